@@ -1,0 +1,47 @@
+"""Every way that tieconv stops: one sentence for the user, one hint with the next command."""
+
+from __future__ import annotations
+
+
+class TieconvError(Exception):
+    """A failure that a user can read.
+
+    ``message`` is one sentence that names the file and the tensor it is about, ``hint`` the next
+    thing to do, ``code`` a stable identifier that tests and scripts may match.
+    """
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str = "", code: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code or type(self).__name__
+
+
+class UnreadableError(TieconvError):
+    """The input is missing, malformed, or not what its name says."""
+
+
+class UnsafePathError(UnreadableError):
+    """A path in or under the model leaves the model directory, or is no regular file."""
+
+
+class RefusedError(TieconvError):
+    """The request is understood and would lose something, or cannot be proved right."""
+
+
+class StalePlanError(TieconvError):
+    """The source changed after the plan was made."""
+
+
+class DestinationError(TieconvError):
+    """OUT exists, lies inside the source, or is being written by another process."""
+
+
+class WriteFailedError(TieconvError):
+    """The operating system stopped a write: no space, no permission, an I/O error."""
+
+
+class VerificationError(TieconvError):
+    """What was written and read back is not what was promised."""
