@@ -1,0 +1,1 @@
+"""What a checkpoint is: frozen data, no tensor bytes, no input or output."""

@@ -1,0 +1,211 @@
+"""What an inspection found: evidence, as frozen dataclasses that serialise to `tieconv.inspect/1`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.records import Checkpoint
+
+Detail = Mapping[str, object]
+
+
+class Depth(StrEnum):
+    """How much an inspection reads."""
+
+    HEADER = "header"  # headers and documents only
+    CANDIDATES = "candidates"  # plus the bytes of tied names and of tensors shaped like them
+    FULL = "full"  # plus whatever proves every duplicate
+
+
+class State(StrEnum):
+    """How a tied name's tensor relates to the canonical one."""
+
+    CANONICAL = "canonical"
+    ABSENT = "absent"
+    ALIASED = "aliased"
+    IDENTICAL = "identical"
+    TRANSPOSED = "transposed"
+    CAST = "cast"
+    SCALED = "scaled"
+    NEAR = "near"
+    DISTINCT = "distinct"
+    UNREAD = "unread"
+
+
+class BiasState(StrEnum):
+    """What a head bias holds."""
+
+    ABSENT = "absent"
+    ZERO = "zero"
+    NONZERO = "nonzero"
+    UNREAD = "unread"
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What comparing two tensors proved. ``detail`` holds the figures the state carries."""
+
+    state: State
+    detail: Detail = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One name of a tie group; ``loads_as`` where the loader gives it another name."""
+
+    name: str
+    stored: bool
+    state: State
+    detail: Detail = field(default_factory=dict)
+    loads_as: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Names that the architecture makes one parameter.
+
+    ``declared`` says whether the config makes this group tied, ``consistent`` whether the stored
+    tensors agree with that (``None`` where a needed comparison was not made). ``canonical`` is the
+    name that is, or should be, stored.
+    """
+
+    role: Role
+    canonical: str
+    canonical_stored: bool
+    declared: bool
+    consistent: bool | None
+    gated: bool
+    bytes_wasted: int
+    members: tuple[Member, ...]
+
+    @property
+    def stored_members(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Tensors outside the tie groups that hold the same values; ``kind`` is a `State` value."""
+
+    kind: State
+    tensors: tuple[str, ...]
+    bytes_wasted: int
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A tie flag found in the config, or ``value=None`` where a level that could hold one has none."""
+
+    path: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigView:
+    """What the config declares and what follows from it in transformers 5."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    declared: tuple[Declared, ...]
+    effective: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TensorView:
+    """A tensor that plays a part in the head."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """The output embedding: stored, or absent because tied (``tied_to``), or simply missing."""
+
+    name: str
+    stored: bool
+    tied_to: str | None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputBias:
+    """The head's bias: one name (the one that is, or would be, read)."""
+
+    name: str
+    state: BiasState
+    max_abs: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Input embedding, output embedding and bias, by their names in the file."""
+
+    input_embedding: TensorView | None
+    output_head: OutputHead | None
+    output_bias: OutputBias | None
+
+
+@dataclass(frozen=True, slots=True)
+class Remedy:
+    """The next command; ``safe`` where it provably keeps the function."""
+
+    command: str
+    safe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that a rule says about an inspection."""
+
+    rule: str
+    level: Level
+    message: str
+    tensors: tuple[str, ...] = ()
+    remedy: Remedy | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON."""
+
+    checkpoint: Checkpoint
+    family: Family
+    depth: Depth
+    config: ConfigView
+    head: Head
+    ties: tuple[Tie, ...]
+    duplicates: tuple[Duplicate, ...]
+    bytes_stored: int
+    bytes_unique: int
+    bytes_read: int
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def word_tie(self) -> Tie | None:
+        """The group that holds the input and the output embedding, where there is one."""
+        return next((tie for tie in self.ties if tie.role is Role.WORD_EMBEDDING), None)
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.inspect/1`."""
+        from tieconv.checkpoint.documents import inspection_document
+
+        return inspection_document(self)
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)

@@ -1,0 +1,171 @@
+"""A checkpoint as data: which tensors lie where, and the documents beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import prod
+from typing import Protocol
+
+
+class Layout(StrEnum):
+    """How MODEL is laid out on disk."""
+
+    SINGLE = "single"  # a directory with one weight file
+    SHARDED = "sharded"  # a directory with an index and its shards
+    FILE = "file"  # a lone weight file
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes ``start`` to ``end`` (exclusive) of a weight file, counted from the file's first byte."""
+
+    file: str
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TensorRecord:
+    """One stored tensor: row-major, little-endian, its bytes at ``range``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    range: ByteRange
+
+    @property
+    def nbytes(self) -> int:
+        return self.range.size
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFile:
+    """One weight file: its tensors in the order of their bytes.
+
+    ``data_start`` is the offset of the first tensor byte, ``metadata`` the file's own key-value map
+    (``None`` where it has none, which is not the same as an empty one).
+    """
+
+    name: str
+    size: int
+    data_start: int
+    tensors: tuple[TensorRecord, ...]
+    metadata: Mapping[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A JSON file beside the weights: the parsed value and the exact text it came from."""
+
+    name: str
+    text: str
+    value: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """Something read that has two readings, or is out of place; a rule turns it into a finding."""
+
+    code: str
+    message: str
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """What identifies a file's content at reading time, so that a stale plan can fail."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What MODEL names on disk.
+
+    ``named`` is the file that the user named, ``None`` for a directory. ``entries`` are the regular files
+    under ``root`` (relative, sorted) and their bytes, ``special`` the FIFOs, devices, sockets and links that
+    lead outside.
+    """
+
+    source: str
+    root: str
+    named: str | None
+    entries: Mapping[str, int]
+    special: tuple[str, ...]
+
+    @property
+    def top(self) -> tuple[str, ...]:
+        """The regular files directly under the root."""
+        return tuple(entry for entry in self.entries if "/" not in entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Everything that is known without reading tensor bytes.
+
+    ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
+    relative to. ``companions`` are the other regular files of the directory (relative paths) and their
+    bytes, ``special`` what is there and is no regular file.
+    """
+
+    source: str
+    root: str
+    layout: Layout
+    format: str
+    files: tuple[WeightFile, ...]
+    config: Document | None = None
+    index: Document | None = None
+    companions: Mapping[str, int] = field(default_factory=dict)
+    special: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+    states: Mapping[str, FileState] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> dict[str, TensorRecord]:
+        """Every tensor by name, in file order."""
+        return {tensor.name: tensor for file in self.files for tensor in file.tensors}
+
+    @property
+    def config_values(self) -> Mapping[str, object]:
+        """The config's content; empty where there is no config."""
+        return self.config.value if self.config else {}
+
+    def file(self, name: str) -> WeightFile:
+        """The weight file with this name; ``KeyError`` where there is none."""
+        for candidate in self.files:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(name)
+
+
+class Files(Protocol):
+    """Reads from files by name, relative to one root."""
+
+    def pread(self, name: str, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
+        ...
+
+    def state(self, name: str) -> FileState:
+        """What identifies the file's content now."""
+        ...
+
+
+class ByteReader(Protocol):
+    """Positioned reads from the files of one checkpoint."""
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes at ``offset`` of ``span``; ``UnreadableError`` if the file ends early."""
+        ...

@@ -1,0 +1,48 @@
+"""The formats that are read, and the choice among them."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.records import Checkpoint, Files, Listing
+from tieconv.errors import UnreadableError
+from tieconv.formats.interface import Format
+from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.text import shown
+
+FORMATS: tuple[Format, ...] = (SAFETENSORS,)
+
+_KNOWN_ELSEWHERE = {
+    (".bin", ".pt", ".pth", ".ckpt"): "a torch checkpoint",
+    (".gguf",): "a GGUF file",
+    (".onnx",): "an ONNX graph",
+    (".h5", ".msgpack"): "a Keras or Flax checkpoint",
+    (".npz", ".npy"): "a numpy archive",
+}
+
+
+def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
+    """The checkpoint that MODEL names, by the first format that claims it; `UnreadableError` where none does."""
+    for candidate in FORMATS:
+        if candidate.claims(listing):
+            return candidate.read(listing, files)
+    raise _unclaimed(listing)
+
+
+def _unclaimed(listing: Listing) -> UnreadableError:
+    names = (listing.named,) if listing.named else listing.top
+    for suffixes, kind in _KNOWN_ELSEWHERE.items():
+        match = next((name for name in names if name.lower().endswith(suffixes)), None)
+        if match:
+            return UnreadableError(
+                f"{shown(match)} is {kind}, which this version does not read",
+                "save the model as safetensors first",
+                "format.unsupported",
+            )
+    what = "is no weight file" if listing.named else "holds no weight file"
+    special = next((name for name in listing.special if name.endswith(".safetensors")), None)
+    if special:
+        return UnreadableError(
+            f"{shown(special)} is not a regular file", "move it out of the model directory", "path.not-regular"
+        )
+    return UnreadableError(
+        f"{shown(listing.source)} {what}", "give a model directory, a weight file or an index", "format.none"
+    )

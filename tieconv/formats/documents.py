@@ -1,0 +1,27 @@
+"""The documents that lie beside weights of any format: config.json and the shard index."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.records import Caution, Document, Files
+from tieconv.formats.strict_json import loads
+from tieconv.text import shown
+
+CONFIG = "config.json"
+CONFIG_LIMIT = 16_000_000
+
+
+def read_bytes(files: Files, name: str, limit: int) -> bytes:
+    """The file's content, at most one byte more than ``limit`` of it."""
+    return files.pread(name, min(files.state(name).size, limit) + 1, 0)
+
+
+def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Caution, ...]]:
+    """The config and what is odd about it. Configs of real models hold NaN and repeated keys: accepted, said."""
+    data = read_bytes(files, name, CONFIG_LIMIT)
+    repeated: list[str] = []
+    value = loads(data, name, limit=CONFIG_LIMIT, lenient=True, duplicates=repeated)
+    cautions = tuple(
+        Caution("config.repeated-key", f"{name} holds the key {shown(key)} twice; readers take the last")
+        for key in repeated
+    )
+    return Document(name, data.decode("utf-8"), value), cautions

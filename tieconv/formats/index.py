@@ -1,0 +1,63 @@
+"""The shard index `*.index.json`: which shard holds which tensor."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.formats import json_edit
+from tieconv.formats.strict_json import loads
+from tieconv.text import shown
+
+SUFFIX = ".index.json"
+LIMIT = 100_000_000
+
+
+def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, str]]:
+    """The index's content and its ``weight_map`` (tensor name → shard file name).
+
+    Raises `UnsafePathError` for a shard that is no plain file name in the same directory, `UnreadableError`
+    for anything else that is no index.
+    """
+    value = loads(data, name, limit=LIMIT)
+    weight_map = value.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UnreadableError(
+            f"{shown(name)} has no weight_map", "an index maps each tensor to its shard", "index.no-map"
+        )
+    for tensor, shard in weight_map.items():
+        if not isinstance(shard, str) or not shard:
+            raise UnreadableError(
+                f"{shown(name)}: tensor {shown(tensor)} is mapped to no file name", "", "index.shard-name"
+            )
+        if "/" in shard or "\\" in shard or "\0" in shard or shard in {".", ".."} or shard.startswith("~"):
+            raise UnsafePathError(
+                f"{shown(name)}: tensor {shown(tensor)} is mapped to {shown(shard)}, outside the model directory",
+                "shards lie beside their index; do not trust this checkpoint",
+                "index.escape",
+            )
+    return value, weight_map
+
+
+def edit_index(
+    text: str, *, drop: Mapping[str, str], add: Mapping[str, str], total_size: int, parameters_added: int
+) -> str:
+    """``text`` with entries dropped and added and its totals set, everything else as it was.
+
+    ``total_size`` counts tensor bytes. ``parameters_added`` (elements, may be negative) moves
+    ``total_parameters`` where the index has it: writers leave buffers out of that count, and a header does not
+    say which tensors are buffers.
+    """
+    value = json.loads(text)
+    for name in drop:
+        text = json_edit.remove_key(text, ("weight_map", name))
+    for name, shard in add.items():
+        text = json_edit.set_value(text, ("weight_map", name), shard)
+    metadata = value.get("metadata")
+    if isinstance(metadata, dict):
+        text = json_edit.set_value(text, ("metadata", "total_size"), total_size)
+        parameters = metadata.get("total_parameters")
+        if isinstance(parameters, int):
+            text = json_edit.set_value(text, ("metadata", "total_parameters"), parameters + parameters_added)
+    return text

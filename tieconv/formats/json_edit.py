@@ -1,0 +1,103 @@
+"""Changes to a JSON text that leave every other character of it alone.
+
+A config is somebody's file: its indentation, key order, number spellings and escapes stay. Only the
+characters of a changed value, or of a new key's line, differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from json.decoder import scanstring  # type: ignore[attr-defined]
+
+_DECODER = json.JSONDecoder()
+_SPACE = " \t\n\r"
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One ``key: value`` of an object, by character offsets."""
+
+    key: str
+    key_start: int
+    value_start: int
+    value_end: int
+
+
+def set_value(text: str, path: Sequence[str], value: object) -> str:
+    """``text`` with the value at ``path`` replaced, or added to its object.
+
+    Every key of ``path`` but the last must name an object that exists; ``KeyError`` otherwise. Where a key
+    is repeated the last one counts, as readers have it.
+    """
+    start = _skip(text, 0)
+    for key in path[:-1]:
+        start = _find(text, start, key).value_start
+        if text[start] != "{":
+            raise KeyError(key)
+    encoded = json.dumps(value, ensure_ascii=True)
+    try:
+        entry = _find(text, start, path[-1])
+    except KeyError:
+        return _insert(text, start, path[-1], encoded)
+    return text[: entry.value_start] + encoded + text[entry.value_end :]
+
+
+def remove_key(text: str, path: Sequence[str]) -> str:
+    """``text`` without the key at ``path`` and its comma; ``KeyError`` where it does not stand."""
+    start = _skip(text, 0)
+    for key in path[:-1]:
+        start = _find(text, start, key).value_start
+    entries = list(_entries(text, start))
+    position = max((i for i, entry in enumerate(entries) if entry.key == path[-1]), default=None)
+    if position is None:
+        raise KeyError(path[-1])
+    if position + 1 < len(entries):
+        return text[: entries[position].key_start] + text[entries[position + 1].key_start :]
+    if position:
+        return text[: entries[position - 1].value_end] + text[entries[position].value_end :]
+    return text[: start + 1] + text[entries[position].value_end :].lstrip(_SPACE)
+
+
+def _find(text: str, start: int, key: str) -> _Entry:
+    matches = [entry for entry in _entries(text, start) if entry.key == key]
+    if not matches:
+        raise KeyError(key)
+    return matches[-1]
+
+
+def _entries(text: str, start: int) -> Iterator[_Entry]:
+    """The entries of the object whose ``{`` stands at ``start`` (the text is known to parse)."""
+    position = _skip(text, start + 1)
+    while text[position] != "}":
+        key_start = position
+        key, position = scanstring(text, position + 1)
+        value_start = _skip(text, _skip(text, position) + 1)
+        _, value_end = _DECODER.raw_decode(text, value_start)
+        yield _Entry(key, key_start, value_start, value_end)
+        position = _skip(text, value_end)
+        if text[position] == ",":
+            position = _skip(text, position + 1)
+
+
+def _insert(text: str, start: int, key: str, encoded: str) -> str:
+    """A new key on a line like its neighbours': in its place where the keys are sorted, else last."""
+    pair = f"{json.dumps(key)}: {encoded}"
+    entries = list(_entries(text, start))
+    if not entries:
+        return f"{text[: start + 1]}{pair}{text[_skip(text, start + 1) :]}"
+    gap = text[start + 1 : entries[0].key_start]
+    keys = [entry.key for entry in entries]
+    later = [entry for entry in entries if entry.key > key]
+    if later and keys == sorted(keys):
+        place = later[0].key_start
+        return f"{text[:place]}{pair},{gap or ' '}{text[place:]}"
+    place = entries[-1].value_end
+    return f"{text[:place]},{gap or ' '}{pair}{text[place:]}"
+
+
+def _skip(text: str, position: int) -> int:
+    while text[position] in _SPACE:
+        position += 1
+    return position
