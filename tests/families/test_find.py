@@ -1,0 +1,267 @@
+"""The lookup: config in, family out; names and truth strings resolved without any model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
+from tieconv.families import effective, find, locate, pattern, table
+
+
+def test_llama_is_measured() -> None:
+    """A class of the table comes with its names, its tie and its default."""
+    family = find({"architectures": ["LlamaForCausalLM"], "model_type": "llama"})
+    assert family.knowledge is Knowledge.TABLE
+    assert family.tying is Tying.CAN
+    assert (family.input_embedding, family.output_head) == ("model.embed_tokens.weight", "lm_head.weight")
+    (group,) = family.groups
+    assert group.role is Role.WORD_EMBEDDING
+    assert group.gated
+    assert (group.canonical, group.members) == ("model.embed_tokens.weight", ("lm_head.weight",))
+    assert not family.default_v5
+
+
+def test_second_architecture_is_used_when_the_first_is_unknown() -> None:
+    """The first listed class that the table knows decides."""
+    family = find({"architectures": ["MyOwnThing", "GPT2LMHeadModel"], "model_type": "gpt2"})
+    assert family.architecture == "GPT2LMHeadModel"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("llama", "LlamaForCausalLM"),
+        ("bert", "BertForMaskedLM"),
+        ("t5", "T5ForConditionalGeneration"),
+        ("gpt2", "GPT2LMHeadModel"),
+        ("bart", "BartForConditionalGeneration"),
+        ("gemma3", "Gemma3ForConditionalGeneration"),
+        ("whisper", "WhisperForConditionalGeneration"),
+    ],
+)
+def test_without_architectures_the_model_type_decides(model_type: str, architecture: str) -> None:
+    """A config without architectures means the type's most usual language-model class."""
+    assert find({"model_type": model_type}).architecture == architecture
+
+
+def test_gpt2_of_the_hub_has_no_prefix() -> None:
+    """Names resolve with the base model's prefix, without it, and under the name in memory."""
+    family = find({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"})
+    name = family.input_embedding
+    assert name == "transformer.wte.weight"
+    assert locate(family, name, {"wte.weight", "wpe.weight"}) == "wte.weight"
+    assert locate(family, name, {"transformer.wte.weight", "wte.weight"}) == "transformer.wte.weight"
+    assert locate(family, name, {"wpe.weight"}) is None
+
+
+def test_locate_takes_names_in_memory() -> None:
+    """Llava's embedding has one name in files of 5.x and another in memory; both resolve."""
+    family = find({"architectures": ["LlavaForConditionalGeneration"]})
+    assert family.input_embedding == "language_model.model.embed_tokens.weight"
+    memory = "model.language_model.embed_tokens.weight"
+    assert locate(family, family.input_embedding, {memory}) == memory
+    assert locate(family, memory, {family.input_embedding}) == family.input_embedding
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type", "embedding"),
+    [
+        ("LlamaModel", "llama", "embed_tokens.weight"),
+        ("LlamaForSequenceClassification", "llama", "model.embed_tokens.weight"),
+        ("Qwen3ForTokenClassification", "qwen3", "model.embed_tokens.weight"),
+        ("BertModel", "bert", "embeddings.word_embeddings.weight"),
+        ("BertForSequenceClassification", "bert", "bert.embeddings.word_embeddings.weight"),
+        ("T5EncoderModel", "t5", "shared.weight"),
+        ("Qwen2ForRewardModel", "qwen2", "model.embed_tokens.weight"),
+    ],
+)
+def test_headless_classes(architecture: str, model_type: str, embedding: str) -> None:
+    """A base model or classifier has no output embedding, and so nothing to tie with."""
+    family = find({"architectures": [architecture], "model_type": model_type})
+    assert family.tying is Tying.HEADLESS
+    assert family.knowledge is Knowledge.TABLE
+    assert family.input_embedding == embedding
+    assert family.output_head is None
+    assert family.output_biases == ()
+    assert effective(family, {"": True})[0] is False
+
+
+def test_an_encoder_alone_has_no_decoder_member() -> None:
+    """T5's encoder keeps its own alias and loses the decoder's."""
+    (group,) = find({"architectures": ["T5EncoderModel"], "model_type": "t5"}).groups
+    assert (group.canonical, group.members) == ("shared.weight", ("encoder.embed_tokens.weight",))
+
+
+def test_unknown_architecture_is_guessed_from_names() -> None:
+    """Names and shapes give both tables of a class that nobody measured."""
+    names = {
+        "model.embed_tokens.weight": (1000, 64),
+        "model.vision_tower.embed_tokens.weight": (1000, 64),
+        "model.layers.0.mlp.up_proj.weight": (256, 64),
+        "lm_head.weight": (1000, 64),
+        "lm_head.bias": (1000,),
+    }
+    family = find({"architectures": ["NewForCausalLM"], "model_type": "new", "vocab_size": 1000}, names)
+    assert family.knowledge is Knowledge.PATTERN
+    assert (family.input_embedding, family.output_head) == ("model.embed_tokens.weight", "lm_head.weight")
+    assert family.output_biases == ("lm_head.bias",)
+
+
+def test_unknown_architecture_without_names_is_unknown() -> None:
+    """Nothing found is said to be nothing."""
+    family = find({"architectures": ["NewForCausalLM"], "model_type": "new"})
+    assert family.knowledge is Knowledge.NONE
+    assert family.input_embedding is None
+    assert find({}).knowledge is Knowledge.NONE
+
+
+def test_pattern_finds_the_names_of_the_table() -> None:
+    """On each class's own pair of names the guess finds 98% of both, and never swaps them."""
+    embeddings = heads = total = 0
+    for name in table.names():
+        family = table.load(name)
+        assert family is not None
+        if not family.input_embedding or not family.output_head or family.input_embedding == family.output_head:
+            continue
+        total += 1
+        names = {family.input_embedding: (99, 64), family.output_head: (99, 64), "model.norm.weight": (64,)}
+        embedding, head = pattern.guess(names, 99)
+        embeddings += embedding == family.input_embedding
+        heads += head == family.output_head
+        assert embedding != family.output_head
+        assert head != family.input_embedding
+    assert total > 350
+    assert embeddings / total > 0.98
+    assert heads / total > 0.98
+
+
+def test_exclusion_words_are_whole_segments() -> None:
+    """``language_model`` and ``audio_language`` contain words of other towers and are not hidden by them."""
+    for prefix in ("language_model.", "model.language_model.", "visionary.", "audiobook."):
+        name = f"{prefix}embed_tokens.weight"
+        assert pattern.guess({name: (99, 64)})[0] == name
+
+
+PLAIN_DEFAULT_FALSE = "LlamaForCausalLM"
+PLAIN_DEFAULT_TRUE = "GPT2LMHeadModel"
+TOP_ONLY = "Gemma3ForConditionalGeneration"
+OR_RULE = "LlavaForConditionalGeneration"
+TEXT_GOVERNED = "Blip2ForConditionalGeneration"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "levels", "tied"),
+    [
+        (PLAIN_DEFAULT_FALSE, {}, False),
+        (PLAIN_DEFAULT_FALSE, {"": True}, True),
+        (PLAIN_DEFAULT_FALSE, {"": False}, False),
+        (PLAIN_DEFAULT_TRUE, {}, True),
+        (PLAIN_DEFAULT_TRUE, {"": False}, False),
+        (TOP_ONLY, {"": False, "text_config": True}, False),
+        (TOP_ONLY, {"": True, "text_config": False}, True),
+        (TOP_ONLY, {"text_config": False}, True),
+        (OR_RULE, {"": False, "text_config": True}, True),
+        (OR_RULE, {"": True, "text_config": False}, True),
+        (OR_RULE, {"": False, "text_config": False}, False),
+        (OR_RULE, {}, False),
+        (TEXT_GOVERNED, {"": True, "text_config": False}, False),
+        (TEXT_GOVERNED, {"": False, "text_config": True}, True),
+        ("T5ForConditionalGeneration", {"": False}, True),
+        ("BigBirdPegasusForCausalLM", {"": True}, False),
+        ("Llama4ForConditionalGeneration", {"": True}, False),
+        ("Llama4ForConditionalGeneration", {"text_config": True}, True),
+    ],
+)
+def test_effective(architecture: str, levels: dict[str, bool | None], tied: bool) -> None:
+    """The truth string is read as (top, governing nested level), each absent, true or false."""
+    verdict, why = effective(find({"architectures": [architecture]}), levels)
+    assert verdict is tied, why
+    assert why.endswith(".")
+
+
+def test_effective_names_what_is_not_read() -> None:
+    """A declared level that nothing reads is named in the sentence."""
+    family = find({"architectures": [TOP_ONLY]})
+    assert "not read: text_config" in effective(family, {"": False, "text_config": True})[1]
+    plain = find({"architectures": [PLAIN_DEFAULT_FALSE]})
+    assert "not read: text_config" in effective(plain, {"text_config": True})[1]
+
+
+def test_both_levels_alike_decide_for_every_class_that_can() -> None:
+    """True on every level ties and false on every level unties each class whose flag decides."""
+    for name in table.names():
+        family = table.load(name)
+        assert family is not None
+        if family.tying is Tying.CAN:
+            for value in (True, False):
+                assert effective(family, {"": value, **dict.fromkeys(family.levels, value)})[0] is value, name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "v4", "v5"),
+    [
+        ("MT5ForConditionalGeneration", False, True),
+        ("AriaForConditionalGeneration", False, False),
+        ("LlamaForCausalLM", False, False),
+        ("BertForMaskedLM", True, True),
+        ("InternVLForConditionalGeneration", False, True),
+    ],
+)
+def test_defaults_of_both_versions(architecture: str, v4: bool, v5: bool) -> None:
+    """An absent flag means different things to transformers 4 and 5 for some types."""
+    family = find({"architectures": [architecture]})
+    assert family.default_v4 is v4
+    assert family.default_v5 is v5
+
+
+def test_version_4_reads_the_text_config() -> None:
+    """Transformers 4 asks the nested text config where one exists, whatever the top level says."""
+    assert find({"architectures": ["LlavaForConditionalGeneration"]}).level_v4 == "text_config"
+    assert find({"architectures": ["LlamaForCausalLM"]}).level_v4 == ""
+
+
+@pytest.mark.parametrize(
+    ("architecture", "v4", "v5"),
+    [
+        ("T5ForConditionalGeneration", FlagMeaning.SCALES, FlagMeaning.DERIVES),
+        ("LongT5ForConditionalGeneration", FlagMeaning.SCALES, FlagMeaning.DERIVES),
+        ("SwitchTransformersForConditionalGeneration", FlagMeaning.SCALES, FlagMeaning.SCALES),
+        ("MT5ForConditionalGeneration", FlagMeaning.SCALES, FlagMeaning.STORAGE),
+        ("LlamaForCausalLM", FlagMeaning.STORAGE, FlagMeaning.STORAGE),
+    ],
+)
+def test_meaning_of_the_flag(architecture: str, v4: FlagMeaning, v5: FlagMeaning) -> None:
+    """For T5 and its relatives the flag also scales the logits."""
+    family = find({"architectures": [architecture]})
+    assert (family.meaning_v4, family.meaning_v5) == (v4, v5)
+
+
+@pytest.mark.parametrize("architecture", ["DiffusionGemmaForBlockDiffusion", "ZambaForCausalLM", "Zamba2ForCausalLM"])
+def test_unflippable_classes_say_so(architecture: str) -> None:
+    """Where tied names repeat per layer the family carries the reason to refuse."""
+    assert find({"architectures": [architecture]}).unflippable
+
+
+def test_bias_pairs_and_rows() -> None:
+    """The first bias is the one that save_pretrained keeps; BART's is a row."""
+    bert = find({"architectures": ["BertForMaskedLM"]})
+    assert bert.output_biases == ("cls.predictions.bias", "cls.predictions.decoder.bias")
+    assert not bert.bias_is_row
+    bart = find({"architectures": ["BartForConditionalGeneration"]})
+    assert bart.output_biases == ("final_logits_bias",)
+    assert bart.bias_is_row
+
+
+def test_find_is_fast_and_imports_no_model_library() -> None:
+    """A cold lookup, the data included, takes less than 10 ms (50 ms allowed on a busy machine)."""
+    code = (
+        "import sys, time\nfrom tieconv.families import find\nstart = time.perf_counter()\n"
+        "find({'architectures': ['LlamaForCausalLM']})\n"
+        "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "print(time.perf_counter() - start)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(result.stdout) < 0.05

@@ -1,0 +1,25 @@
+"""A family whose input and output embedding the user named."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tieconv.checkpoint.family import Family, Role, TieGroup, Tying
+
+
+def with_names(family: Family, embed: str | None, head: str | None) -> Family:
+    """``family`` with the named tensors as its word-embedding pair; unchanged where neither is given."""
+    if embed is None and head is None:
+        return family
+    embedding = embed or family.input_embedding
+    output = head or family.output_head
+    others = tuple(group for group in family.groups if group.role is not Role.WORD_EMBEDDING)
+    pair = (TieGroup(Role.WORD_EMBEDDING, embedding, (output,), True),) if embedding and output else ()
+    return replace(
+        family,
+        input_embedding=embedding,
+        output_head=output,
+        tying=Tying.CAN,
+        groups=pair + others,
+        truth=family.truth or "FTF",
+    )

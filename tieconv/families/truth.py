@@ -1,0 +1,66 @@
+"""Whether transformers 5 ties, given what each level of the config says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.checkpoint.family import Family, Knowledge, Tying
+
+_STATES: tuple[bool | None, ...] = (None, True, False)  # order of the letters in ``Family.truth``
+_FIXED = {
+    Tying.HEADLESS: "has no output embedding",
+    Tying.ALWAYS: "ties whatever the config says",
+    Tying.NEVER: "has a head of its own whatever the config says",
+}
+
+
+def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
+    """Tied or not, and why in one sentence.
+
+    ``config_levels`` maps ``""`` (the top level) and dotted nested paths to the flag there; a missing path and
+    ``None`` both mean that the level does not declare it. A nested level other than the governing one has
+    no effect, and the sentence says so where it declares something.
+    """
+    if family.tying in _FIXED:
+        return family.tying is Tying.ALWAYS, f"{family.architecture} {_FIXED[family.tying]}."
+    if family.knowledge is not Knowledge.TABLE:
+        return _guess(config_levels)
+    top = config_levels.get("")
+    if len(family.truth) == len(_STATES):
+        tied = family.truth[_STATES.index(top)] == "T"
+        return tied, _because(tied, top, "the top level", _strays(config_levels, ()))
+    nested = config_levels.get(family.levels[0])
+    row = 3 * _STATES.index(top)
+    tied = family.truth[row + _STATES.index(nested)] == "T"
+    strays = _strays(config_levels, family.levels[:1])
+    if len(set(family.truth[row : row + 3])) == 1:  # the nested value changes nothing here
+        unread = strays if nested is None or nested == tied else (family.levels[0], *strays)
+        return tied, _because(tied, top, "the top level", unread)
+    return tied, _because(tied, nested, family.levels[0], strays)
+
+
+def _strays(config_levels: Mapping[str, bool | None], read: tuple[str, ...]) -> tuple[str, ...]:
+    """Nested levels that declare a value which nothing reads."""
+    return tuple(path for path, value in config_levels.items() if path and value is not None and path not in read)
+
+
+def _because(tied: bool, value: bool | None, where: str, unread: tuple[str, ...]) -> str:
+    verdict = "Tied" if tied else "Not tied"
+    if value is None:
+        reason = f"{where} does not declare the flag and the class default decides"
+    else:
+        reason = f"{where} says {str(value).lower()}"
+    return f"{verdict}: {reason}{'; not read: ' + ', '.join(unread) if unread else ''}."
+
+
+def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
+    """For an unknown architecture: the outermost declared value; nothing declared means not tied."""
+    for path in sorted(config_levels, key=lambda path: (path.count(".") + bool(path), path)):
+        value = config_levels[path]
+        if value is not None:
+            where = path or "the top level"
+            return (
+                value,
+                f"{'Tied' if value else 'Not tied'}: {where} says {str(value).lower()} (unknown architecture).",
+            )
+    return False, "Not tied: no level declares the flag (unknown architecture)."
