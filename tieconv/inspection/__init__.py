@@ -1,0 +1,93 @@
+"""From a checkpoint to evidence about it: every claim of equality is a comparison of all bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, State, Tie
+from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.families import find
+from tieconv.families.named import with_names
+from tieconv.inspection.declared import view_config
+from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.head import view_head
+from tieconv.inspection.ties import survey
+from tieconv.inspection.values import has_nan
+
+
+def inspect_checkpoint(
+    checkpoint: Checkpoint,
+    reader: ByteReader,
+    depth: Depth = Depth.CANDIDATES,
+    *,
+    embed: str | None = None,
+    head: str | None = None,
+) -> Inspection:
+    """Evidence about ``checkpoint``; findings are added by the checks.
+
+    ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
+    """
+    tensors = checkpoint.tensors
+    shapes = {name: record.shape for name, record in tensors.items()}
+    family = with_names(find(checkpoint.config_values, shapes), embed, head)
+    config = view_config(checkpoint.config_values, family)
+    ties = survey(family, tensors, reader, depth, config.effective)
+    ties = tuple(_with_nan(tie, tensors, reader) for tie in ties)
+    view = view_head(family, tensors, ties, reader, depth)
+    duplicates = _duplicates(family, tensors, ties, view, reader, depth)
+    stored = sum(record.nbytes for record in tensors.values())
+    wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
+    return Inspection(
+        checkpoint=checkpoint,
+        family=family,
+        depth=depth,
+        config=config,
+        head=view,
+        ties=ties,
+        duplicates=duplicates,
+        bytes_stored=stored,
+        bytes_unique=stored - wasted,
+        bytes_read=getattr(reader, "bytes_read", 0),
+    )
+
+
+def _with_nan(tie: Tie, tensors: dict[str, TensorRecord], reader: ByteReader) -> Tie:
+    """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
+    if not any(member.state is State.IDENTICAL for member in tie.members):
+        return tie
+    if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
+        return tie
+    members = tuple(
+        replace(member, detail={**member.detail, "nan": True}) if member.state is State.IDENTICAL else member
+        for member in tie.members
+    )
+    return replace(tie, members=members)
+
+
+def _reference(tie: Tie) -> str:
+    return next(member.name for member in tie.members if member.state is State.CANONICAL)
+
+
+def _duplicates(
+    family: Family,
+    tensors: dict[str, TensorRecord],
+    ties: tuple[Tie, ...],
+    view: Head,
+    reader: ByteReader,
+    depth: Depth,
+) -> tuple[Duplicate, ...]:
+    if depth is Depth.HEADER:
+        return ()
+    groups = [frozenset(member.name for member in tie.stored_members) for tie in ties]
+    if depth is Depth.FULL:
+        return find_duplicates(reader, tuple(tensors.values()), known=groups)
+    shapes = _candidate_shapes(view)
+    candidates = tuple(record for record in tensors.values() if record.shape in shapes)
+    return find_duplicates(reader, candidates, known=groups)
+
+
+def _candidate_shapes(view: Head) -> set[tuple[int, ...]]:
+    """The shapes of the input and output embedding, and their transposes."""
+    shapes = {part.shape for part in (view.input_embedding, view.output_head) if part and part.shape}
+    return shapes | {shape[::-1] for shape in shapes}

@@ -1,0 +1,67 @@
+"""Streaming access to tensor bytes: block boundaries, samples, reusable buffers and a byte counter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tieconv.checkpoint.records import ByteRange, ByteReader
+
+BLOCK = 256 * 1024
+"""Bytes per read of a byte-for-byte comparison: two such buffers stay in a core's cache."""
+
+SAMPLE = 4096
+"""Bytes of each of the samples that refute equality before anything is streamed."""
+
+
+@dataclass(slots=True)
+class CountingReader:
+    """A `ByteReader` that passes reads on and counts them: ``bytes_read`` and ``reads``."""
+
+    inner: ByteReader
+    bytes_read: int = 0
+    reads: int = 0
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``span``; raises what the wrapped reader raises."""
+        self.inner.read_into(span, offset, buffer)
+        self.bytes_read += len(buffer)
+        self.reads += 1
+
+
+def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:
+    """(offset, size) of consecutive pieces of at most ``length`` bytes from ``start`` to ``end``."""
+    for offset in range(start, end, length):
+        yield offset, min(length, end - offset)
+
+
+def sample_pieces(size: int) -> list[tuple[int, int]]:
+    """(offset, size) of the head, tail and middle samples; none where they would cover half the bytes.
+
+    The tail precedes the middle because padding and untrained rows are at the ends of a vocabulary.
+    """
+    if size < 6 * SAMPLE:
+        return []
+    return [(0, SAMPLE), (size - SAMPLE, SAMPLE), ((size - SAMPLE) // 2, SAMPLE)]
+
+
+def read(reader: ByteReader, span: ByteRange, offset: int, size: int) -> bytearray:
+    """``size`` bytes at ``offset`` of ``span`` in a buffer of their own; raises what the reader raises."""
+    buffer = bytearray(size)
+    reader.read_into(span, offset, memoryview(buffer))
+    return buffer
+
+
+def stream(
+    reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK
+) -> Iterator[bytearray]:
+    """The bytes of ``span`` from ``start`` on, in pieces of ``length`` bytes (the last may be shorter).
+
+    Every piece but a shorter last one is the same buffer, overwritten: use it before asking for the next.
+    """
+    buffer = bytearray(min(length, max(span.size - start, 0)))
+    for offset, size in pieces(start, span.size, length):
+        if size < len(buffer):
+            buffer = bytearray(size)
+        reader.read_into(span, offset, memoryview(buffer))
+        yield buffer

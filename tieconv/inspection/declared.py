@@ -1,0 +1,53 @@
+"""What the config declares about tying, at every level, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.inspection import ConfigView, Declared
+from tieconv.families import effective
+
+FLAG = "tie_word_embeddings"
+_MAX_DEPTH = 6
+
+
+def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
+    """The declared flags (top level first) and the tying that transformers 5 derives from them."""
+    declared = tuple(_declared(config, family)) if config else ()
+    levels = {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in declared}
+    tied, why = effective(family, levels)
+    architectures = config.get("architectures")
+    names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
+    return ConfigView(str(config.get("model_type", "")), names, declared, tied, why)
+
+
+def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | None:
+    """The object at a dotted ``path``; ``None`` where there is none."""
+    value: object = config
+    for key in path.split(".") if path else ():
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else None
+
+
+def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared]:
+    found = dict(_flags(config, "", 0))
+    for level in ("", *family.levels):
+        path = f"{level}.{FLAG}" if level else FLAG
+        if path not in found and nested(config, level) is not None:
+            found[path] = None
+    for path in sorted(found, key=lambda path: (path.count("."), path)):
+        yield Declared(path, found[path])
+
+
+def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, object]]:
+    for key, value in config.items():
+        if key == FLAG:
+            yield f"{prefix}{key}", value
+        elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+            yield from _flags(value, f"{prefix}{key}.", depth + 1)
+
+
+def _as_flag(value: object) -> bool | None:
+    """As Python readers take it: absent stays absent, any other value by its truth."""
+    return None if value is None else bool(value)

@@ -1,0 +1,267 @@
+"""Every duplicate among a set of tensors, each proved over all of its bytes.
+
+Tensors of one type and shape are split by small samples, and what still agrees by reading all of them in
+lockstep, each byte once. Only one tensor of each class is then compared with other shapes and types.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import combinations
+from math import isfinite
+
+from tieconv.checkpoint.dtypes import BITS, FLOATS
+from tieconv.checkpoint.inspection import Duplicate, State
+from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.inspection.blocks import BLOCK, SAMPLE, pieces, read, sample_pieces
+from tieconv.inspection.relation import relate_cast
+from tieconv.inspection.transposition import transposable, transposed
+
+_BUFFERED = 8 * 1024 * 1024
+"""Bytes that one block of every member of a group in lockstep may take together."""
+
+_OPEN_PARTS = 32
+"""Different blocks that are kept for comparison at a time."""
+
+_EDGE_ELEMENTS = 4
+"""Elements at either end that must nearly agree before a cast is tried."""
+
+# Rounding to BF16 moves a value by at most 2**-9 of it, to F16 near zero by at most 2**-25.
+_CAST_RELATIVE, _CAST_ABSOLUTE = 2.0**-8, 2.0**-24
+
+_Class = tuple[TensorRecord, ...]
+
+
+def find_duplicates(
+    reader: ByteReader,
+    tensors: Sequence[TensorRecord],
+    *,
+    known: Iterable[frozenset[str]] = (),
+    min_bytes: int = 0,
+) -> tuple[Duplicate, ...]:
+    """The duplicates among ``tensors``, in the order of their first names.
+
+    Left out are tensors without bytes or with fewer than ``min_bytes``, and what ``known`` groups of
+    names already say. Names of one byte range are `aliased`; further ranges with those bytes make the
+    group `identical`. ``bytes_wasted`` is what need not be stored; for a cast, the narrower side. Raises
+    what the reader raises.
+    """
+    reported = _Known(known)
+    kept = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
+    classes = sorted((_by_name(group) for group in _classes(reader, kept)), key=lambda group: group[0].name)
+    found = [
+        *_identical(classes, reported),
+        *_transposed(reader, classes, reported),
+        *_cast(reader, classes, reported),
+    ]
+    return tuple(sorted(found, key=lambda duplicate: duplicate.tensors))
+
+
+class _Known:
+    """Names that other reports already say are one tensor."""
+
+    def __init__(self, groups: Iterable[frozenset[str]]) -> None:
+        self.leader: dict[str, str] = {}
+        for group in groups:
+            leaders = {self.leader.get(name, name) for name in group}
+            first = min(leaders)
+            for name in [*group, *(known for known, to in self.leader.items() if to in leaders)]:
+                self.leader[name] = first
+
+    def unit(self, name: str) -> str:
+        return self.leader.get(name, name)
+
+    def joins(self, one: _Class, two: _Class) -> bool:
+        """Whether a known group already holds a member of both classes."""
+        return not {self.unit(tensor.name) for tensor in one}.isdisjoint(
+            self.unit(tensor.name) for tensor in two
+        )
+
+
+def _by_name(group: Iterable[TensorRecord]) -> _Class:
+    return tuple(sorted(group, key=lambda tensor: tensor.name))
+
+
+def _identical(classes: Iterable[_Class], reported: _Known) -> Iterator[Duplicate]:
+    for group in classes:
+        units = {reported.unit(tensor.name) for tensor in group}
+        if len(units) < 2:
+            continue
+        copies = len({tensor.range for tensor in group})
+        # What a known group of k copies wastes is reported with that group.
+        told = sum(count - 1 for count in _copies_by_unit(group, reported).values())
+        wasted = max(copies - 1 - told, 0) * group[0].nbytes
+        names = tuple(tensor.name for tensor in group)
+        yield Duplicate(State.IDENTICAL if copies > 1 else State.ALIASED, names, wasted)
+
+
+def _copies_by_unit(group: _Class, reported: _Known) -> dict[str, int]:
+    ranges = defaultdict(set)
+    for tensor in group:
+        ranges[reported.unit(tensor.name)].add(tensor.range)
+    return {unit: len(copies) for unit, copies in ranges.items()}
+
+
+def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:
+    """Pairs of classes; the first and the last element stay where they are, so only equal ones meet."""
+    for bucket in _buckets(classes, _transposable_form):
+        if not _has_partners(bucket):
+            continue
+        for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
+            for one, two in combinations(alike, 2):
+                if not reported.joins(one, two) and transposed(reader, one[0], two[0]):
+                    yield Duplicate(State.TRANSPOSED, (one[0].name, two[0].name), two[0].nbytes)
+
+
+def _transposable_form(group: _Class) -> Hashable | None:
+    tensor = group[0]
+    fits = len(tensor.shape) == 2 and BITS.get(tensor.dtype, 1) % 8 == 0
+    return (tensor.dtype, tuple(sorted(tensor.shape))) if fits else None
+
+
+def _has_partners(bucket: Sequence[_Class]) -> bool:
+    first = bucket[0][0]
+    return any(transposable(first, group[0]) for group in bucket[1:])
+
+
+def _end_elements(reader: ByteReader, tensor: TensorRecord) -> Hashable:
+    width = BITS[tensor.dtype] // 8
+    ends = (0, tensor.nbytes - width)
+    return tuple(bytes(read(reader, tensor.range, offset, width)) for offset in ends)
+
+
+def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:
+    """Pairs of classes, widest type first; a class is the narrow side of one pair only."""
+    for bucket in _buckets(classes, lambda group: group[0].shape if group[0].dtype in FLOATS else None):
+        if len({group[0].dtype for group in bucket}) < 2:
+            continue
+        edges = {group[0].name: _edges(reader, group[0]) for group in bucket}
+        narrowed: set[str] = set()
+        bucket.sort(key=lambda group: (-BITS[group[0].dtype], group[0].name))
+        for one, two in combinations(bucket, 2):
+            pair = (one[0], two[0])
+            if narrowed.isdisjoint(tensor.name for tensor in pair) and _may_be_cast(edges, *pair):
+                relation = None if reported.joins(one, two) else relate_cast(reader, *pair)
+                if relation:
+                    narrow = one[0] if relation.detail["narrow"] == one[0].name else two[0]
+                    narrowed.add(narrow.name)
+                    names = tuple(sorted((one[0].name, two[0].name)))
+                    yield Duplicate(State.CAST, names, min(one[0].nbytes, two[0].nbytes))
+
+
+def _may_be_cast(edges: dict[str, list[float]], one: TensorRecord, two: TensorRecord) -> bool:
+    return one.dtype != two.dtype and all(
+        not (isfinite(a) and isfinite(b))
+        or abs(a - b) <= max(abs(a), abs(b)) * _CAST_RELATIVE + _CAST_ABSOLUTE
+        for a, b in zip(edges[one.name], edges[two.name], strict=True)
+    )
+
+
+def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
+    """The first and the last few values."""
+    width = BITS[tensor.dtype] // 8
+    size = min(_EDGE_ELEMENTS, tensor.elements) * width
+    raw = b"".join(read(reader, tensor.range, at, size) for at in (0, tensor.nbytes - size))
+    if tensor.dtype == "BF16":
+        raw = b"".join(b"\0\0" + raw[at : at + 2] for at in range(0, len(raw), 2))
+    code = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}[tensor.dtype]
+    return [value for (value,) in struct.iter_unpack(f"<{code}", raw)]
+
+
+def _buckets(classes: Iterable[_Class], key: Callable[[_Class], Hashable | None]) -> list[list[_Class]]:
+    """The classes by key, without those whose key is ``None`` and those that are alone."""
+    grouped: dict[Hashable, list[_Class]] = defaultdict(list)
+    for group in classes:
+        grouped[key(group)].append(group)
+    return [bucket for value, bucket in grouped.items() if value is not None and len(bucket) > 1]
+
+
+def _classes(reader: ByteReader, tensors: Iterable[TensorRecord]) -> Iterator[list[TensorRecord]]:
+    """The tensors by type, shape and bytes: every class, those of one tensor included."""
+    forms: dict[Hashable, list[TensorRecord]] = defaultdict(list)
+    for tensor in tensors:
+        forms[tensor.dtype, tensor.shape, tensor.nbytes].append(tensor)
+    for form in forms.values():
+        aliases: dict[Hashable, list[TensorRecord]] = defaultdict(list)
+        for tensor in form:
+            aliases[tensor.range].append(tensor)
+        for stored in _split(reader, [names[0] for names in aliases.values()]):
+            yield [name for tensor in stored for name in aliases[tensor.range]]
+
+
+def _split(reader: ByteReader, tensors: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
+    """Classes of equal bytes among tensors of one size, by samples and then in lockstep."""
+    groups = [tensors]
+    for offset, size in sample_pieces(tensors[0].nbytes):
+        groups = [part for group in groups for part in _split_by_sample(reader, group, offset, size)]
+    for group in groups:
+        yield from _lockstep(reader, group)
+
+
+def _split_by_sample(
+    reader: ByteReader, group: list[TensorRecord], offset: int, size: int
+) -> Iterable[list[TensorRecord]]:
+    if len(group) == 1:
+        return [group]
+    parts: dict[int, list[TensorRecord]] = defaultdict(list)
+    for tensor in group:
+        # A hash keeps no sample in memory; a collision only leaves the decision to the lockstep.
+        parts[hash(bytes(read(reader, tensor.range, offset, size)))].append(tensor)
+    return parts.values()
+
+
+def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
+    """Partition refinement: read all members block by block and follow each part that still agrees."""
+    pending = [(group, 0)]
+    while pending:
+        members, start = pending.pop()
+        if len(members) == 1 or start == members[0].nbytes:
+            yield members
+            continue
+        parts, end = _advance(reader, members, start)
+        pending += [(part, end) for part in parts]
+
+
+def _advance(
+    reader: ByteReader, members: list[TensorRecord], start: int
+) -> tuple[list[list[TensorRecord]], int]:
+    """Read on to the first block in which the members differ: the parts, and where they go on."""
+    total = members[0].nbytes
+    length = max(SAMPLE, min(BLOCK, _BUFFERED // len(members)))
+    buffers = [bytearray(0), bytearray(0)]
+    for offset, size in pieces(start, total, length):
+        if len(buffers[0]) != size:
+            buffers = [bytearray(size), bytearray(size)]
+        parts = _parts(reader, members, offset, buffers)
+        if len(parts) > _OPEN_PARTS:
+            # Too many to keep: part them by hash, and prove those parts from this block on.
+            return list(_split_by_sample(reader, members, offset, size)), offset
+        if len(parts) > 1:
+            return parts, offset + size
+    return [members], total
+
+
+def _parts(
+    reader: ByteReader, members: list[TensorRecord], offset: int, buffers: list[bytearray]
+) -> list[list[TensorRecord]]:
+    """The members by their bytes at ``offset``; stops at one part more than `_OPEN_PARTS`.
+
+    ``buffers`` are two of the block's size; more are allocated only where the members differ.
+    """
+    seen, scratch = [buffers[0]], buffers[1]
+    reader.read_into(members[0].range, offset, memoryview(seen[0]))
+    parts = [[members[0]]]
+    for member in members[1:]:
+        reader.read_into(member.range, offset, memoryview(scratch))
+        place = next((place for place, block in enumerate(seen) if block == scratch), None)
+        if place is not None:
+            parts[place].append(member)
+            continue
+        seen.append(scratch)
+        parts.append([member])
+        if len(parts) > _OPEN_PARTS:
+            break
+        scratch = bytearray(len(scratch))
+    return parts

@@ -1,0 +1,78 @@
+"""The input embedding, the output embedding and its bias, by their names in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.checkpoint.family import Family, Tying
+from tieconv.checkpoint.inspection import (
+    BiasState,
+    Depth,
+    Head,
+    OutputBias,
+    OutputHead,
+    TensorView,
+    Tie,
+)
+from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.families import locate
+from tieconv.inspection.values import bias_summary
+
+
+def view_head(
+    family: Family,
+    tensors: Mapping[str, TensorRecord],
+    ties: tuple[Tie, ...],
+    reader: ByteReader,
+    depth: Depth,
+) -> Head:
+    """What plays the input embedding, the output embedding and the head bias."""
+    return Head(_embedding(family, tensors), _output(family, tensors, ties), _bias(family, tensors, reader, depth))
+
+
+def _embedding(family: Family, tensors: Mapping[str, TensorRecord]) -> TensorView | None:
+    name = family.input_embedding and locate(family, family.input_embedding, tensors)
+    if not name:
+        return None
+    record = tensors[name]
+    return TensorView(name, record.shape, record.dtype)
+
+
+def _output(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> OutputHead | None:
+    """``None`` for a class without an output embedding by design."""
+    if family.output_head is None or family.tying is Tying.HEADLESS:
+        return None
+    name = locate(family, family.output_head, tensors)
+    if name:
+        record = tensors[name]
+        return OutputHead(name, True, None, record.shape, record.dtype)
+    return OutputHead(family.output_head, False, _tied_to(family.output_head, tensors, ties))
+
+
+def _tied_to(head: str, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> str | None:
+    """The stored tensor that a tied, absent head takes its values from."""
+    for tie in ties:
+        if tie.declared and head in (member.name for member in tie.members):
+            return next((member.name for member in tie.members if member.name in tensors), None)
+    return None
+
+
+def head_bias_name(head: str) -> str:
+    """The name of a bias beside the head's weight (`lm_head.weight` → `lm_head.bias`)."""
+    return f"{head.removesuffix('.weight')}.bias"
+
+
+def _bias(
+    family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
+) -> OutputBias | None:
+    """The bias that is read; one stored beside a head whose class has none counts too."""
+    if family.output_head is None:
+        return None
+    names = family.output_biases or (head_bias_name(family.output_head),)
+    for name in names:
+        actual = locate(family, name, tensors)
+        if actual:
+            if depth is Depth.HEADER:
+                return OutputBias(actual, BiasState.UNREAD)
+            return OutputBias(actual, *bias_summary(reader, tensors[actual]))
+    return OutputBias(names[0], BiasState.ABSENT)

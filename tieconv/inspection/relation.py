@@ -1,0 +1,157 @@
+"""How one stored tensor relates to another one, decided by proof over every byte.
+
+Equality needs the standard library alone; numpy is imported once a rounding or a difference is computed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
+from tieconv.checkpoint.inspection import Detail, Relation, State
+from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.inspection.equality import common_prefix, equal
+from tieconv.inspection.transposition import transposed
+
+if TYPE_CHECKING:
+    from tieconv.inspection.numeric_rows import Difference
+
+NEAR_RMS = 1e-2
+"""Largest rms of the difference, relative to the canonical rms, at which tensors are near."""
+
+NEAR_ROWS = 0.5
+"""Largest share of rows that may differ in tensors that are near whatever the difference."""
+
+
+def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
+    """What ``other`` is to ``canonical``: identical, transposed, cast, scaled, near or distinct.
+
+    The first state that can be proved is returned, with the figures that it carries. No number is
+    computed from integers or quantised codes. Raises what the reader raises.
+    """
+    if _same_form(canonical, other) and equal(reader, canonical.range, other.range):
+        return Relation(State.IDENTICAL)
+    if transposed(reader, canonical, other):
+        return Relation(State.TRANSPOSED)
+    if canonical.shape != other.shape:
+        return Relation(State.DISTINCT, _shape_detail(reader, canonical, other))
+    reason = _incomparable(canonical, other)
+    if reason:
+        return Relation(State.DISTINCT, {"reason": reason})
+    return _relate_values(reader, canonical, other)
+
+
+def relate_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> Relation | None:
+    """The `State.CAST` relation of two float tensors of one shape and two types, or ``None``.
+
+    ``detail`` names the side that holds everything (``exact``) and the rounded one (``narrow``), and
+    says whether widening the latter gives back the former (``lossless``). Raises what the reader raises.
+    """
+    if one.dtype == two.dtype or one.shape != two.shape or _incomparable(one, two):
+        return None
+    from tieconv.inspection.numeric import Pair
+    from tieconv.inspection.numeric_cast import cast_direction
+
+    found = cast_direction(Pair(reader, one, two))
+    if found is None:
+        return None
+    pair, lossless = found
+    return Relation(State.CAST, {"exact": pair.left.name, "narrow": pair.right.name, "lossless": lossless})
+
+
+def _relate_values(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
+    from tieconv.inspection.numeric import Pair
+    from tieconv.inspection.numeric_rows import difference
+
+    cast = relate_cast(reader, canonical, other)
+    if cast:
+        return cast
+    scaled = _scaling_detail(reader, canonical, other)
+    if scaled:
+        return Relation(State.SCALED, scaled)
+    found = difference(Pair(reader, canonical, other))
+    detail = _difference_detail(found, same_dtype=canonical.dtype == other.dtype)
+    if _is_near(found):
+        return Relation(State.NEAR, detail)
+    return Relation(State.DISTINCT, {**detail, "cosine": found.cosine})
+
+
+def _same_form(canonical: TensorRecord, other: TensorRecord) -> bool:
+    return (canonical.dtype, canonical.shape) == (other.dtype, other.shape)
+
+
+def _shape_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail:
+    if canonical.elements and not other.elements:
+        return {"empty": True}
+    detail: dict[str, object] = {"shape": list(other.shape), "canonical_shape": list(canonical.shape)}
+    if _same_rows(canonical, other):
+        rows, canonical_rows = other.shape[0], canonical.shape[0]
+        row_bytes = max(canonical.nbytes, other.nbytes) // max(rows, canonical_rows)
+        prefix = common_prefix(reader, canonical.range, other.range)
+        detail |= {"rows_equal": prefix // row_bytes, "extra_rows": rows - canonical_rows}
+    return detail
+
+
+def _same_rows(canonical: TensorRecord, other: TensorRecord) -> bool:
+    """Whether both are stacks of rows of the same type and of whole bytes."""
+    return (
+        bool(canonical.shape and other.shape)
+        and canonical.dtype == other.dtype
+        and canonical.shape[1:] == other.shape[1:]
+        and canonical.nbytes * other.shape[0] == other.nbytes * canonical.shape[0]
+        and bool(nbytes(canonical.dtype, canonical.shape[1:]))
+    )
+
+
+def _incomparable(canonical: TensorRecord, other: TensorRecord) -> str:
+    """Why no number may be computed from tensors of one shape; empty where one may."""
+    for record in (canonical, other):
+        if record.dtype in QUANTISED:
+            return f"{record.dtype} values may be quantised codes, so only their bytes are compared"
+        if record.dtype not in FLOATS:
+            return f"{record.dtype} values are compared by their bytes only"
+        if record.nbytes != nbytes(record.dtype, record.shape):
+            return f"the bytes of {record.name} do not match its shape"
+        if not record.elements:
+            return "the tensors are empty and of different types"
+    return ""
+
+
+def _scaling_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail | None:
+    from tieconv.inspection.numeric import Pair
+    from tieconv.inspection.numeric_scale import scaling
+
+    found = scaling(Pair(reader, canonical, other))
+    if found is None:
+        return None
+    forward = found.pair.left is canonical
+    return {
+        "factor": found.factor if forward else 1 / found.factor,
+        # Only then does the canonical tensor alone give the other one back.
+        "exact": found.exact and forward,
+        "power_of_two": found.power_of_two,
+        "max_ulp": found.max_ulp,
+        "rounded": found.pair.right.name,
+    }
+
+
+def _difference_detail(found: Difference, *, same_dtype: bool) -> dict[str, object]:
+    """The figures of a difference; ``None`` where one is undefined or not finite."""
+    unordered = bool(found.nan.count)
+    return {
+        "rows_differing": found.differing.count,
+        "rows": found.rows,
+        "row_ranges": found.differing.ranges,
+        "rows_listed_completely": found.differing.complete,
+        "max_ulp": found.max_ulp if same_dtype and not unordered else None,
+        "max_abs": None if found.unbounded else found.max_abs,
+        "relative_rms": found.relative_rms,
+        "sign_of_zero_only": found.sign_of_zero_only,
+        "nan_rows": found.nan.count,
+    }
+
+
+def _is_near(found: Difference) -> bool:
+    """Few rows or a small rms; where only the sign of zero differs, the rms is 0."""
+    rms = found.relative_rms
+    return found.differing.count <= NEAR_ROWS * found.rows or (rms is not None and rms <= NEAR_RMS)

@@ -1,0 +1,95 @@
+"""Tie groups of the architecture, held against the tensors that are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.checkpoint.family import Family, TieGroup
+from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
+from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.families import locate
+from tieconv.inspection.relation import relate
+
+WASTEFUL = frozenset({State.ALIASED, State.IDENTICAL, State.TRANSPOSED})
+"""States whose bytes need not be stored beside the canonical tensor's."""
+
+EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
+"""States that a tied group may store."""
+
+
+def survey(
+    family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth, tied: bool
+) -> tuple[Tie, ...]:
+    """One `Tie` for each group of ``family`` of which at least one name is stored, or whose head is declared.
+
+    ``tied`` is what the config means for the groups that the flag decides.
+    """
+    ties = (_survey_one(family, group, tensors, reader, depth, tied) for group in family.groups)
+    return tuple(tie for tie in ties if tie is not None)
+
+
+def _survey_one(
+    family: Family,
+    group: TieGroup,
+    tensors: Mapping[str, TensorRecord],
+    reader: ByteReader,
+    depth: Depth,
+    tied: bool,
+) -> Tie | None:
+    found = {name: locate(family, name, tensors) for name in (group.canonical, *group.members)}
+    stored = [actual for actual in found.values() if actual is not None]
+    if not stored:
+        return None
+    reference = tensors[stored[0]]
+    members = tuple(
+        _member(family, name, actual, reference, tensors, reader, depth) for name, actual in found.items()
+    )
+    declared = tied if group.gated else True
+    return Tie(
+        role=group.role,
+        canonical=found[group.canonical] or group.canonical,
+        canonical_stored=found[group.canonical] is not None,
+        declared=declared,
+        consistent=_consistent(members, declared),
+        gated=group.gated,
+        bytes_wasted=sum(tensors[member.name].nbytes for member in members if member.state in WASTEFUL),
+        members=members,
+    )
+
+
+def _member(
+    family: Family,
+    name: str,
+    actual: str | None,
+    reference: TensorRecord,
+    tensors: Mapping[str, TensorRecord],
+    reader: ByteReader,
+    depth: Depth,
+) -> Member:
+    loads_as = dict(family.renames).get(name)
+    if actual is None:
+        return Member(name, False, State.ABSENT, {}, loads_as)
+    if loads_as is None and actual != name:
+        loads_as = name
+    if loads_as == actual:
+        loads_as = None
+    relation = _relation(reference, tensors[actual], reader, depth)
+    return Member(actual, True, relation.state, relation.detail, loads_as)
+
+
+def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader, depth: Depth) -> Relation:
+    if tensor.name == reference.name:
+        return Relation(State.CANONICAL)
+    if depth is Depth.HEADER:
+        return Relation(State.UNREAD)
+    return relate(reader, reference, tensor)
+
+
+def _consistent(members: tuple[Member, ...], declared: bool) -> bool | None:
+    """The state × declared table of the documentation; ``None`` where a needed comparison was not made."""
+    states = {member.state for member in members} - {State.CANONICAL}
+    if not declared:
+        return State.ABSENT not in states
+    if states - EQUAL - {State.ABSENT, State.UNREAD}:
+        return False
+    return None if State.UNREAD in states else True
