@@ -1,0 +1,225 @@
+"""What is refused before the first byte, and that nothing is left behind by the refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tieconv.checkpoint.plan import LinkFile, OutputText, Plan
+from tieconv.errors import (
+    DestinationError,
+    RefusedError,
+    StalePlanError,
+    TieconvError,
+    WriteFailedError,
+)
+from tieconv.execute import Target, check_target, execute
+from tieconv.execute import checks as checks_module
+
+from . import models
+from .conftest import Mount
+
+
+def refused(plan: Plan, target: Target, kind: type[TieconvError], code: str) -> TieconvError:
+    """Both the dry check and the execution refuse, and the tree is untouched."""
+    around = Path(plan.checkpoint.root).parent
+    before = models.digest(around)
+    acts: list[Callable[[], None]] = [
+        lambda: check_target(plan, target),
+        lambda: execute(plan, target, reinspect=models.inspect),
+    ]
+    for act in acts:
+        with pytest.raises(kind) as caught:
+            act()
+        assert caught.value.code == code, caught.value.message
+    assert models.digest(around) == before
+    assert models.strays(around) == []
+    return caught.value
+
+
+def test_existing_out_needs_overwrite(model: Path, tmp_path: Path) -> None:
+    """An OUT that exists, even an empty directory, is not written without --overwrite."""
+    (tmp_path / "out").mkdir()
+    error = refused(models.retie(model), Target(tmp_path / "out"), DestinationError, "out.exists")
+    assert "--overwrite" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "code"), [("notes.txt", "out.not-a-model"), ("model.safetensors.bak", "out.not-a-model")]
+)
+def test_overwrite_is_for_models_only(model: Path, tmp_path: Path, name: str, code: str) -> None:
+    """A directory that holds no model is not overwritten."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / name).write_text("mine")
+    refused(models.retie(model), Target(tmp_path / "out", overwrite=True), DestinationError, code)
+
+
+def test_overwrite_spares_a_git_repository(model: Path, tmp_path: Path) -> None:
+    """A model's git history is not thrown away with it."""
+    out = models.single(tmp_path / "out")
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").write_text("ref: refs/heads/main")
+    refused(models.retie(model), Target(out, overwrite=True), DestinationError, "out.not-a-model")
+
+
+def test_overwrite_of_a_file_needs_the_suffix(model: Path, tmp_path: Path) -> None:
+    """A lone file overwrites a .safetensors file and nothing else."""
+    plan = models.retie(model / "model.safetensors")
+    (tmp_path / "out.bin").write_bytes(b"x")
+    refused(plan, Target(tmp_path / "out.bin", overwrite=True), DestinationError, "out.suffix")
+    refused(plan, Target(tmp_path / "new"), DestinationError, "out.suffix")
+    (tmp_path / "d.safetensors").mkdir()
+    refused(plan, Target(tmp_path / "d.safetensors", overwrite=True), DestinationError, "out.not-a-model")
+
+
+def _same(model: Path, tmp_path: Path) -> Path:
+    return model
+
+
+def _through_dots(model: Path, tmp_path: Path) -> Path:
+    return model / "original" / ".."
+
+
+def _a_link(model: Path, tmp_path: Path) -> Path:
+    (tmp_path / "link").symlink_to(model)
+    return tmp_path / "link"
+
+
+@pytest.mark.parametrize("make", [_same, _through_dots, _a_link])
+def test_out_is_the_source(model: Path, tmp_path: Path, make: Any) -> None:
+    """OUT is the model, under whatever name."""
+    target = Target(make(model, tmp_path), overwrite=True)
+    refused(models.retie(model), target, DestinationError, "out.is-source")
+
+
+def test_out_is_a_hard_link_to_the_source(model: Path, tmp_path: Path) -> None:
+    """A second name of the source file is the source file."""
+    os.link(model / "model.safetensors", tmp_path / "twin.safetensors")
+    plan = models.retie(model / "model.safetensors")
+    refused(plan, Target(tmp_path / "twin.safetensors", overwrite=True), DestinationError, "out.is-source")
+
+
+def test_out_inside_and_around_the_source(model: Path, tmp_path: Path) -> None:
+    """OUT must not be part of the model, nor the model part of OUT."""
+    plan = models.retie(model)
+    refused(plan, Target(model / "out"), DestinationError, "out.inside-source")
+    (tmp_path / "link").symlink_to(model)
+    refused(plan, Target(tmp_path / "link" / "out"), DestinationError, "out.inside-source")
+    refused(plan, Target(tmp_path, overwrite=True), DestinationError, "out.around-source")
+
+
+def test_out_is_a_link_to_elsewhere(model: Path, tmp_path: Path) -> None:
+    """A link, dangling or not, is not written through."""
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    refused(models.retie(model), Target(tmp_path / "link", overwrite=True), DestinationError, "out.link")
+
+
+def test_parent_is_missing(model: Path, tmp_path: Path) -> None:
+    """No directories are made on the way to OUT."""
+    error = refused(models.retie(model), Target(tmp_path / "a" / "b"), DestinationError, "out.no-parent")
+    assert error.hint.startswith("mkdir")
+
+
+def test_parent_is_read_only(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent that may not be written is named (root may write everywhere, so the answer is planted)."""
+    monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
+    refused(models.retie(model), Target(tmp_path / "out"), DestinationError, "out.read-only")
+
+
+def test_hub_cache_is_not_changed_in_place(tmp_path: Path) -> None:
+    """A snapshot's blobs are shared; -o works, --in-place does not."""
+    repository = tmp_path / "models--org--name"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot = models.single(repository / "snapshots" / "abc")
+    error = refused(models.retie(snapshot), Target(snapshot, in_place=True), RefusedError, "in-place.hub-cache")
+    assert "-o" in error.hint
+
+
+def test_linked_weights_are_not_changed_in_place(model: Path) -> None:
+    """Where a weight file is a link, in place would leave the target as it was."""
+    os.rename(model / "model.safetensors", model / "blob")
+    (model / "model.safetensors").symlink_to("blob")
+    refused(models.set_config(model), Target(model, in_place=True), RefusedError, "in-place.link")
+
+
+def test_special_files(model: Path, tmp_path: Path) -> None:
+    """What is no regular file cannot come along, and is named."""
+    os.mkfifo(model / "pipe")
+    plan = models.retie(model)
+    plan = dataclasses.replace(plan, checkpoint=dataclasses.replace(plan.checkpoint, special=("pipe",)))
+    with pytest.raises(RefusedError, match="pipe"):
+        check_target(plan, Target(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_stale_plan(model: Path, tmp_path: Path, name: str) -> None:
+    """A file that changed since the plan was made, or is gone, stops it."""
+    plan = models.retie(model)
+    os.utime(model / name, ns=(1, 1))
+    error = refused(plan, Target(tmp_path / "out"), StalePlanError, "plan.stale")
+    assert name in error.message
+    os.unlink(model / name)
+    refused(plan, Target(tmp_path / "out"), StalePlanError, "plan.stale")
+
+
+@pytest.mark.parametrize("name", ["../up", "/etc/x", "a/../b", "", ".", "a//b", "a\0b"])
+def test_unsafe_output_names(model: Path, tmp_path: Path, name: str) -> None:
+    """No output name leads out of OUT."""
+    plan = dataclasses.replace(models.retie(model), texts=(OutputText(name, ""),))
+    refused(plan, Target(tmp_path / "out"), RefusedError, "out.unsafe-name")
+
+
+@pytest.mark.parametrize("name", ["CONFIG.json", "Model.safetensors", "con\uff46ig.json"])
+def test_names_that_differ_by_case(model: Path, tmp_path: Path, name: str) -> None:
+    """Two outputs that one name on another file system would merge are refused."""
+    plan = models.retie(model)
+    plan = dataclasses.replace(plan, links=(*plan.links, LinkFile(name, 1)))
+    if name.isascii():
+        refused(plan, Target(tmp_path / "out"), RefusedError, "out.case-collision")
+    else:  # a full-width letter is another letter everywhere
+        checks_module.check_names(plan)
+
+
+def test_a_lone_file_has_one_output(model: Path, tmp_path: Path) -> None:
+    """A plan for one file that also changes a document needs the directory."""
+    plan = dataclasses.replace(models.retie(model / "model.safetensors"), texts=(models.tied_config(True),))
+    error = refused(plan, Target(tmp_path / "out.safetensors"), RefusedError, "out.one-file")
+    assert "directory" in error.hint
+
+
+def test_too_little_space(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what is needed and what is free, in bytes."""
+    monkeypatch.setattr(checks_module, "free_bytes", lambda _directory: 1234)
+    monkeypatch.setattr(checks_module, "can_clone", lambda *_args: False)
+    plan = models.retie(model)
+    error = refused(plan, Target(tmp_path / "out"), WriteFailedError, "write.no-space")
+    needed = plan.bytes_written + plan.bytes_linked
+    assert f"({needed:,} bytes) needed" in error.message
+    assert "1,234 bytes) free" in error.message
+
+
+def test_shared_blocks_need_no_space(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where blocks can be shared, a nearly full disk is no reason to refuse."""
+    monkeypatch.setattr(checks_module, "free_bytes", lambda _directory: 12_000)
+    monkeypatch.setattr(checks_module, "can_clone", lambda *_args: True)
+    check_target(models.retie(model), Target(tmp_path / "out"))
+
+
+def test_mount_point_in_place(tmp_path: Path, mount: Mount) -> None:
+    """A mount point cannot be exchanged: two changes are refused, one is made from within."""
+    source = models.single(mount("tmpfs", 8) / "inner")
+    top = source.parent
+    for path in source.iterdir():
+        os.rename(path, top / path.name)
+    source.rmdir()
+    error = refused(models.retie(top), Target(top, in_place=True), RefusedError, "in-place.mount")
+    assert re.search("-o", error.hint)
+    execute(models.set_config(top), Target(top, in_place=True), reinspect=models.inspect)
+    assert models.inspect(top).config.effective
+    assert models.strays(tmp_path) == []

@@ -1,0 +1,172 @@
+"""Ownership: a live process keeps the others out, a dead one's leftovers go, nothing else is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tieconv.errors import DestinationError
+from tieconv.execute import Target, execute
+from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.target import is_staging, staging_path
+
+from . import models, processes
+
+
+def test_busy(model: Path, tmp_path: Path) -> None:
+    """A second writer is told who writes; the first one is not disturbed."""
+    out = tmp_path / "out"
+    first = processes.start(processes.command("retie", model, out, "wait"))
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "written\n"
+        with pytest.raises(DestinationError, match=rf"process {first.pid}\b") as caught:
+            execute(models.retie(model), Target(out), reinspect=models.inspect)
+        assert caught.value.code == "out.busy"
+        sweep(out)
+        assert models.strays(tmp_path) != []
+    finally:
+        first.communicate("go\n", timeout=60)
+    assert first.returncode == 0
+    assert models.files_under(out) == models.files_under(model)
+    assert models.strays(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("option", ["", "in_place"])
+def test_signals(model: Path, tmp_path: Path, number: signal.Signals, code: int, option: str) -> None:
+    """An interrupted write removes what it made and leaves the source as it was."""
+    before = models.digest(model)
+    options = ["wait", option] if option else ["wait"]
+    process = processes.start(processes.command("retie", model, tmp_path / "out", *options))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(number)
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert models.digest(model) == before
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_handlers_are_restored(model: Path, tmp_path: Path) -> None:
+    """The caller's signal handlers are its own again."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGXFSZ)
+    before = [signal.getsignal(number) for number in numbers]
+    execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def _marked(path: Path) -> None:
+    (path / "owner").write_text('{"program": "tieconv", "pid": 1, "host": "x", "start": 1}')
+    (path / "new").mkdir()
+    (path / "new" / "model.safetensors").write_bytes(b"half")
+    os.chmod(path / "new", 0o500)
+
+
+def _empty(_path: Path) -> None:
+    return None
+
+
+def _cut_marker(path: Path) -> None:
+    (path / "owner").write_text('{"prog')
+
+
+@pytest.mark.parametrize("leave", [_marked, _empty, _cut_marker])
+def test_leftovers_of_a_dead_run(model: Path, tmp_path: Path, leave: Any) -> None:
+    """They are removed, and the run goes on."""
+    path = staging_path(tmp_path / "out")
+    path.mkdir()
+    leave(path)
+    execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert sorted(os.listdir(tmp_path)) == ["out", "source"]
+
+
+def test_leftovers_beside_a_finished_out(model: Path, tmp_path: Path) -> None:
+    """Killed after the rename, a run leaves a directory: the next one removes it even as it refuses."""
+    models.single(tmp_path / "out")
+    path = staging_path(tmp_path / "out")
+    path.mkdir()
+    _marked(path)
+    with pytest.raises(DestinationError):
+        execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert sorted(os.listdir(tmp_path)) == ["out", "source"]
+
+
+def test_an_old_out_that_lost_its_name(model: Path, tmp_path: Path) -> None:
+    """Killed between the two renames of a system without exchange: the old OUT comes back."""
+    path = staging_path(tmp_path / "out")
+    path.mkdir()
+    _marked(path)
+    old = models.digest(models.single(path / "old"))
+    sweep(tmp_path / "out")
+    assert models.digest(tmp_path / "out") == old
+    assert models.strays(tmp_path) == []
+
+
+def _foreign_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "thesis.tex").write_text("mine")
+
+
+def _foreign_with_owner(path: Path) -> None:
+    path.mkdir()
+    (path / "owner").write_text("me")
+    (path / "thesis.tex").write_text("mine")
+
+
+def _foreign_file(path: Path) -> None:
+    path.write_text("mine")
+
+
+def _foreign_link(path: Path) -> None:
+    (path.parent / "elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+
+
+@pytest.mark.parametrize("make", [_foreign_directory, _foreign_with_owner, _foreign_file, _foreign_link])
+def test_what_is_not_ours(model: Path, tmp_path: Path, make: Any) -> None:
+    """Something else of that name is left alone, and said."""
+    path = staging_path(tmp_path / "out")
+    make(path)
+    before = models.digest(tmp_path)
+    with pytest.raises(DestinationError, match="not made by tieconv"):
+        execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert models.digest(tmp_path) == before
+
+
+def test_released_while_another_waits(tmp_path: Path) -> None:
+    """Whoever opened the marker before its owner removed it does not believe in that lock."""
+    first = Staging(tmp_path / "out")
+    descriptor = os.open(first.path / "owner", os.O_RDWR)
+    first.release()
+    second = Staging(tmp_path / "out")
+    assert not os.path.samestat(os.fstat(descriptor), os.lstat(second.path / "owner"))
+    os.close(descriptor)
+    second.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_writers_at_once(model: Path, tmp_path: Path) -> None:
+    """Of several processes that start together one writes; the others are told, and nothing is left."""
+    out = tmp_path / "out"
+    writers = [processes.start(processes.command("retie", model, out)) for _ in range(6)]
+    ends = [writer.communicate(timeout=60)[1] for writer in writers]
+    assert [writer.returncode for writer in writers].count(0) == 1, ends
+    assert {writer.returncode for writer in writers} == {0, 2}, ends
+    assert all(end.startswith(("out.busy", "out.exists")) for end in ends if end)
+    assert models.files_under(out) == models.files_under(model)
+    assert models.strays(tmp_path) == []
+
+
+def test_names() -> None:
+    """Which relative paths are a staging directory's."""
+    assert is_staging(".out.tieconv-staging/new/a")
+    assert is_staging("sub/.out.tieconv-staging")
+    assert not is_staging("out.tieconv-staging/a")
+    assert not is_staging("tokenizer.json")

@@ -1,0 +1,404 @@
+"""What is written: whole, faithful, with the right modes and owners; the source as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import load_file
+
+from tieconv.checkpoint.plan import OutputTensor, OutputWeights, Promises, Scaled
+from tieconv.errors import DestinationError, RefusedError, StalePlanError
+from tieconv.execute import Target, execute, replaces_directory, swap
+
+from . import models
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    """A umask other than the usual one."""
+    old = os.umask(0o027)
+    yield
+    os.umask(old)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_new_directory(model: Path, tmp_path: Path) -> None:
+    """OUT holds the changed files and all the others; the source is untouched; nothing is left beside it."""
+    before = models.digest(model)
+    execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    out = tmp_path / "out"
+    assert models.digest(model) == before
+    assert models.files_under(out) == models.files_under(model)
+    tensors, written = (
+        models.tensor_bytes(model / "model.safetensors"),
+        models.tensor_bytes(out / "model.safetensors"),
+    )
+    assert written == {name: data for name, data in tensors.items() if name != models.HEAD}
+    assert models.digest(out)["original/params.json"] == before["original/params.json"]
+    assert json.loads((out / "config.json").read_text())["tie_word_embeddings"] is True
+    assert models.strays(tmp_path) == []
+
+
+def test_deterministic(model: Path, tmp_path: Path) -> None:
+    """The same plan gives the same bytes."""
+    for name in ("a", "b"):
+        execute(models.with_bias(model), Target(tmp_path / name), reinspect=models.inspect)
+    assert models.digest(tmp_path / "a") == models.digest(tmp_path / "b")
+
+
+def test_the_library_reads_it(model: Path, tmp_path: Path) -> None:
+    """safetensors loads the output."""
+    plan = models.with_bias(model)
+    layers = plan.weights[0].tensors[2]
+    as_bits = dataclasses.replace(layers, name="extra", dtype="U16")
+    plan = dataclasses.replace(
+        plan, weights=(dataclasses.replace(plan.weights[0], tensors=(plan.weights[0].tensors[0], as_bits)),)
+    )
+    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    loaded = load_file(tmp_path / "out" / "model.safetensors")
+    assert not loaded["lm_head.bias"].any()
+    assert loaded["extra"].tobytes() == models.tensor_bytes(model / "model.safetensors")[layers.name]
+
+
+@pytest.mark.parametrize("metadata", [None, {}, {"format": "pt", "ünï": "✓"}])
+def test_metadata(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    """No metadata, empty metadata and metadata are three things, and each stays what it is."""
+    source = models.single(tmp_path / "source", metadata=metadata)
+    execute(models.retie(source), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert models.read_header(tmp_path / "out" / "model.safetensors").metadata == metadata
+
+
+def test_sharded_with_a_file_removed(shards: Path, tmp_path: Path) -> None:
+    """A file without successor does not come along."""
+    plan = models.retie(shards)
+    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    assert set(models.files_under(shards)) - set(models.files_under(tmp_path / "out")) == set(plan.removed)
+
+
+def test_lone_file(model: Path, tmp_path: Path) -> None:
+    """FILE to OUT is one file, new or overwritten or in place."""
+    source, out = model / "model.safetensors", tmp_path / "out.safetensors"
+    execute(models.retie(source), Target(out), reinspect=models.inspect)
+    assert models.HEAD not in models.tensor_bytes(out)
+    execute(models.with_bias(source), Target(out, overwrite=True), reinspect=models.inspect)
+    assert models.HEAD in models.tensor_bytes(out)
+    others = {name: digest for name, digest in models.digest(model).items() if name != "model.safetensors"}
+    execute(models.retie(source), Target(source, in_place=True), reinspect=models.inspect)
+    assert models.HEAD not in models.tensor_bytes(source)
+    assert {n: d for n, d in models.digest(model).items() if n != "model.safetensors"} == others
+    assert models.strays(tmp_path) == []
+
+
+def test_a_file_beside_its_source(model: Path) -> None:
+    """OUT of a lone file may lie in the same directory."""
+    source = model / "model.safetensors"
+    execute(models.retie(source), Target(model / "tied.safetensors"), reinspect=models.inspect)
+    assert models.HEAD not in models.tensor_bytes(model / "tied.safetensors")
+
+
+def test_modes(model: Path, tmp_path: Path, umask: None) -> None:
+    """A file keeps the mode that it had; a new one gets 0666 without the umask's bits."""
+    os.chmod(model / "model.safetensors", 0o640)
+    os.chmod(model / "tokenizer.json", 0o444)
+    os.chmod(model / "original", 0o711)
+    plan = models.with_bias(model)
+    new = OutputWeights("extra.safetensors", plan.weights[0].tensors[:1], None)
+    plan = dataclasses.replace(plan, weights=(*plan.weights, new))
+    os.utime(model / "tokenizer.json", ns=(10**18, 10**18))
+    plan = dataclasses.replace(plan, links=models.retie(model).links + plan.links[:1])
+    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    out = tmp_path / "out"
+    assert mode(out / "model.safetensors") == 0o640
+    assert mode(out / "tokenizer.json") == 0o444
+    assert (out / "tokenizer.json").stat().st_mtime_ns == 10**18
+    assert mode(out / "extra.safetensors") == 0o640
+    assert mode(out / "original") == 0o710
+    assert mode(out) == 0o750
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="changing owners takes root")
+@pytest.mark.parametrize("plan", [models.retie, models.set_config])
+def test_owner_in_place(model: Path, plan: Any) -> None:
+    """Root does not take a model from its owner."""
+    for path in (model, *model.rglob("*")):
+        os.chown(path, 1234, 2345)
+    execute(plan(model), Target(model, in_place=True), reinspect=models.inspect)
+    owners = {(path.stat().st_uid, path.stat().st_gid) for path in (model, *model.rglob("*"))}
+    assert owners == {(1234, 2345)}
+
+
+def test_snapshot_of_the_hub_cache(tmp_path: Path) -> None:
+    """Links into blobs become files of the new model; the blobs stay."""
+    snapshot = models.single(tmp_path / "models--o--n" / "snapshots" / "abc")
+    blobs = tmp_path / "models--o--n" / "blobs"
+    blobs.mkdir()
+    for name in ("model.safetensors", "tokenizer.json"):
+        os.rename(snapshot / name, blobs / name)
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", name))
+    before = models.digest(blobs)
+    for option in (False, True):
+        out = tmp_path / f"out{option}"
+        execute(models.retie(snapshot), Target(out, hardlink=option), reinspect=models.inspect)
+        assert not any(path.is_symlink() for path in out.rglob("*"))
+        assert (out / "tokenizer.json").read_bytes() == (blobs / "tokenizer.json").read_bytes()
+    assert os.path.samefile(out / "tokenizer.json", blobs / "tokenizer.json")
+    assert models.digest(blobs) == before
+
+
+def test_hardlink(model: Path, tmp_path: Path) -> None:
+    """--hardlink shares the files that do not change, and only those."""
+    os.chmod(model / "tokenizer.json", 0o604)
+    execute(models.retie(model), Target(tmp_path / "out", hardlink=True), reinspect=models.inspect)
+    assert os.path.samefile(model / "tokenizer.json", tmp_path / "out" / "tokenizer.json")
+    assert not os.path.samefile(model / "model.safetensors", tmp_path / "out" / "model.safetensors")
+    assert mode(model / "tokenizer.json") == 0o604
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no second file system at /dev/shm")
+def test_hardlink_to_another_file_system(model: Path) -> None:
+    """What cannot be linked is refused: it was asked for by name."""
+    with pytest.raises(RefusedError, match="cannot be hard-linked"):
+        execute(models.retie(model), Target(Path("/dev/shm/tieconv-out"), hardlink=True), reinspect=models.inspect)
+    assert not os.path.lexists("/dev/shm/tieconv-out")
+
+
+def test_to_another_file_system(model: Path) -> None:
+    """Where the kernel does not copy between two file systems, it is done by hand."""
+    out = Path(f"/dev/shm/tieconv-test-{os.getpid()}.safetensors")
+    try:
+        execute(models.retie(model / "model.safetensors"), Target(out), reinspect=models.inspect)
+        assert models.HEAD not in models.tensor_bytes(out)
+    finally:
+        out.unlink(missing_ok=True)
+
+
+def test_without_copy_file_range(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same output without the kernel's help."""
+    execute(models.with_bias(model), Target(tmp_path / "a"), reinspect=models.inspect)
+    monkeypatch.delattr(os, "copy_file_range")
+    execute(models.with_bias(model), Target(tmp_path / "b", verify="structure"), reinspect=models.inspect)
+    assert models.digest(tmp_path / "a") == models.digest(tmp_path / "b")
+
+
+@pytest.mark.parametrize("plan", [models.retie, models.set_config])
+def test_in_place(shards: Path, plan: Any) -> None:
+    """In place gives what -o gives; a hard-linked twin keeps the old content; git history stays."""
+    (shards / ".git").mkdir()
+    (shards / ".git" / "HEAD").write_text("ref")
+    (shards / ".git" / "link").symlink_to("HEAD")
+    (shards / "empty").mkdir()
+    made = plan(shards)
+    beside = shards.parent
+    execute(made, Target(beside / "out"), reinspect=models.inspect)
+    os.link(shards / "config.json", beside / "twin.json")
+    untouched = next(link.name for link in made.links if link.name.endswith("safetensors"))
+    inode, twin = (shards / untouched).stat().st_ino, (beside / "twin.json").read_bytes()
+    execute(made, Target(shards, in_place=True), reinspect=models.inspect)
+    found = {name: digest for name, digest in models.digest(shards).items() if not name.startswith(".git")}
+    assert found == models.digest(beside / "out")
+    assert (shards / ".git" / "HEAD").read_text() == "ref"
+    assert os.readlink(shards / ".git" / "link") == "HEAD"
+    assert (shards / "empty").is_dir()
+    assert (shards / untouched).stat().st_ino == inode
+    assert (beside / "twin.json").read_bytes() == twin
+    assert models.strays(beside) == []
+
+
+def test_in_place_from_within(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process may stand in the model: it then stands in the new one."""
+    monkeypatch.chdir(model)
+    plan = models.retie(model)
+    assert replaces_directory(plan, Target(model, in_place=True))
+    assert not replaces_directory(models.set_config(model), Target(model, in_place=True))
+    execute(plan, Target(Path(), in_place=True), reinspect=models.inspect)
+    assert Path("config.json").read_text() == plan.texts[0].text
+
+
+def test_in_place_through_a_link(model: Path, tmp_path: Path) -> None:
+    """A link to the model stays a link to the model."""
+    (tmp_path / "link").symlink_to(model)
+    execute(models.retie(tmp_path / "link"), Target(tmp_path / "link", in_place=True), reinspect=models.inspect)
+    assert (tmp_path / "link").is_symlink()
+    assert models.inspect(model).config.effective
+
+
+def test_in_place_without_exchange(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where directories cannot be exchanged, in place is refused before anything is written."""
+    monkeypatch.setattr(swap, "exchange", _cannot)
+    before = models.digest(model)
+    with pytest.raises(RefusedError) as caught:
+        execute(models.retie(model), Target(model, in_place=True), reinspect=models.inspect)
+    assert "-o" in caught.value.hint
+    assert models.digest(model) == before
+    assert models.strays(model.parent) == []
+
+
+def _cannot(*_paths: Path) -> None:
+    raise OSError(22, "Invalid argument")
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_overwrite(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    """The old OUT goes as a whole; nothing of it is mixed into the new one."""
+    out = models.sharded(tmp_path / "out")
+    os.chmod(out, 0o2750)
+    if not exchange:
+        monkeypatch.setattr(swap, "exchange", _cannot)
+    execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
+    assert models.files_under(out) == models.files_under(model)
+    assert mode(out) == 0o2750
+    assert models.strays(tmp_path) == []
+
+
+def test_overwrite_fails_in_the_last_step(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the new model cannot take its name, the old one gets it back."""
+    out = models.sharded(tmp_path / "out")
+    before = models.digest(out)
+    monkeypatch.setattr(swap, "exchange", _cannot)
+    rename = os.rename
+
+    def fail_second(old: Path, new: Path) -> None:
+        if Path(new) == out and Path(old).name == "new":
+            raise OSError(5, "Input/output error")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", fail_second)
+    with pytest.raises(Exception, match="input/output error"):
+        execute(models.retie(model), Target(out, overwrite=True), reinspect=models.inspect)
+    assert models.digest(out) == before
+    assert models.strays(tmp_path) == []
+
+
+def test_out_appears_meanwhile(model: Path, tmp_path: Path) -> None:
+    """An OUT that another program makes during the write is not overwritten, be it empty."""
+    out = tmp_path / "out"
+
+    def appear(path: Path) -> Any:
+        out.mkdir(exist_ok=True)
+        return models.inspect(path)
+
+    with pytest.raises(DestinationError):
+        execute(models.retie(model), Target(out), reinspect=appear)
+    assert os.listdir(out) == []
+    assert models.strays(tmp_path) == []
+    (tmp_path / "staged").mkdir()
+    with pytest.raises(DestinationError):
+        swap.publish_new(tmp_path / "staged", out)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "new.txt"])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_source_changes_meanwhile(model: Path, tmp_path: Path, name: str, in_place: bool) -> None:
+    """A source file that changes during the write stops it before the rename; so does a new one in place."""
+    if name == "new.txt" and not in_place:
+        return  # a new file beside the source is nothing to OUT
+
+    def change(path: Path) -> Any:
+        (model / name).write_bytes((model / name).read_bytes() + b"x" if (model / name).exists() else b"x")
+        return models.inspect(path)
+
+    with pytest.raises(StalePlanError):
+        execute(models.retie(model), Target(tmp_path / "out", in_place=in_place), reinspect=change)
+    assert not os.path.lexists(tmp_path / "out")
+    assert (model / name).exists()
+    assert models.strays(tmp_path) == []
+
+
+def test_file_that_appears_in_the_last_instant(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another program puts into the model just before the exchange is carried over."""
+    exchange = swap.exchange
+
+    def late(first: Path, second: Path) -> None:
+        if second == model:
+            (model / "notes.txt").write_text("mine")
+        exchange(first, second)
+
+    monkeypatch.setattr(swap, "exchange", late)
+    execute(models.retie(model), Target(model, in_place=True), reinspect=models.inspect)
+    assert (model / "notes.txt").read_text() == "mine"
+
+
+def test_nothing_to_change(model: Path, tmp_path: Path) -> None:
+    """A plan without changes makes a copy, and in place does nothing."""
+    plan = models.plan_of(model)
+    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    assert models.digest(tmp_path / "out") == models.digest(model)
+    execute(plan, Target(model, in_place=True), reinspect=models.inspect)
+    assert models.digest(tmp_path / "out") == models.digest(model)
+
+
+def test_scaled_tensor(tmp_path: Path) -> None:
+    """A head that is the embedding times a power of two, stored and proved."""
+    source = tmp_path / "source"
+    source.mkdir()
+    models.write_weights(source / "model.safetensors", {models.EMBED: ("BF16", (64, 64), models.numbers(4096, 3))})
+    file = models.checkpoint(source).files[0]
+    span = file.tensors[0].range
+    head = OutputTensor(models.HEAD, "BF16", (64, 64), Scaled(span, "BF16", -3))
+    plan = models.plan_of(source, [OutputWeights(file.name, (models.kept(file.tensors[0]), head), None)])
+    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    found = models.tensor_bytes(tmp_path / "out" / file.name)[models.HEAD]
+    numbers = models.numbers(4096, 3)
+    expected = [int.from_bytes(numbers[i : i + 2], "little") - (3 << 7) for i in range(0, 8192, 2)]
+    assert [int.from_bytes(found[i : i + 2], "little") for i in range(0, 8192, 2)] == expected
+
+
+def test_scaling_that_would_round(tmp_path: Path) -> None:
+    """A product that has no exact value is refused, and nothing is left."""
+    source = tmp_path / "source"
+    source.mkdir()
+    models.write_weights(source / "model.safetensors", {models.EMBED: ("BF16", (2,), b"\x81\x00\x00\x3f")})
+    tensor = models.checkpoint(source).files[0].tensors[0]
+    head = OutputTensor(models.HEAD, "BF16", (2,), Scaled(tensor.range, "BF16", -2))
+    plan = models.plan_of(source, [OutputWeights("model.safetensors", (head,), None)], promises=Promises(None, ()))
+    with pytest.raises(RefusedError, match="exactly"):
+        execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_progress(model: Path, tmp_path: Path) -> None:
+    """Progress rises and ends at the total."""
+    calls: list[tuple[int, int]] = []
+    execute(
+        models.retie(model),
+        Target(tmp_path / "out"),
+        reinspect=models.inspect,
+        progress=lambda done, total: calls.append((done, total)),
+    )
+    assert calls == sorted(calls)
+    assert calls[-1][0] == calls[-1][1] > 0
+
+
+def test_in_a_thread(model: Path, tmp_path: Path) -> None:
+    """Outside the main thread no signal handler is touched and all else is the same."""
+    arguments = {"reinspect": models.inspect}
+    thread = threading.Thread(target=execute, args=(models.retie(model), Target(tmp_path / "out")), kwargs=arguments)
+    thread.start()
+    thread.join()
+    assert models.files_under(tmp_path / "out") == models.files_under(model)
+
+
+def test_long_name(model: Path, tmp_path: Path) -> None:
+    """A name of the greatest length still has room for a staging directory."""
+    out = tmp_path / ("ü" * 127)
+    execute(models.retie(model), Target(out), reinspect=models.inspect)
+    assert out.is_dir()
+
+
+def test_leftovers_inside_the_model_do_not_come_along(model: Path, tmp_path: Path) -> None:
+    """What a killed run left in the source is no part of the model."""
+    (model / ".config.json.tieconv-staging").mkdir()
+    (model / ".config.json.tieconv-staging" / "owner").write_text("{}")
+    execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert models.strays(tmp_path / "out") == []

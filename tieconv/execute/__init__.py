@@ -1,0 +1,9 @@
+"""Carry out a plan: write beside OUT, prove what was written, rename once."""
+
+from __future__ import annotations
+
+from tieconv.execute.checks import check_target
+from tieconv.execute.run import execute
+from tieconv.execute.target import Target, replaces_directory
+
+__all__ = ["Target", "check_target", "execute", "replaces_directory"]

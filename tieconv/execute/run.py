@@ -1,0 +1,284 @@
+"""The course of an execution: own → write → prove → look again → rename."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.plan import OutputWeights, Plan
+from tieconv.checkpoint.records import FileState
+from tieconv.errors import TieconvError, WriteFailedError
+from tieconv.execute import swap, tree
+from tieconv.execute.checks import check_fresh, check_place, check_target, stale
+from tieconv.execute.failures import writing
+from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.promises import check_promises
+from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.sync import Syncer
+from tieconv.execute.target import (
+    Target,
+    changed_names,
+    destination,
+    is_file,
+    linked_names,
+    replaces_directory,
+    source_path,
+    source_root,
+)
+from tieconv.execute.verify import Verifier
+from tieconv.execute.write import Record, Writer, inherit
+from tieconv.text import shown
+
+Reinspect = Callable[[Path], Inspection]
+Progress = Callable[[int, int], None]
+
+
+def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> None:
+    """Write what ``plan`` promises to ``target``: all of it, durable and proved, or nothing.
+
+    ``reinspect(path)`` inspects the staged model before it gets its name. ``progress(done, total)`` is told
+    bytes. Raises `RefusedError`, `DestinationError` or `StalePlanError` before anything is written,
+    `WriteFailedError` where the system stops the write, `VerificationError` where what is read back is not
+    what was promised. SIGINT ends it with `KeyboardInterrupt`, SIGTERM and SIGHUP with `SystemExit`.
+    """
+    final = destination(plan, target)
+    with interrupts() as signals:
+        try:
+            check_target(plan, target)
+        except TieconvError:
+            sweep(final)
+            raise
+        if target.in_place and plan.changes_nothing:
+            sweep(final)
+            return
+        _execute_owned(_Job(plan, target, final, reinspect, _Meter.of(plan, target, progress)), signals)
+
+
+def _execute_owned(job: _Job, signals: Interrupts) -> None:
+    staging: Staging | None = None
+    try:
+        with signals.shielded(), writing(job.final.name, job.final.parent, 0):
+            staging = Staging(job.final)
+        with writing(job.final.name, job.final.parent, 0):
+            job.run(staging, signals)
+    except BaseException:
+        if staging is not None:
+            with signals.shielded(), suppress(OSError):
+                staging.release()
+        raise
+    with signals.shielded():
+        try:
+            staging.release()
+        except OSError as error:
+            raise WriteFailedError(
+                f"{shown(job.final)} is complete, but {shown(staging.path)} could not be removed",
+                "remove it by hand",
+                "write.leftover",
+            ) from error
+
+
+@dataclass
+class _Meter:
+    """Counts bytes for ``progress``."""
+
+    total: int
+    progress: Progress | None
+    done: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, target: Target, progress: Progress | None) -> _Meter:
+        once = plan.bytes_written + (0 if target.in_place or target.hardlink else plan.bytes_linked)
+        return cls(once * (2 if target.verify == "full" else 1), progress)
+
+    def tick(self, count: int) -> None:
+        """``count`` more bytes are done."""
+        self.done = min(self.done + count, self.total)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+@dataclass
+class _Job:
+    """One execution. ``final`` is OUT as `destination` gives it."""
+
+    plan: Plan
+    target: Target
+    final: Path
+    reinspect: Reinspect
+    meter: _Meter
+
+    def __post_init__(self) -> None:
+        self.root = source_root(self.plan)
+        self.swaps = replaces_directory(self.plan, self.target)
+        self.before: dict[str, FileState] = {}
+
+    def run(self, staging: Staging, signals: Interrupts) -> None:
+        check_place(self.plan, self.target)
+        with writing(self.final.name, self.final.parent, 0):
+            if self.swaps and self.target.in_place and not swap.can_exchange(staging.path):
+                raise swap.cannot_exchange(self.final)
+            os.mkdir(staging.new)
+        syncer = Syncer()
+        try:
+            record = self._write(staging, syncer)
+            self._prove(staging, record)
+            with writing(self.final.name, staging.path, self.plan.bytes_written):
+                syncer.finish()
+        finally:
+            syncer.stop()
+        with writing(self.final.name, staging.path, 0):
+            self._finish_directories(staging)
+        self._look_again(record)
+        with signals.shielded(), writing(self.final.name, staging.path, 0):
+            self._publish(staging)
+
+    def _write(self, staging: Staging, syncer: Syncer) -> Record:
+        writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._old)
+        for weights in self.plan.weights:
+            writer.weights(weights, self._staged_name(weights))
+        for text in self.plan.texts:
+            writer.text(text)
+        if self.target.in_place and self.swaps:
+            self._link_everything_else(staging)
+            return writer.record
+        bring = writer.companion
+        if self.target.in_place:
+            bring = writer.share
+        elif self.target.hardlink:
+            bring = writer.hardlink
+        for name in linked_names(self.plan):
+            bring(name)
+        return writer.record
+
+    def _staged_name(self, weights: OutputWeights) -> str:
+        return self.final.name if is_file(self.plan) else weights.name
+
+    def _link_everything_else(self, staging: Staging) -> None:
+        """The directory as it is, ``.git`` and all, without the files that change or go."""
+        gone = {*changed_names(self.plan), *self.plan.removed}
+        self.before = tree.states(self.final)
+        with writing(self.final.name, staging.path, 0):
+            tree.link(self.final, staging.new, gone)
+
+    def _old(self, name: str) -> os.stat_result | None:
+        """The file that an output replaces, or else is made from."""
+        whole = not is_file(self.plan)
+        places = [self.root / name] if whole else [source_path(self.plan)]
+        if self.target.overwrite or self.target.in_place:
+            places.insert(0, self.final / name if whole else self.final)
+        for place in places:
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return os.stat(place)
+        return None
+
+    def _prove(self, staging: Staging, record: Record) -> None:
+        full = self.target.verify == "full"
+        verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
+        verifier.names(self._expected())
+        for weights in self.plan.weights:
+            verifier.weights(weights, self._staged_name(weights))
+        for text in self.plan.texts:
+            verifier.text(text)
+        for name in record.companions:
+            verifier.companion(name)
+        check_promises(self.plan.promises, self._inspectable(staging), self.reinspect)
+
+    def _expected(self) -> set[str]:
+        if is_file(self.plan):
+            return {self._file_name()}
+        if self.before:
+            kept = {name for name, state in self.before.items() if not tree.is_directory(state)}
+            return (kept - set(self.plan.removed)) | set(changed_names(self.plan))
+        return {*changed_names(self.plan), *linked_names(self.plan)}
+
+    def _file_name(self) -> str:
+        return self.final.name if self.plan.weights else self.plan.links[0].name
+
+    def _inspectable(self, staging: Staging) -> Path:
+        """What to inspect; a lone file needs the config beside it that the plan was made with."""
+        if not is_file(self.plan):
+            return staging.new
+        config = self.plan.checkpoint.config
+        if config is not None:
+            with writing(config.name, staging.path, len(config.text)):
+                (staging.new / config.name).write_bytes(config.text.encode())
+        return staging.new / self._file_name()
+
+    def _finish_directories(self, staging: Staging) -> None:
+        """Give directories the mode and owner of those that they stand for, and make them durable."""
+        if is_file(self.plan):
+            return
+        for directory in tree.directories(staging.new):
+            self._finish_directory(directory, directory.relative_to(staging.new))
+            tree.sync_directory(directory)
+        tree.sync_directory(staging.path)
+
+    def _finish_directory(self, directory: Path, name: Path) -> None:
+        replaced = self.final / name if self.swaps else None
+        if replaced is not None and replaced.is_dir():
+            old = os.stat(replaced)
+            inherit(directory, old, stat.S_IMODE(old.st_mode))
+            return
+        try:
+            old = os.stat(self.root / name)
+        except FileNotFoundError:
+            return
+        inherit(directory, old, stat.S_IMODE(os.stat(directory).st_mode & old.st_mode) | 0o700)
+
+    def _look_again(self, record: Record) -> None:
+        """Nothing that this was made from, or will replace, changed while it was written."""
+        check_fresh(self.plan)
+        for name, state in record.sources.items():
+            if tree.file_state_at(self.root / name) != state:
+                raise stale(name)
+        if self.before:
+            now = tree.states(self.final)
+            for name in sorted({*now, *self.before}):
+                if now.get(name) != self.before.get(name):
+                    raise stale(name)
+        check_place(self.plan, self.target)
+
+    def _publish(self, staging: Staging) -> None:
+        if self.swaps:
+            self._publish_directory(staging)
+        elif is_file(self.plan):
+            staged = staging.new / self._file_name()
+            (swap.publish_file if self._replaces_file() else swap.publish_new)(staged, self.final)
+        elif self.target.in_place:
+            for name in changed_names(self.plan):
+                swap.publish_file(staging.new / name, self.final / name)
+        else:
+            swap.publish_new(staging.new, self.final)
+
+    def _replaces_file(self) -> bool:
+        return self.target.in_place or (self.target.overwrite and self.final.exists())
+
+    def _publish_directory(self, staging: Staging) -> None:
+        standing = _standing_in(self.final)
+        if self.target.in_place:
+            displaced = swap.exchange_directory(staging.new, self.final)
+            with suppress(OSError):
+                tree.rescue(displaced, self.final, self.before)
+        else:
+            swap.publish_directory(staging.new, self.final, staging.old)
+        if standing is not None:
+            with suppress(OSError):
+                os.chdir(standing)
+
+
+def _standing_in(directory: Path) -> str | None:
+    """The working directory, where it lies in ``directory``: it then has to be entered anew."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:
+        return None
+    return here if Path(here).is_relative_to(directory) else None
+
+
+def _no_tick(_count: int) -> None:
+    return None

@@ -1,0 +1,49 @@
+"""fsync in a thread of its own, so that the next file is copied and the last one compared meanwhile."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+
+_QUEUED = 64
+"""Files that may wait: each holds a descriptor."""
+
+
+class Syncer:
+    """Syncs the files that it is given; `finish` reports the first failure."""
+
+    def __init__(self) -> None:
+        self._queue: queue.Queue[int | None] = queue.Queue(_QUEUED)
+        self._error: OSError | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._work, name="tieconv-sync", daemon=True)
+        self._thread.start()
+
+    def add(self, descriptor: int) -> None:
+        """Sync the open file soon; the caller may close its descriptor."""
+        self._queue.put(os.dup(descriptor))
+
+    def finish(self) -> None:
+        """Wait until every file is durable. Raises the first `OSError`."""
+        self._queue.put(None)
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """Give up what has not been synced."""
+        self._stopped = True
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (descriptor := self._queue.get()) is not None:
+            try:
+                if not (self._stopped or self._error):
+                    os.fsync(descriptor)
+            except OSError as error:
+                self._error = error
+            finally:
+                os.close(descriptor)

@@ -1,0 +1,103 @@
+"""Directory trees: what is in one, linking one, removing one. Links are never followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from tieconv.checkpoint.records import FileState
+
+_DIRECTORY = -1 << 63
+"""Stands for the time of a directory, which its entries change."""
+
+
+def walk(root: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """(relative path, status) of all that is under ``root``, a directory before what it holds."""
+    with os.scandir(root / below) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        name = f"{below}/{entry.name}" if below else entry.name
+        status = entry.stat(follow_symlinks=False)
+        yield name, status
+        if stat.S_ISDIR(status.st_mode):
+            yield from walk(root, name)
+
+
+def states(root: Path) -> dict[str, FileState]:
+    """What identifies every entry under ``root``; of a directory only that it is one."""
+    return {name: _state(status) for name, status in walk(root)}
+
+
+def _state(status: os.stat_result) -> FileState:
+    if stat.S_ISDIR(status.st_mode):
+        return FileState(status.st_dev, status.st_ino, 0, _DIRECTORY)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def is_directory(state: FileState) -> bool:
+    """Whether ``state``, one of `states`, stands for a directory."""
+    return state.mtime_ns == _DIRECTORY
+
+
+def file_state_at(path: Path) -> FileState | None:
+    """The state of the file that ``path`` leads to; ``None`` where there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def link(root: Path, new: Path, without: Collection[str]) -> None:
+    """Make ``new`` a second directory of all that is under ``root``: hard links, made for links too.
+
+    Leaves out the files named in ``without``.
+    """
+    for name, status in walk(root):
+        if stat.S_ISDIR(status.st_mode):
+            (new / name).mkdir(parents=True, exist_ok=True)
+        elif name not in without:
+            os.link(root / name, new / name, follow_symlinks=False)
+
+
+def directories(root: Path) -> list[Path]:
+    """``root`` and the directories under it, the deepest first."""
+    below = [root / name for name, status in walk(root) if stat.S_ISDIR(status.st_mode)]
+    return [*reversed(below), root]
+
+
+def remove(path: Path) -> None:
+    """Remove ``path`` and what it holds; nothing where there is nothing."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        os.unlink(path)
+        return
+    if status.st_mode & 0o700 != 0o700:
+        os.chmod(path, 0o700)
+    with os.scandir(path) as entries:
+        names = [entry.name for entry in entries]
+    for name in names:
+        remove(path / name)
+    os.rmdir(path)
+
+
+def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:
+    """Move to ``new`` what appeared in ``old`` since ``known`` was taken, unless the name is taken there."""
+    for name, status in list(walk(old)):
+        if name not in known and not os.path.lexists(new / name) and not stat.S_ISDIR(status.st_mode):
+            (new / name).parent.mkdir(parents=True, exist_ok=True)
+            os.rename(old / name, new / name)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the directory's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

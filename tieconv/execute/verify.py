@@ -1,0 +1,224 @@
+"""Proof of what was written, on the bytes as they are read back from the staging directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from tieconv.checkpoint.plan import OutputTensor, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.records import ByteRange, WeightFile
+from tieconv.errors import RefusedError, UnreadableError, VerificationError
+from tieconv.execute import tree
+from tieconv.execute.copy import BLOCK, Tick, read_full
+from tieconv.execute.layout import Piece, pieces
+from tieconv.execute.scale import scaled
+from tieconv.execute.write import SCALE_BLOCK, Record, Shared
+from tieconv.formats.safetensors import read_weight_file
+from tieconv.sources.local import FileSet, open_files, open_regular
+from tieconv.text import shown
+
+
+@dataclass
+class Verifier:
+    """Compares the files in ``new`` with what they were made from under ``root``.
+
+    With ``full`` false the bytes of extents that the kernel copied (``record``) are not compared.
+    """
+
+    root: Path
+    new: Path
+    record: Record
+    full: bool
+    tick: Tick
+
+    def weights(self, output: OutputWeights, name: str) -> None:
+        """The file holds the plan's tensors and no others, each with the bytes that were promised."""
+        with open_files(self.new) as written, open_files(self.root) as sources:
+            file = _read(written, name)
+            _check_header(file, output, name)
+            for piece in pieces(output.tensors):
+                self._piece(piece, file, output, written, sources)
+
+    def _piece(self, piece: Piece, file: WeightFile, output: OutputWeights, written: FileSet, sources: FileSet) -> None:
+        descriptor, start = written.descriptor(file.name), file.data_start + piece.offset
+        match piece.content:
+            case ByteRange() as span:
+                unproved = self._unproved(file.name, start, start + piece.size, span)
+                shift, source = span.start - start, sources.descriptor(span.file)
+                found = first_difference(source, descriptor, unproved, shift, self.tick)
+            case Zeros(size):
+                found = first_nonzero(descriptor, start, start + size, self.tick)
+            case Scaled() as content:
+                found = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+        if found is not None:
+            tensor = _tensor_at(output.tensors, found - file.data_start)
+            _fail(
+                file.name,
+                f"tensor {shown(tensor)} differs from its source at byte {found:,} of the file",
+                "bytes",
+            )
+
+    def _unproved(self, name: str, start: int, end: int, span: ByteRange) -> list[tuple[int, int]]:
+        """What must be compared of bytes ``start`` to ``end`` of the written file."""
+        if self.full:
+            return [(start, end)]
+        shared = self.record.shared.get(name, [])
+        trusted = [one for one in shared if one.file == span.file and one.shift == span.start - start]
+        return list(_outside(trusted, start, end))
+
+    def text(self, output: OutputText) -> None:
+        """The document reads back as it was planned."""
+        expected = output.text.encode()
+        descriptor = open_regular(self.new / output.name, self.new)
+        try:
+            found = bytearray(os.fstat(descriptor).st_size)
+            read_full(descriptor, memoryview(found), 0)
+        finally:
+            os.close(descriptor)
+        if found != expected:
+            _fail(output.name, "is not the document that was written", "text")
+        self.tick(len(expected))
+
+    def companion(self, name: str) -> None:
+        """The file is the source's, or holds the same bytes."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            descriptor = open_regular(self.new / name, self.new)
+            try:
+                self._compare(name, source, descriptor)
+            finally:
+                os.close(descriptor)
+        finally:
+            os.close(source)
+
+    def _compare(self, name: str, source: int, descriptor: int) -> None:
+        old, new = os.fstat(source), os.fstat(descriptor)
+        if os.path.samestat(old, new):
+            return
+        if old.st_size != new.st_size:
+            _fail(name, f"has {new.st_size:,} bytes, its source {old.st_size:,}", "bytes")
+        unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
+        found = first_difference(source, descriptor, unproved, 0, self.tick)
+        if found is not None:
+            _fail(name, f"differs from its source at byte {found:,}", "bytes")
+
+    def names(self, expected: Iterable[str]) -> None:
+        """The directory holds these files and no others."""
+        found = {name for name, status in tree.walk(self.new) if not stat.S_ISDIR(status.st_mode)}
+        for name in sorted(found.symmetric_difference(expected)):
+            _fail(name, "was not planned" if name in found else "is not there", "names")
+
+
+def _read(written: FileSet, name: str) -> WeightFile:
+    try:
+        size = written.state(name).size
+        return read_weight_file(lambda count, offset: written.pread(name, count, offset), size, name)
+    except UnreadableError as error:
+        raise VerificationError(f"the written file is malformed: {error.message}", _HINT, "verify.header") from error
+
+
+def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
+    """Tensors by name, in the order of their bytes, and the metadata."""
+    if file.metadata != (None if output.metadata is None else dict(output.metadata)):
+        _fail(name, "does not have the metadata that was promised", "header")
+    found = {tensor.name: tensor for tensor in file.tensors}
+    position = file.data_start
+    for tensor in output.tensors:
+        record = found.pop(tensor.name, None)
+        if record is None:
+            _fail(name, f"tensor {shown(tensor.name)} is not there", "header")
+        if (record.dtype, record.shape) != (tensor.dtype, tuple(tensor.shape)):
+            _fail(name, f"tensor {shown(tensor.name)} is {record.dtype} {list(record.shape)}", "header")
+        if (record.range.start, record.nbytes) != (position, tensor.nbytes):
+            _fail(name, f"tensor {shown(tensor.name)} lies at byte {record.range.start:,}", "header")
+        position += tensor.nbytes
+    for extra in found:
+        _fail(name, f"tensor {shown(extra)} was not planned", "header")
+
+
+def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
+    for one in sorted(trusted, key=lambda one: one.start):
+        if one.end <= start or one.start >= end:
+            continue
+        if start < one.start:
+            yield start, one.start
+        start = max(start, min(one.end, end))
+    if start < end:
+        yield start, end
+
+
+def first_difference(
+    source: int, descriptor: int, ranges: Iterable[tuple[int, int]], shift: int, tick: Tick
+) -> int | None:
+    """The first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source``'s, ``shift`` on."""
+    for start, end in ranges:
+        for offset, expected, found in _lockstep(source, descriptor, start, end, shift, tick):
+            if expected != found:
+                return offset + next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
+    return None
+
+
+def _lockstep(
+    source: int, descriptor: int, start: int, end: int, shift: int, tick: Tick
+) -> Iterator[tuple[int, bytearray, bytearray]]:
+    """Blocks of both files, in two buffers that are used again."""
+    expected, found = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
+    for offset in range(start, end, BLOCK):
+        if end - offset < len(found):
+            expected, found = bytearray(end - offset), bytearray(end - offset)
+        read_full(source, memoryview(expected), offset + shift)
+        read_full(descriptor, memoryview(found), offset)
+        yield offset, expected, found
+        tick(len(found))
+
+
+def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | None:
+    """The first offset from ``start`` to ``end`` whose byte is not zero."""
+    zeros = bytes(BLOCK)
+    for offset in range(start, end, BLOCK):
+        found = bytearray(min(BLOCK, end - offset))
+        read_full(descriptor, memoryview(found), offset)
+        if found != zeros[: len(found)]:
+            return offset + next(i for i, byte in enumerate(found) if byte)
+        tick(len(found))
+    return None
+
+
+def _first_unscaled(source: int, descriptor: int, start: int, content: Scaled, tick: Tick) -> int | None:
+    """The first written block that, scaled back, is not its source: an exact product can always be undone."""
+    for done in range(0, content.range.size, SCALE_BLOCK):
+        size = min(SCALE_BLOCK, content.range.size - done)
+        expected, found = bytearray(size), bytearray(size)
+        read_full(source, memoryview(expected), content.range.start + done)
+        read_full(descriptor, memoryview(found), start + done)
+        if not _undone(found, expected, content):
+            return start + done
+        tick(size)
+    return None
+
+
+def _undone(found: bytearray, expected: bytearray, content: Scaled) -> bool:
+    try:
+        return scaled(found, content.dtype, -content.exponent) == expected
+    except RefusedError:
+        return False
+
+
+def _tensor_at(tensors: Iterable[OutputTensor], offset: int) -> str:
+    for tensor in tensors:
+        if offset < tensor.nbytes:
+            return tensor.name
+        offset -= tensor.nbytes
+    raise AssertionError("the offset lies behind the last tensor")
+
+
+_HINT = "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it"
+
+
+def _fail(name: str, why: str, code: str) -> NoReturn:
+    separator = ": " if why.startswith("tensor ") else " "
+    raise VerificationError(f"written {shown(name)}{separator}{why}", _HINT, f"verify.{code}")

@@ -1,0 +1,203 @@
+"""Build the new model in the staging directory. Nothing here is visible to anyone else."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tieconv.checkpoint.plan import OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.records import ByteRange, FileState
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute import layout
+from tieconv.execute.clone import clone
+from tieconv.execute.copy import Tick, copy_range, read_full, write_full, write_zeros
+from tieconv.execute.failures import writing
+from tieconv.execute.scale import scaled
+from tieconv.execute.sync import Syncer
+from tieconv.sources.local import FileSet, file_state, open_files, open_regular
+from tieconv.text import shown
+
+SCALE_BLOCK = 1024 * 1024
+"""Bytes scaled at once: a multiple of every element's width."""
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
+
+    They are those of the source ``file``, ``shift`` bytes further on.
+    """
+
+    start: int
+    end: int
+    file: str
+    shift: int
+
+
+@dataclass
+class Record:
+    """What was written: the kernel-copied extents of each file, and the source files as they were."""
+
+    shared: dict[str, list[Shared]] = field(default_factory=dict)
+    companions: list[str] = field(default_factory=list)
+    sources: dict[str, FileState] = field(default_factory=dict)
+
+
+@dataclass
+class Writer:
+    """Writes files of a model to ``new``, synced by ``syncer``.
+
+    ``old(name)`` is the status of the file whose mode and owner a written one takes over, where there is one.
+    """
+
+    root: Path
+    new: Path
+    syncer: Syncer
+    tick: Tick
+    old: Callable[[str], os.stat_result | None]
+    record: Record = field(default_factory=Record)
+
+    def weights(self, output: OutputWeights, name: str) -> None:
+        """Write the safetensors file ``output`` as ``name``."""
+        size = sum(tensor.nbytes for tensor in output.tensors)
+        with writing(name, self.new, size), open_files(self.root) as files:
+            descriptor = self._create(name)
+            try:
+                self.record.shared[name] = self._fill(output, files, descriptor)
+                self._inherit(descriptor, self.old(output.name))
+                self.syncer.add(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
+        head = layout.header(output)
+        # At its full length from the start, XFS sets no space aside behind the end of the file.
+        os.ftruncate(descriptor, len(head) + sum(tensor.nbytes for tensor in output.tensors))
+        write_full(descriptor, head, 0)
+        shared: list[Shared] = []
+        for piece in layout.pieces(output.tensors):
+            offset = len(head) + piece.offset
+            match piece.content:
+                case ByteRange() as span:
+                    shared += self._copy(files, span, descriptor, offset)
+                case Zeros(size):
+                    write_zeros(descriptor, offset, size, self.tick)
+                case Scaled() as content:
+                    self._scale(files, content, descriptor, offset)
+        return shared
+
+    def _open(self, files: FileSet, name: str) -> int:
+        self.record.sources.setdefault(name, files.state(name))
+        return files.descriptor(name)
+
+    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int) -> list[Shared]:
+        source = self._open(files, span.file)
+        extents = copy_range(source, span.start, descriptor, offset, span.size, self.tick)
+        return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
+
+    def _scale(self, files: FileSet, content: Scaled, descriptor: int, offset: int) -> None:
+        source = self._open(files, content.range.file)
+        for done in range(0, content.range.size, SCALE_BLOCK):
+            block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
+            read_full(source, block, content.range.start + done)
+            write_full(descriptor, scaled(block, content.dtype, content.exponent), offset + done)
+            self.tick(len(block))
+
+    def text(self, output: OutputText) -> None:
+        """Write a document."""
+        data = output.text.encode()
+        with writing(output.name, self.new, len(data)):
+            descriptor = self._create(output.name)
+            try:
+                write_full(descriptor, data, 0)
+                self._inherit(descriptor, self.old(output.name))
+                self.syncer.add(descriptor)
+            finally:
+                os.close(descriptor)
+        self.tick(len(data))
+
+    def companion(self, name: str) -> None:
+        """A file comes along: its blocks shared if possible, else copied. Links become files."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            status = os.fstat(source)
+            self.record.sources[name] = file_state(source)
+            with writing(name, self.new, status.st_size):
+                self._bring(name, source, status)
+        finally:
+            os.close(source)
+        self.record.companions.append(name)
+
+    def _bring(self, name: str, source: int, status: os.stat_result) -> None:
+        descriptor = self._create(name)
+        try:
+            if clone(source, descriptor):
+                extents = [(0, status.st_size)]
+                self.tick(status.st_size)
+            else:
+                extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
+            self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
+            self._inherit(descriptor, status)
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            self.syncer.add(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def hardlink(self, name: str) -> None:
+        """A file comes along as a second name of itself. Raises `RefusedError` where that cannot be."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            with writing(name, self.new, 0):
+                self._make_parents(name)
+                os.link(os.path.realpath(self.root / name), self.new / name)
+            if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
+                raise RefusedError(f"{shown(name)} was replaced while it was linked", "run the command again")
+            self.record.sources[name] = file_state(source)
+            self.syncer.add(source)
+        except TieconvError as error:
+            raise _not_linkable(name, error) from error
+        finally:
+            os.close(source)
+        self.record.companions.append(name)
+
+    def share(self, name: str) -> None:
+        """A file comes along as a hard link, or as a copy where there are no hard links."""
+        try:
+            self.hardlink(name)
+        except RefusedError:
+            self.companion(name)
+
+    def _create(self, name: str) -> int:
+        self._make_parents(name)
+        # 0666 leaves the umask and a default ACL to the system; the staging directory is private.
+        return os.open(self.new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
+    def _make_parents(self, name: str) -> None:
+        (self.new / name).parent.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def _inherit(descriptor: int, old: os.stat_result | None) -> None:
+        if old is not None:
+            inherit(descriptor, old, stat.S_IMODE(old.st_mode) & 0o777)
+
+
+def inherit(path: int | Path, old: os.stat_result, mode: int) -> None:
+    """Give the file ``mode``, and where root the owner of ``old``."""
+    if os.geteuid() == 0:
+        with suppress(PermissionError):  # a file system without owners, or one that root does not rule
+            os.chown(path, old.st_uid, old.st_gid)
+    os.chmod(path, mode)
+
+
+def _not_linkable(name: str, error: TieconvError) -> TieconvError:
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
+        reason = (cause.strerror or "").lower()
+        return RefusedError(f"{shown(name)} cannot be hard-linked: {reason}", "leave out --hardlink", "out.hardlink")
+    return error
