@@ -84,7 +84,13 @@ class Family:
     meaning_v4: FlagMeaning
     meaning_v5: FlagMeaning
     level_v4: str | None = None  # the one level that transformers 4 reads the flag from ("" is the top)
-    layered: str | None = None  # why tied names beyond those listed repeat per layer; tools should refuse
+    named: bool = False  # the user named the pair: no guess is left
+    unflippable: str | None = None  # why a change of the flag means more than its tied names say
+
+    @property
+    def trusted(self) -> bool:
+        """Whether what ties is known: measured on the class, or named by the user."""
+        return self.named or self.knowledge is Knowledge.TABLE
 
     @property
     def default_v5(self) -> bool:

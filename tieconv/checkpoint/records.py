@@ -81,6 +81,17 @@ class Caution:
     tensors: tuple[str, ...] = ()
 
 
+BLOCKING = {
+    "layout.ambiguous": "remove the one that is not meant, then try again",
+    "layout.one-shard": "give the model's directory",
+    "index.absent": "write the index first",
+    "index.absent-tensor": "rebuild the index from the shards, then try again",
+    "index.extra-tensor": "rebuild the index from the shards, then try again",
+    "index.repeated": "remove the copy that is not meant, then try again",
+}
+"""Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
+
+
 @dataclass(frozen=True, slots=True)
 class FileState:
     """What identifies a file's content at reading time, so that a stale plan can fail."""

@@ -20,6 +20,7 @@ def with_names(family: Family, embed: str | None, head: str | None) -> Family:
         input_embedding=embedding,
         output_head=output,
         tying=Tying.CAN,
+        named=bool(embed and head),
         groups=pair + others,
         truth=family.truth or "FTF",
     )

@@ -21,7 +21,7 @@ def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple
     ``None`` both mean that the level does not declare it. A nested level other than the governing one has
     no effect, and the sentence says so where it declares something.
     """
-    if family.tying in _FIXED:
+    if family.tying in _FIXED and family.knowledge is Knowledge.TABLE:
         return family.tying is Tying.ALWAYS, f"{family.architecture} {_FIXED[family.tying]}."
     if family.knowledge is not Knowledge.TABLE:
         return _guess(config_levels)
@@ -37,6 +37,22 @@ def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple
         unread = strays if nested is None or nested == tied else (family.levels[0], *strays)
         return tied, _because(tied, top, "the top level", unread)
     return tied, _because(tied, nested, family.levels[0], strays)
+
+
+def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
+    """Whether the flag ties the groups that it decides.
+
+    Classes without a tied head have such groups too (an encoder-decoder without a head, say). The table's truth
+    is about the head; of a class whose head never ties only the top level is taken, and absent means tied.
+    """
+    if family.knowledge is not Knowledge.TABLE or not family.truth:
+        return _guess(config_levels)[0]
+    if family.tying is Tying.NEVER:
+        return config_levels.get("") is not False
+    if len(family.truth) == len(_STATES):
+        return family.truth[_STATES.index(config_levels.get(""))] == "T"
+    row, nested = config_levels.get(""), config_levels.get(family.levels[0])
+    return family.truth[3 * _STATES.index(row) + _STATES.index(nested)] == "T"
 
 
 def _strays(config_levels: Mapping[str, bool | None], read: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,26 @@
+"""Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieconv.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from tieconv.api import inspect, plan_retie, plan_untie
+    from tieconv.errors import TieconvError
+    from tieconv.planned import PlannedWrite
+
+__all__ = ["PlannedWrite", "TieconvError", "__version__", "inspect", "plan_retie", "plan_untie"]
+
+
+_HOMES = {"TieconvError": "errors", "PlannedWrite": "planned"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a verb when it is first used: `import tieconv` costs what Python costs."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)

@@ -1,0 +1,25 @@
+"""Names under which quantisers keep a matrix as codes and scales."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+LEAVES = (
+    "qweight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "weight_zero_point",
+    "scales",
+    "qzeros",
+    "weight.absmax",
+    "weight.quant_map",
+    "SCB",
+)
+"""Endings beside a module's name, of GPTQ, AWQ, compressed-tensors, FP8 and bitsandbytes checkpoints."""
+
+
+def quantised_twin(name: str, stored: Collection[str]) -> str | None:
+    """The stored tensor that shows the matrix ``name`` to be quantised; ``None`` where there is none."""
+    module = name.removesuffix(".weight")
+    return next((f"{module}.{leaf}" for leaf in LEAVES if f"{module}.{leaf}" in stored), None)

@@ -1,0 +1,66 @@
+"""A plan that can be carried out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.plan import Outcome, Plan
+from tieconv.execute import Target, check_target, execute
+
+Progress = Callable[[int, int], None]
+Verify = Literal["full", "structure"]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWrite:
+    """A plan and what it needs to be carried out. ``str()`` gives the `tieconv.plan/1` JSON."""
+
+    plan: Plan
+    reinspect: Callable[[Path], Inspection]
+
+    def outcome(self) -> Outcome:
+        """The plan as it stands, not executed."""
+        return Outcome(self.plan, executed=False, verified=False, output=None)
+
+    def check(
+        self,
+        out: str | Path | None = None,
+        *,
+        in_place: bool = False,
+        overwrite: bool = False,
+        hardlink: bool = False,
+        verify: Verify = "full",
+    ) -> None:
+        """Every refusal that needs no writing, as `execute` would make it."""
+        check_target(self.plan, self._target(out, in_place, overwrite, hardlink, verify))
+
+    def execute(
+        self,
+        out: str | Path | None = None,
+        *,
+        in_place: bool = False,
+        overwrite: bool = False,
+        hardlink: bool = False,
+        verify: Verify = "full",
+        progress: Progress | None = None,
+    ) -> Outcome:
+        """Write the model to ``out``, or over its source with ``in_place``, prove it, then rename it into place.
+
+        Raises a `TieconvError` and leaves the source as it was and ``out`` absent (or old) where anything fails.
+        """
+        target = self._target(out, in_place, overwrite, hardlink, verify)
+        execute(self.plan, target, reinspect=self.reinspect, progress=progress)
+        return Outcome(self.plan, executed=True, verified=True, output=str(target.path))
+
+    def _target(
+        self, out: str | Path | None, in_place: bool, overwrite: bool, hardlink: bool, verify: Verify
+    ) -> Target:
+        path = Path(self.plan.checkpoint.source if in_place or out is None else out)
+        return Target(path, in_place=in_place, overwrite=overwrite, hardlink=hardlink, verify=verify)
+
+    def __str__(self) -> str:
+        return str(self.outcome())

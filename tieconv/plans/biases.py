@@ -1,0 +1,129 @@
+"""The head bias of a model that is being tied or untied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import inspect_hint, refuse
+from tieconv.text import shown
+
+
+class BiasChoice(StrEnum):
+    """What becomes of the head bias."""
+
+    KEEP = "keep"
+    ZERO = "zero"
+    STRIP = "strip"
+
+
+def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: bool) -> tuple[str, ...]:
+    """Add or drop the bias as asked; ``tied`` is how the model ends. Returns warnings for the user."""
+    if choice is BiasChoice.ZERO:
+        return _zero(edits, inspection, tied)
+    if choice is BiasChoice.STRIP:
+        return _strip(edits, inspection)
+    return ()
+
+
+def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
+    names = _names(inspection, tied)
+    bias = inspection.head.output_bias
+    if bias and bias.state is not BiasState.ABSENT:
+        return ()
+    embedding = inspection.head.input_embedding
+    output = inspection.head.output_head
+    like = output if output and output.shape and output.dtype else embedding
+    if like is None or not like.shape or not like.dtype:
+        refuse(
+            f"{shown(inspection.checkpoint.source)} stores no head to size a bias by",
+            inspect_hint(inspection),
+            "bias.size",
+        )
+    rows = like.shape[0]
+    shape = (1, rows) if inspection.family.bias_is_row else (rows,)
+    stored = output.name if output and output.stored else (embedding.name if embedding else "")
+    for name in names:
+        edits.fill(name, like.dtype, shape, stored)
+    return _unknown_bias_note(inspection, names, tied)
+
+
+def _names(inspection: Inspection, tied: bool) -> tuple[str, ...]:
+    """The names that loaders read: one while the pair is tied, each of them once it is not."""
+    names = inspection.family.output_biases
+    if not names:
+        bias = inspection.head.output_bias
+        return (bias.name,) if bias else ()
+    aliases = {
+        member
+        for group in inspection.family.groups
+        if group.role is Role.OUTPUT_BIAS and (tied or not group.gated)
+        for member in group.members
+    }
+    return tuple(name for name in names if name not in aliases)
+
+
+def _unknown_bias_note(inspection: Inspection, names: Iterable[str], tied: bool) -> tuple[str, ...]:
+    """Which loaders ignore and which refuse a bias that the class lacks.
+
+    transformers and safetensors are tested; vLLM and mlx-lm by their source and vllm#21176, mlx-examples#564.
+    """
+    if inspection.family.output_biases:
+        return ()
+    listed = ", ".join(shown(name) for name in names)
+    label = inspection.family.architecture or "this architecture"
+    vllm = "vLLM skips it" if tied else "vLLM refuses it"
+    return (
+        f"{label} has no parameter {listed}: transformers ignores it and reports it unexpected; safetensors' "
+        f"load_model refuses it unless strict=False; mlx-lm refuses it; {vllm} (the last two by source, not run)",
+    )
+
+
+def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
+    bias = inspection.head.output_bias
+    if bias is None or bias.state is BiasState.ABSENT:
+        return ()
+    if bias.state is BiasState.NONZERO:
+        refuse(
+            f"{shown(bias.name)} is not all zero (largest magnitude {bias.max_abs}): stripping it changes the logits",
+            "keep it: --bias keep",
+            "bias.nonzero",
+        )
+    differing = _differing_copy(inspection)
+    if differing:
+        refuse(
+            f"{shown(differing)} differs from {shown(bias.name)}, which is all zero",
+            inspect_hint(inspection),
+            "bias.copies-differ",
+        )
+    tensors = inspection.checkpoint.tensors
+    gone = {bias.name, *inspection.family.output_biases} | {
+        member.name
+        for tie in inspection.ties
+        if tie.role is Role.OUTPUT_BIAS
+        for member in tie.stored_members
+    }
+    for name in sorted(gone & tensors.keys() | edits.additions.keys() & gone):
+        _drop_zero(edits, name)
+    if not inspection.family.output_biases:
+        return ()
+    return (
+        f"{inspection.family.architecture} has a parameter {shown(bias.name)}: "
+        "transformers reports it missing and starts it at zero, which is what was stored",
+    )
+
+
+def _differing_copy(inspection: Inspection) -> str | None:
+    equal = {State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED}
+    pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
+    return next((member.name for tie in pairs for member in tie.members if member.state not in equal), None)
+
+
+def _drop_zero(edits: Edits, name: str) -> None:
+    edits.additions.pop(name, None)
+    edits.operations[:] = [operation for operation in edits.operations if getattr(operation, "name", "") != name]
+    if name in edits.checkpoint.tensors:
+        edits.drop(name, "all zero")

@@ -1,0 +1,67 @@
+"""The last step of every planner: edits and config together become a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.plan import CopyTensor, DropTensor, FillTensor, Plan, Promises, RenameTensor, ScaleTensor
+from tieconv.plans.config import set_flag
+from tieconv.plans.edits import Edits, with_text
+from tieconv.plans.guards import guard_lone_config
+from tieconv.text import count
+
+
+def build(
+    command: str,
+    inspection: Inspection,
+    edits: Edits,
+    *,
+    tied: bool | None,
+    promises: Promises,
+    options: Mapping[str, str | None],
+    notes: tuple[str, ...],
+) -> Plan:
+    """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the config alone)."""
+    checkpoint = inspection.checkpoint
+    text, changes = (None, ()) if tied is None else set_flag(inspection, tied)
+    guard_lone_config(inspection, bool(changes))
+    files = edits.files()
+    if text is not None:
+        files = with_text(files, text, changes)
+    if tied is not None and checkpoint.config is None:
+        value = str(tied).lower()
+        notes = (*notes, f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it")
+        promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
+    return Plan(
+        command=command,
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=files.operations,
+        weights=files.weights,
+        texts=files.texts,
+        links=files.links,
+        removed=files.removed,
+        promises=promises,
+        summary=_summary(command, edits, bool(changes)),
+        options=options,
+        notes=notes,
+    )
+
+
+def _summary(command: str, edits: Edits, config_changes: bool) -> str:
+    kinds = {
+        "added": (CopyTensor, FillTensor, ScaleTensor),
+        "dropped": (DropTensor,),
+        "renamed": (RenameTensor,),
+    }
+    parts = []
+    for word, types in kinds.items():
+        number = sum(isinstance(operation, types) for operation in edits.operations)
+        if number:
+            parts.append(f"{count(number, 'tensor')} {word}")
+    if config_changes:
+        parts.append("config updated")
+    done = {"retie": "tied", "untie": "untied"}.get(command, "done")
+    return ", ".join(parts) if parts else f"already {done}: nothing to change"

@@ -1,0 +1,79 @@
+"""The tie flag, written at every level that some loader reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tieconv.checkpoint.family import FlagMeaning
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.plan import OutputText, SetConfig
+from tieconv.errors import RefusedError
+from tieconv.formats.json_edit import set_value
+
+FLAG = "tie_word_embeddings"
+DERIVED_KEY = "scale_decoder_outputs"
+
+
+def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tuple[SetConfig, ...]]:
+    """The config text with the flag set to ``tied`` at the top and at every nested level that has one.
+
+    One level is not enough: transformers 4 obeys the nested flag, transformers 5 the top one, and some classes
+    either. ``(None, ())`` where every level already says so, or where there is no config.
+    """
+    document = inspection.checkpoint.config
+    if document is None:
+        return None, ()
+    changes = (*_changes(inspection, tied), *_derived(inspection, tied))
+    if changes and document.text.count(f'"{FLAG}"') > _flag_count(document.value):
+        raise RefusedError(
+            f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value",
+            "remove one of the two",
+            "config.repeated-flag",
+        )
+    text = document.text
+    for change in changes:
+        text = set_value(text, change.path.split("."), change.value)
+    return (OutputText(document.name, text), changes) if changes else (None, ())
+
+
+def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
+    for entry in inspection.config.declared:
+        if entry.value is tied:
+            continue
+        if entry.value is None and entry.path != FLAG and entry.path not in _governing(inspection):
+            continue
+        yield SetConfig(entry.path, tied, entry.value, _present(inspection, entry.path))
+
+
+def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
+    """The key that transformers 5 derives from the flag where it is absent: where it stands, it must follow."""
+    config = inspection.checkpoint.config_values
+    derives = FlagMeaning.DERIVES in (inspection.family.meaning_v5, inspection.family.meaning_v4)
+    if derives and config.get(DERIVED_KEY, tied) is not tied and _flips(inspection, tied):
+        yield SetConfig(DERIVED_KEY, tied, config[DERIVED_KEY], True)
+
+
+def _flips(inspection: Inspection, tied: bool) -> bool:
+    return any(entry.value is not tied for entry in inspection.config.declared)
+
+
+def _governing(inspection: Inspection) -> set[str]:
+    """Nested places that must hold the flag even where none stands there yet."""
+    return {f"{level}.{FLAG}" for level in inspection.family.levels}
+
+
+def _present(inspection: Inspection, path: str) -> bool:
+    value: object = inspection.checkpoint.config_values
+    for key in path.split("."):
+        if not isinstance(value, Mapping) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def _flag_count(value: object) -> int:
+    if isinstance(value, Mapping):
+        return sum((key == FLAG) + _flag_count(entry) for key, entry in value.items())
+    if isinstance(value, list):
+        return sum(map(_flag_count, value))
+    return 0

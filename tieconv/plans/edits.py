@@ -1,0 +1,237 @@
+"""From edits of names and bytes to the files that must be written, in any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from tieconv.checkpoint.plan import (
+    Content,
+    CopyTensor,
+    DropTensor,
+    FillTensor,
+    KeepTensor,
+    LinkFile,
+    Operation,
+    OutputTensor,
+    OutputText,
+    OutputWeights,
+    RenameTensor,
+    Scaled,
+    ScaleTensor,
+    SetMetadata,
+    Zeros,
+)
+from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.records import Checkpoint, Layout, TensorRecord, WeightFile
+from tieconv.formats.index import edit_index
+
+HEAD_SHARD = "model-head.safetensors"
+"""The shard that new tensors of a sharded model go to: untouched shards stay as they are, byte for byte.
+
+It starts with ``model`` and is not numbered, so that loaders that glob for ``model*.safetensors`` find it and
+no other shard has to be renamed.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What becomes of the weight files and their index."""
+
+    weights: tuple[OutputWeights, ...]
+    texts: tuple[OutputText, ...]
+    links: tuple[LinkFile, ...]
+    removed: tuple[str, ...]
+    operations: tuple[Operation, ...]
+
+
+@dataclass
+class Edits:
+    """Tensor edits gathered by a planner. Every tensor that is not named stays."""
+
+    checkpoint: Checkpoint
+    drops: dict[str, DropTensor] = field(default_factory=dict)
+    renames: dict[str, RenameTensor] = field(default_factory=dict)
+    additions: dict[str, tuple[OutputTensor, str]] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+
+    def drop(self, name: str, because: str) -> None:
+        """Leave a stored tensor out; an addition of the same name undoes itself."""
+        self._record(DropTensor(name, because))
+        self.drops[name] = DropTensor(name, because)
+
+    def rename(self, name: str, to: str) -> None:
+        """Store a tensor under another name."""
+        self._record(RenameTensor(name, to))
+        self.renames[name] = RenameTensor(name, to)
+
+    def copy(self, name: str, source: TensorRecord) -> None:
+        """Store the bytes of ``source`` under ``name`` too."""
+        self._record(CopyTensor(name, source.name))
+        self._add(OutputTensor(name, source.dtype, source.shape, source.range), source.name)
+
+    def scale(self, name: str, source: TensorRecord, exponent: int) -> None:
+        """Store ``source`` × 2**``exponent`` under ``name``."""
+        self._record(ScaleTensor(name, source.name, exponent))
+        content = Scaled(source.range, source.dtype, exponent)
+        self._add(OutputTensor(name, source.dtype, source.shape, content), source.name)
+
+    def fill(self, name: str, dtype: str, shape: tuple[int, ...], beside: str) -> None:
+        """Store an all-zero tensor."""
+        size = nbytes(dtype, shape)
+        assert size is not None, dtype  # callers take the dtype of a float matrix
+        self._record(FillTensor(name, dtype, shape, beside))
+        self._add(OutputTensor(name, dtype, shape, Zeros(size)), beside)
+
+    def replace_content(self, name: str, source: TensorRecord) -> None:
+        """Store under ``name`` the bytes, dtype and shape of ``source`` instead of its own."""
+        home = self.checkpoint.tensors[name]
+        self._record(CopyTensor(name, source.name))
+        self.additions[name] = (OutputTensor(name, source.dtype, source.shape, source.range), home.name)
+
+    def _add(self, tensor: OutputTensor, beside: str) -> None:
+        self.additions[tensor.name] = (tensor, beside)
+
+    def _record(self, operation: Operation) -> None:
+        self.operations.append(operation)
+
+    def after(self) -> set[str]:
+        """The names that are stored once the edits are made."""
+        kept = {name for name in self.checkpoint.tensors if name not in self.drops}
+        renamed = {self.renames[name].to if name in self.renames else name for name in kept}
+        return renamed | set(self.additions)
+
+    def files(self) -> Files:
+        """The files to write, link and leave out."""
+        if self.checkpoint.layout is Layout.SHARDED:
+            return _sharded(self)
+        return _single(self)
+
+
+def _single(edits: Edits) -> Files:
+    file = edits.checkpoint.files[0]
+    changed = _rewrite(file, edits, edits.additions)
+    weights = () if changed is None else (changed,)
+    return _assemble(edits, weights, (), removed=())
+
+
+def _sharded(edits: Edits) -> Files:
+    tensors = edits.checkpoint.tensors
+    replaced = {name: edits.additions[name] for name in edits.additions if name in tensors}
+    new = {name: added for name, added in edits.additions.items() if name not in tensors}
+    weights: list[OutputWeights] = []
+    removed: list[str] = []
+    for file in edits.checkpoint.files:
+        mine = {name: added for name, added in replaced.items() if tensors[name].range.file == file.name}
+        changed = _rewrite(file, edits, mine)
+        if changed is not None and not changed.tensors:
+            removed.append(file.name)
+        elif changed is not None:
+            weights.append(changed)
+    if new:
+        shard = _unused_name(edits.checkpoint)
+        weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), {"format": "pt"}))
+    text = _index_text(edits, tuple(weights), removed)
+    return _assemble(edits, tuple(weights), text, tuple(removed))
+
+
+def _rewrite(
+    file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]
+) -> OutputWeights | None:
+    """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
+    mine = {tensor.name for tensor in file.tensors}
+    metadata, changed = _metadata(file, edits)
+    if not (changed or additions or mine & (edits.drops.keys() | edits.renames.keys())):
+        return None
+    tensors: list[OutputTensor] = []
+    for record in file.tensors:
+        if record.name in additions:
+            tensors.append(additions[record.name][0])
+        elif record.name not in edits.drops:
+            name = edits.renames[record.name].to if record.name in edits.renames else record.name
+            tensors.append(OutputTensor(name, record.dtype, record.shape, record.range))
+        tensors += [
+            tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
+        ]
+    return OutputWeights(file.name, tuple(tensors), metadata)
+
+
+def _metadata(file: WeightFile, edits: Edits) -> tuple[Mapping[str, str] | None, bool]:
+    """The file's metadata without alias entries that the edits make untrue.
+
+    `safetensors.torch.save_model` records a dropped alias as ``{dropped name: kept name}``.
+    """
+    if file.metadata is None:
+        return None, False
+    tensors = edits.checkpoint.tensors
+    stored = edits.after()
+    stale = [
+        key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)
+    ]
+    for key in stale:
+        edits.operations.append(SetMetadata(file.name, key, None))
+    return {key: value for key, value in file.metadata.items() if key not in stale}, bool(stale)
+
+
+def _unused_name(checkpoint: Checkpoint) -> str:
+    taken = {file.name for file in checkpoint.files} | set(checkpoint.companions)
+    name, number = HEAD_SHARD, 2
+    while name in taken:
+        name, number = f"model-head-{number}.safetensors", number + 1
+    return name
+
+
+def _index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[str]) -> tuple[OutputText, ...]:
+    """The index as it must read once the shards are written; nothing where it already reads so."""
+    index = edits.checkpoint.index
+    assert index is not None  # a sharded model without an index is refused before
+    written = {file.name: file for file in weights}
+    after: dict[str, tuple[str, int, int]] = {}
+    for file in edits.checkpoint.files:
+        if file.name not in written and file.name not in removed:
+            for record in file.tensors:
+                after[record.name] = (file.name, record.nbytes, record.elements)
+    for output in written.values():
+        for tensor in output.tensors:
+            after[tensor.name] = (output.name, tensor.nbytes, _elements(tensor))
+    before = {record.name: record.range.file for record in edits.checkpoint.tensors.values()}
+    drop = {name: shard for name, shard in before.items() if name not in after}
+    add = {name: home for name, (home, _, _) in after.items() if before.get(name) != home}
+    total = sum(size for _, size, _ in after.values())
+    parameters = sum(elements for _, _, elements in after.values())
+    parameters -= sum(record.elements for record in edits.checkpoint.tensors.values())
+    text = edit_index(index.text, drop=drop, add=add, total_size=total, parameters_added=parameters)
+    return (OutputText(index.name, text),) if text != index.text else ()
+
+
+def _elements(tensor: OutputTensor) -> int:
+    product = 1
+    for side in tensor.shape:
+        product *= side
+    return product
+
+
+def _assemble(
+    edits: Edits, weights: tuple[OutputWeights, ...], texts: tuple[OutputText, ...], removed: tuple[str, ...]
+) -> Files:
+    checkpoint = edits.checkpoint
+    written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
+    links = {file.name: file.size for file in checkpoint.files}
+    for document in (checkpoint.index, checkpoint.config):
+        if document is not None:
+            links[document.name] = checkpoint.states[document.name].size
+    links |= checkpoint.companions
+    touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
+    kept = tuple(KeepTensor(name) for name in checkpoint.tensors if name not in touched)
+    linked = tuple(LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
+    return Files(weights, texts, linked, removed, (*edits.operations, *kept))
+
+
+def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...]) -> Files:
+    """``files`` with one more document written instead of linked."""
+    return replace(
+        files,
+        texts=(*files.texts, text),
+        links=tuple(link for link in files.links if link.name != text.name),
+        operations=(*operations, *files.operations),
+    )

@@ -1,0 +1,111 @@
+"""When tieconv refuses to write: one sentence, one next command."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NoReturn
+
+from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.records import BLOCKING, Layout
+from tieconv.errors import RefusedError
+from tieconv.text import shown
+
+
+def refuse(message: str, hint: str, code: str) -> NoReturn:
+    raise RefusedError(message, hint, code)
+
+
+def inspect_hint(inspection: Inspection) -> str:
+    return f"tieconv inspect {shlex.quote(inspection.checkpoint.source)}"
+
+
+def guard(inspection: Inspection, verb: str) -> None:
+    """Refuse what no tie surgery may touch."""
+    assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
+    _guard_layout(inspection)
+    _guard_knowledge(inspection, verb)
+    _guard_tying(inspection, verb)
+    _guard_quantised(inspection)
+
+
+def _guard_layout(inspection: Inspection) -> None:
+    source = shown(inspection.checkpoint.source)
+    for caution in inspection.checkpoint.cautions:
+        if caution.code in BLOCKING:
+            refuse(f"{source}: {caution.message}", BLOCKING[caution.code], caution.code)
+    if inspection.checkpoint.special:
+        refuse(
+            f"{source} holds {shown(inspection.checkpoint.special[0])}, which is no regular file of the model",
+            "move it out of the directory",
+            "path.not-regular",
+        )
+
+
+def _guard_knowledge(inspection: Inspection, verb: str) -> None:
+    family = inspection.family
+    if family.trusted:
+        return
+    known = inspection.config.architectures
+    what = f"the architecture {shown(known[0])} is not in the table" if known else "there is no known architecture"
+    embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
+    refuse(
+        f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",
+        f"name them: tieconv {verb} --embed {shlex.quote(embed)} --head {shlex.quote(head)}",
+        "family.unknown",
+    )
+
+
+def _guard_tying(inspection: Inspection, verb: str) -> None:
+    family = inspection.family
+    label = family.architecture or shown(inspection.checkpoint.source)
+    if family.tying is Tying.HEADLESS:
+        refuse(f"{label} has no output embedding by design, so there is nothing to {verb}",
+               inspect_hint(inspection), "tie.headless")
+    if family.tying is Tying.NEVER:
+        refuse(
+            f"{label} never ties its output embedding, whatever the config says, so there is nothing to {verb}",
+            inspect_hint(inspection),
+            "tie.never",
+        )
+    if inspection.word_tie is None:
+        refuse(
+            f"{shown(inspection.checkpoint.source)} stores neither the input nor the output embedding of {label}",
+            inspect_hint(inspection),
+            "tie.absent",
+        )
+
+
+def _guard_quantised(inspection: Inspection) -> None:
+    """A head whose matrix is stored as codes and scales is no twin of a float embedding."""
+    tensors = inspection.checkpoint.tensors
+    tie = inspection.word_tie
+    if tie is None:
+        return
+    for member in tie.members:
+        twin = quantised_twin(member.name, tensors)
+        if twin:
+            refuse(
+                f"{shown(member.name)} is quantised ({shown(twin)} is stored), so it cannot be compared or copied",
+                "work on the unquantised checkpoint and quantise again",
+                "tie.quantised",
+            )
+        if member.stored and tensors[member.name].dtype not in FLOATS:
+            dtype = tensors[member.name].dtype
+            refuse(
+                f"{shown(member.name)} has dtype {shown(dtype)}, whose values need scales kept elsewhere",
+                "work on the unquantised checkpoint and quantise again",
+                "tie.quantised",
+            )
+
+
+def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:
+    """A lone file is written alone: refuse where the config beside it would have to change with it."""
+    if flag_changes and inspection.checkpoint.layout is Layout.FILE and inspection.checkpoint.config:
+        refuse(
+            f"{shown(inspection.checkpoint.source)}: the config.json beside it must change with it",
+            "give the model's directory instead of the file",
+            "config.beside",
+        )

@@ -1,0 +1,78 @@
+"""Where flipping the flag changes the forward pass, and whether the weights can take it up exactly."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.family import FlagMeaning
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.plans.config import DERIVED_KEY
+from tieconv.plans.guards import refuse
+from tieconv.text import shown
+
+
+def reads_false(inspection: Inspection) -> bool:
+    """Whether some loader takes the flag as false, although the class may tie all the same (T5 in 5.x)."""
+    values = [entry.value for entry in inspection.config.declared]
+    absent = all(value is None for value in values)
+    return False in values or (absent and inspection.family.default_v4 is False)
+
+
+def scaling_exponent(inspection: Inspection, verb: str) -> int:
+    """The power of two by which the head changes when the flag goes from true to false.
+
+    0 where the flag is about storage alone. For T5 and its kin logits are multiplied by d_model**-0.5 exactly
+    while the flag is true, so an untied head must hold E × d_model**-0.5; that is exact for d_model = 4**k.
+    Refuses where it is not, or where transformers 4 and 5 want different heads. Source: the modelling code of
+    T5, LongT5, Pop2Piano and Switch in transformers 4.57 and 5.23.
+    """
+    family = inspection.family
+    meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
+    if meanings == {FlagMeaning.STORAGE}:
+        return 0
+    label, hint = family.architecture, f"tieconv {verb} --keep-flag" if verb == "untie" else "keep the head as it is"
+    if FlagMeaning.STORAGE in meanings:
+        refuse(
+            f"{label} scales its logits by the flag in one transformers major version and not in the other, "
+            f"so no single head is right in both",
+            hint,
+            "flag.forward",
+        )
+    if _derived_disagrees(inspection, verb):
+        refuse(
+            f"the config's {DERIVED_KEY}, which transformers 5 obeys, and its tie flag, which transformers 4 obeys, "
+            "say different things, so the two compute different logits already",
+            hint,
+            "flag.forward",
+        )
+    width = inspection.checkpoint.config_values.get("d_model")
+    exponent = _half_log2(width) if isinstance(width, int) else None
+    if exponent is None:
+        refuse(
+            f"{label} multiplies its logits by d_model**-0.5 while the flag is true, "
+            f"and with d_model {shown(width)} that factor is no power of two, so the weights cannot take it up exactly",
+            hint,
+            "flag.forward",
+        )
+    return -exponent
+
+
+def guard_flip(inspection: Inspection, verb: str) -> None:
+    """Refuse to flip the flag of a class that ties more than the table can list, or differently shaped tables."""
+    family = inspection.family
+    if family.unflippable:
+        refuse(
+            f"{family.architecture} cannot have its tie flag changed: {family.unflippable}",
+            "write the head out and leave the flag: tieconv untie --keep-flag" if verb == "untie" else "keep it untied",
+            "tie.unflippable",
+        )
+
+
+def _derived_disagrees(inspection: Inspection, verb: str) -> bool:
+    """Whether the key that transformers 5 derives from the flag is there and says something else than the flag."""
+    config = inspection.checkpoint.config_values
+    return DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie")
+
+
+def _half_log2(width: int) -> int | None:
+    """k where ``width`` = 4**k."""
+    exponent = width.bit_length() - 1
+    return exponent // 2 if width > 0 and width == 1 << exponent and exponent % 2 == 0 else None

@@ -1,0 +1,170 @@
+"""Re-tying: the redundant copies go, the canonical name stays, the config says tied."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.plans import biases
+from tieconv.plans.biases import BiasChoice
+from tieconv.plans.build import build
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import guard, refuse
+from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
+from tieconv.text import count, shown
+
+EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
+
+
+class Survivor(StrEnum):
+    """Whose values a forced re-tie keeps."""
+
+    EMBED = "embed"
+    HEAD = "head"
+
+
+def plan_retie(
+    inspection: Inspection,
+    *,
+    bias: BiasChoice = BiasChoice.KEEP,
+    survivor: Survivor | None = None,
+    force: bool = False,
+) -> Plan:
+    """The plan that leaves one copy of each tied tensor.
+
+    Raises `RefusedError` where the copies are not bit-equal, unless ``force`` and a ``survivor`` say whose
+    values to keep, and where setting the flag would change the forward pass.
+    """
+    guard(inspection, "retie")
+    edits = Edits(inspection.checkpoint)
+    flips = not inspection.config.effective or reads_false(inspection)
+    exponent = scaling_exponent(inspection, "retie") if flips else 0
+    if not inspection.config.effective:
+        guard_flip(inspection, "retie")
+    notes: list[str] = []
+    ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
+    for tie in ties:
+        notes += _merge(edits, inspection, tie, survivor if force else None, exponent)
+    notes += biases.apply(edits, inspection, bias, tied=True)
+    promises = Promises(True, tuple(_promise(edits, tie) for tie in ties))
+    options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
+    return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
+
+
+def _merge(
+    edits: Edits, inspection: Inspection, tie: Tie, survivor: Survivor | None, exponent: int
+) -> tuple[str, ...]:
+    """Drop the members of one group; keep, or give back, the canonical name."""
+    stored = [member for member in tie.members if member.stored]
+    reference = next(member for member in stored if member.state is State.CANONICAL)
+    odd = [member for member in stored if member is not reference and not _fits(member, exponent, inspection)]
+    note: tuple[str, ...] = ()
+    source = reference.name
+    if odd:
+        source, note = _settle(inspection, tie, reference, odd, survivor, exponent)
+    kept = tie.canonical
+    for member in stored:
+        if member.name not in (kept, source):
+            edits.drop(member.name, _because(member, kept))
+    if source != kept and tie.canonical_stored:
+        edits.replace_content(kept, inspection.checkpoint.tensors[source])
+        edits.drop(source, f"its values are stored as {kept}")
+    elif source != kept:
+        edits.rename(source, kept)
+    return note
+
+
+def _because(member: Member, kept: str) -> str:
+    if member.detail.get("empty"):
+        return "it is empty"
+    if member.state is State.IDENTICAL:
+        return f"equal to {kept}, byte for byte"
+    if member.state is State.SCALED:
+        return f"{kept} times {member.detail.get('factor')}, which the tied forward pass applies itself"
+    return f"replaced by {kept}"
+
+
+def _fits(member: Member, exponent: int, inspection: Inspection) -> bool:
+    """Whether dropping ``member`` keeps the function. ``exponent``: the tied forward pass scales by 2**exponent."""
+    if member.detail.get("empty"):
+        return True
+    is_head = member.name == (inspection.head.output_head and inspection.head.output_head.name)
+    if not exponent or not is_head:
+        return member.state in EQUAL
+    factor = member.detail.get("factor")
+    return member.state is State.SCALED and member.detail.get("exact") is True and factor == 2.0**exponent
+
+
+def _settle(
+    inspection: Inspection,
+    tie: Tie,
+    reference: Member,
+    odd: list[Member],
+    survivor: Survivor | None,
+    exponent: int,
+) -> tuple[str, tuple[str, ...]]:
+    """Whose values survive where copies differ, by the user's word alone."""
+    first = odd[0]
+    if survivor is None or tie.role is not Role.WORD_EMBEDDING:
+        _refuse_unequal(tie, reference, first, exponent)
+    tensors = inspection.checkpoint.tensors
+    if any(tensors[member.name].shape != tensors[reference.name].shape for member in odd):
+        _refuse_unequal(tie, reference, first, exponent, forced=True)
+    if exponent:
+        refuse(
+            f"re-tying {shown(first.name)} by force would also rescale the logits of this architecture",
+            "keep the head as it is",
+            "flag.forward",
+        )
+    head = inspection.head.output_head
+    others = {member.name for member in odd}
+    source = head.name if survivor is Survivor.HEAD and head and head.name in others else reference.name
+    lost = sorted((others | {reference.name}) - {source})
+    what = "; ".join(describe(member) for member in odd)
+    return source, (f"not function-preserving: {', '.join(map(shown, lost))} is lost ({what})",)
+
+
+def _refuse_unequal(tie: Tie, reference: Member, member: Member, exponent: int, *, forced: bool = False) -> None:
+    sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {describe(member)}"
+    if exponent and member.state in EQUAL:
+        sentence = (
+            f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass of this architecture "
+            f"multiplies the logits by 2**{exponent}, so re-tying would change them"
+        )
+    if tie.role is not Role.WORD_EMBEDDING:
+        refuse(sentence, "compare the two copies: tieconv inspect --json", "retie.not-equal")
+    if "shape" in member.detail:
+        refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
+    hint = "leave them apart with: tieconv untie; or choose the survivor: tieconv retie --from embed|head --force"
+    refuse(sentence, hint, "retie.not-equal")
+
+
+def describe(member: Member) -> str:
+    """The figures of a state as one phrase."""
+    detail = member.detail
+    if "shape" in detail:
+        return f"shapes {detail['shape']} and {detail.get('canonical_shape')} differ"
+    match member.state:
+        case State.TRANSPOSED:
+            return "it is the transpose"
+        case State.CAST:
+            return f"equal after a cast, {shown(detail.get('exact'))} holds the full precision"
+        case State.SCALED:
+            return f"it is {detail.get('factor')} times the other"
+        case State.NEAR | State.DISTINCT if detail.get("sign_of_zero_only"):
+            return "they differ only in the sign of zeros"
+        case State.NEAR | State.DISTINCT if isinstance(detail.get("rows_differing"), int):
+            rows = count(int(str(detail["rows_differing"])), "row")
+            return f"{rows} of {detail.get('rows'):,} differ, by up to {detail.get('max_abs')}"
+    return str(detail.get("reason", member.state))
+
+
+def _promise(edits: Edits, tie: Tie) -> TiePromise:
+    after = edits.after()
+    names = [member.name for member in tie.members if member.name != tie.canonical]
+    stored = (tie.canonical,) if tie.canonical in after else ()
+    return TiePromise(tie.canonical, True, stored, tuple(name for name in names if name not in after))
+
+

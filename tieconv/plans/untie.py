@@ -1,0 +1,97 @@
+"""Untying: the head, and every other tied name the architecture then reads, as a tensor of its own."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.records import TensorRecord
+from tieconv.plans import biases
+from tieconv.plans.biases import BiasChoice
+from tieconv.plans.build import build
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import guard, refuse
+from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
+from tieconv.plans.retie import describe
+from tieconv.text import shown
+
+_SEPARATE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
+
+
+def plan_untie(
+    inspection: Inspection,
+    *,
+    bias: BiasChoice = BiasChoice.KEEP,
+    keep_flag: bool = False,
+) -> Plan:
+    """The plan that stores every name of the tied groups.
+
+    With ``keep_flag`` the config stays as it is and equal copies are written out. Raises `RefusedError` where
+    the flag changes the forward pass and no exact scaling of the head makes up for it.
+    """
+    guard(inspection, "untie")
+    edits = Edits(inspection.checkpoint)
+    flips = not keep_flag and inspection.config.effective and not reads_false(inspection)
+    exponent = scaling_exponent(inspection, "untie") if flips else 0
+    if not keep_flag and inspection.config.effective:
+        guard_flip(inspection, "untie")
+    notes: list[str] = []
+    for tie in inspection.ties:
+        notes += _separate(edits, inspection, tie, exponent)
+    notes += biases.apply(edits, inspection, bias, tied=keep_flag and inspection.config.effective)
+    always = inspection.family.tying is Tying.ALWAYS
+    tied = inspection.config.effective if keep_flag or always else False
+    flag = None if keep_flag else False
+    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in inspection.ties))
+    options = {"bias": str(bias), "keep_flag": str(keep_flag).lower()}
+    return build("untie", inspection, edits, tied=flag, promises=promises, options=options, notes=tuple(notes))
+
+
+def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> tuple[str, ...]:
+    """Store the names of one group that are absent; those that the class shares anyway need no copy."""
+    tensors = inspection.checkpoint.tensors
+    source = tensors[next(member.name for member in tie.members if member.state is State.CANONICAL)]
+    head = inspection.head.output_head
+    notes: list[str] = []
+    for member in tie.members:
+        is_head = head is not None and member.name == head.name
+        empty = bool(member.detail.get("empty"))
+        if member.state not in _SEPARATE and not empty:
+            notes += _already_apart(tie, member)
+        if is_head and exponent:
+            _write_scaled(edits, inspection, member, source, exponent)
+        elif (empty or not member.stored) and (tie.gated or is_head):
+            edits.copy(member.name, source)
+    return tuple(notes)
+
+
+def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
+    if member.state is State.TRANSPOSED or "shape" in member.detail:
+        refuse(
+            f"{shown(member.name)} cannot be loaded as it is stored: {describe(member)}",
+            "write it in the shape of the embedding first",
+            "untie.shape",
+        )
+    if not tie.declared:
+        return ()
+    what = f"{shown(member.name)} was stored apart although the config says tied ({describe(member)})"
+    return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
+
+
+def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
+    """The head that, without the flag's scaling, gives the tied logits: E × 2**exponent."""
+    if member.stored and member.state is not State.IDENTICAL:
+        refuse(
+            f"{shown(member.name)} is stored and differs, and this architecture scales its logits by the flag",
+            "set the flag by hand once you know which head is meant",
+            "flag.forward",
+        )
+    edits.scale(member.name, source, exponent)
+
+
+def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:
+    after = edits.after()
+    names = (member.name for member in tie.members)
+    return TiePromise(
+        tie.canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ()
+    )
