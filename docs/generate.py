@@ -1,0 +1,56 @@
+"""Write the pages that follow from the code, and run the commands that pages quote.
+
+python docs/generate.py           write them
+python docs/generate.py --check   print what is out of date and exit 1
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+sys.path[:0] = [str(ROOT), str(HERE)]
+
+from pages import architectures, cli, outputs, rules, states  # noqa: E402
+
+PAGES: dict[Path, Callable[[], str]] = {
+    HERE / "rules.md": rules.page,
+    HERE / "states.md": states.page,
+    HERE / "cli.md": cli.page,
+    HERE / "architectures.md": architectures.page,
+    ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
+    HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or compare them."""
+    os.chdir(ROOT)  # quoted commands name files of the repository
+    stale = 0
+    for path, render in PAGES.items():
+        text = render()
+        if arguments == ["--check"]:
+            stale += _differs(path, text)
+        else:
+            path.write_text(text, encoding="utf-8")
+    return 1 if stale else 0
+
+
+def _differs(path: Path, text: str) -> bool:
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    lines = difflib.unified_diff(
+        old.splitlines(), text.splitlines(), path.name, f"{path.name} (generated)", "", "", 1, ""
+    )
+    found = list(lines)
+    print(*found, sep="\n", end="\n" if found else "")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

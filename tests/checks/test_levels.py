@@ -1,0 +1,215 @@
+"""A rule is graver or milder depending on what is stored, and gives way to a rule that says more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checks.fixtures.model import (
+    BART,
+    BERT,
+    EMBED,
+    GEMMA3,
+    HEAD,
+    INTERNVL,
+    LLAMA,
+    NESTED_EMBED,
+    NESTED_HEAD,
+    REMOTE,
+    T5,
+    Config,
+    Tensors,
+    bert,
+    flagged,
+    llama,
+    matrix,
+    save,
+    save_shards,
+    vector,
+    with_row,
+)
+from tests.checks.test_rules import run
+from tieconv import api
+from tieconv.checkpoint.inspection import Finding
+
+NESTED = {NESTED_EMBED: matrix()}
+OWN_HEAD = {**NESTED, NESTED_HEAD: matrix(seed=1)}
+EQUAL_HEAD = {**NESTED, NESTED_HEAD: matrix()}
+NEGATED = np.where(np.arange(32).reshape(8, 4) == 5, np.float32(0), matrix())
+T5_SHARED = {"shared.weight": matrix()}
+
+
+def findings(folder: Path, config: Config | None, tensors: Tensors) -> tuple[Finding, ...]:
+    return api.inspect(save(folder / "model", config, tensors)).findings
+
+
+def sign_flipped() -> np.ndarray:
+    tensor = NEGATED.copy()
+    tensor[1, 1] = -0.0
+    return tensor
+
+
+CASES = {
+    "a cast copy depends on the load dtype": (
+        flagged(LLAMA, True),
+        llama(head=matrix().astype("<f2")),
+        "TIE001 warning",
+    ),
+    "the sign of a zero changes no logit": (
+        flagged(LLAMA, True),
+        {EMBED: NEGATED, HEAD: sign_flipped()},
+        "TIE001 note",
+    ),
+    "a guessed architecture gives no errors": (
+        flagged(REMOTE, True),
+        llama(head=matrix(seed=1)),
+        "TIE001 warning, TIE012 warning",
+    ),
+    "no config at all": (None, llama(head=matrix(seed=1)), "TIE012 note"),
+    "nothing recognised": (None, {"conv.weight": matrix()}, "TIE012 note"),
+    "version 4 is tied by default and 5 is not, equal head": (
+        INTERNVL,
+        EQUAL_HEAD,
+        "TIE002 warning, TIE007 note",
+    ),
+    "version 5 would complain about a head of its own": (INTERNVL, OWN_HEAD, "TIE007 warning"),
+    "levels disagree and transformers 5 is right": (
+        flagged(GEMMA3, False, text_config=True),
+        OWN_HEAD,
+        "TIE008 note",
+    ),
+    "levels disagree and transformers 5 is wrong": (
+        flagged(GEMMA3, True, text_config=False),
+        OWN_HEAD,
+        "TIE008 error",
+    ),
+    "levels disagree and the head is equal": (
+        flagged(GEMMA3, False, text_config=True),
+        EQUAL_HEAD,
+        "TIE008 note",
+    ),
+    "version 4 goes by a nested level that is silent": (
+        flagged({**INTERNVL, "text_config": {"model_type": "qwen2"}}, True),
+        NESTED,
+        "TIE007 note",
+    ),
+    "a silent nested level excuses no missing head": (flagged(GEMMA3, False), NESTED, "TIE003 error"),
+    "null is no boolean": (
+        {**LLAMA, "tie_word_embeddings": None},
+        llama(head=matrix(seed=1)),
+        "TIE013 error",
+    ),
+    "an all-zero bias was asked for": (
+        flagged(LLAMA, True),
+        llama(bias=np.zeros(8, "<f4")),
+        "BIA001 note",
+    ),
+    "half a pair of zeros loses nothing": (
+        flagged(BERT, False),
+        bert(head=matrix(seed=1), outer=np.zeros(8, "<f4")),
+        "BIA002 note",
+    ),
+    "transformers 4 leaves the outer name without values": (
+        flagged(BERT, False),
+        bert(head=matrix(seed=1), inner=vector()),
+        "BIA002 error",
+    ),
+    "untied biases are two parameters": (
+        flagged(BERT, False),
+        bert(head=matrix(seed=1), outer=vector(), inner=vector(seed=1)),
+        "BIA003 note",
+    ),
+    "the bias tie is inverted": (flagged(BERT, True), bert(inner=vector()), "TIE005 error"),
+    "an untied placeholder is a lost head": (
+        flagged(LLAMA, False),
+        llama(head=np.zeros(0, "<f4")),
+        "STO002 error",
+    ),
+    "a BART untied by its flag alone": (
+        flagged(BART, False),
+        {"model.shared.weight": matrix()},
+        "TIE003 error, TIE011 error",
+    ),
+    "a T5 with the flag false has no head in version 4": (flagged(T5, False), T5_SHARED, "TIE003 error"),
+    "a T5 with a head of its own": (flagged(T5, False), {**T5_SHARED, HEAD: matrix(seed=1)}, ""),
+    "a T5 with the flag true and a head of its own": (
+        flagged(T5, True),
+        {**T5_SHARED, HEAD: matrix(seed=1)},
+        "TIE001 error",
+    ),
+    "a square head that is the transpose": (
+        flagged(LLAMA, True),
+        {EMBED: matrix(4, 4), HEAD: matrix(4, 4).T},
+        "TIE001 error",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_level(case: str, tmp_path: Path) -> None:
+    """The findings of one layout, worst first, and every remedy that they name is accepted."""
+    config, tensors, expected = CASES[case]
+    found = findings(tmp_path, config, tensors)
+    assert sorted(f"{finding.rule} {finding.level}" for finding in found) == [
+        entry for entry in expected.split(", ") if entry
+    ]
+    for number, finding in enumerate(found):
+        if finding.remedy is not None:
+            out = tmp_path / f"out{number}"
+            run(finding.remedy.command, out)
+            assert finding.rule not in [later.rule for later in api.inspect(out).findings]
+
+
+def test_worst_findings_come_first(tmp_path: Path) -> None:
+    """Readers who stop early have read the errors."""
+    tensors = {**llama(head=matrix(seed=1)), "lm_head.bias": np.zeros(8, "<f4")}
+    levels = [str(finding.level) for finding in findings(tmp_path, flagged(LLAMA, True), tensors)]
+    assert levels == ["error", "note"]
+
+
+def test_names_from_a_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    """Control characters in a name are escaped in messages, and no command is built from such a name."""
+    head = "\x1b[31mlm_head.\u202ehead.lm_head.weight"
+    (finding, *_) = findings(tmp_path, flagged(REMOTE, True), {EMBED: matrix(), head: matrix()})
+    assert finding.rule == "TIE002"
+    assert finding.message.isprintable()
+    assert "\\x1b[31m" in finding.message
+    assert finding.remedy is None
+
+
+def test_many_names_are_counted(tmp_path: Path) -> None:
+    """A broken index of thousands of tensors gives one line."""
+    names = {f"layer.{number}.weight": matrix(1, 1) for number in range(50)}
+    weight_map = {f"absent.{number}.weight": "model-00001-of-00001.safetensors" for number in range(1000)}
+    shards = {"model-00001-of-00001.safetensors": {**llama(), **names}}
+    found = api.inspect(save_shards(tmp_path / "model", flagged(LLAMA, True), shards, weight_map)).findings
+    assert [finding.rule for finding in found] == ["IDX001", "IDX002"]
+    assert "and 996 more" in found[0].message
+    assert len(found[0].message) < 300
+
+
+def test_remedy_of_a_lone_file_names_its_directory(tmp_path: Path) -> None:
+    """A command that changes the config needs the directory, even where the weight file was inspected."""
+    folder = save(tmp_path / "model", flagged(LLAMA, False), llama(head=matrix()))
+    (finding,) = api.inspect(folder / "model.safetensors").findings
+    assert finding.remedy is not None
+    run(finding.remedy.command, tmp_path / "out")
+    assert api.inspect(tmp_path / "out").findings == ()
+
+
+def test_no_remedy_where_the_flag_stands_twice(tmp_path: Path) -> None:
+    """Nobody can say which of two flags a command should change."""
+    folder = save(tmp_path / "model", flagged(LLAMA, True), llama(head=matrix()))
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace("{", '{"tie_word_embeddings": false,', 1))
+    found = api.inspect(folder).findings
+    assert [(finding.rule, finding.remedy) for finding in found] == [("SEC002", None), ("TIE002", None)]
+
+
+def test_changed_rows_are_named(tmp_path: Path) -> None:
+    """The rows that a fine-tune moved point to its new tokens."""
+    changed = with_row(with_row(with_row(matrix(), 2), 5), 6)
+    (finding,) = findings(tmp_path, flagged(LLAMA, True), llama(head=changed))
+    assert "in rows 2, 5–6 of 8, by at most 0.5" in finding.message

@@ -1,0 +1,109 @@
+"""Each rule has its documentation, its two fixtures, a page entry, and a remedy that works."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import tieconv.checks
+from tests.checks.fixtures import builder
+from tieconv import api
+from tieconv.checkpoint.inspection import Inspection, Level
+from tieconv.checks import RULES
+from tieconv.checks.interface import Rule
+
+SECTIONS = ("What it does", "Why it matters", "Example", "How to fix")
+ROOM = Path(tieconv.checks.__file__).parent
+PAGE = Path(__file__).parents[2] / "docs" / "rules.md"
+every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+
+
+def inspect(rule: Rule, kind: str, folder: Path) -> Inspection:
+    build = builder(rule.code, kind)
+    assert build is not None, f"{rule.code} has no {kind} fixture"
+    return api.inspect(build(folder / "model"))
+
+
+def squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+@every_rule
+def test_documentation_has_the_four_sections(rule: Rule) -> None:
+    """What a rule does, why, an example and the fix are written down, in this order and not left empty."""
+    parts = re.split(r"^## (.+)\n", rule.documentation, flags=re.MULTILINE)
+    assert tuple(parts[1::2]) == SECTIONS
+    assert all(body.strip() for body in parts[2::2])
+    assert re.fullmatch(r"[A-Z].*\.\n\n", parts[0]), "one sentence comes first"
+
+
+@every_rule
+def test_documentation_has_an_entry_on_the_page(rule: Rule) -> None:
+    """docs/rules.md describes the rule."""
+    assert f"## {rule.code} {rule.name}\n" in PAGE.read_text(encoding="utf-8")
+
+
+def test_each_module_is_one_registered_rule() -> None:
+    """A rule is a module named after its code, and every such module is in RULES exactly once."""
+    modules = sorted(path.stem for path in ROOM.glob("*.py") if re.match(r"[a-z]{3}\d{3}_", path.stem))
+    named = sorted(rule.find.__module__.rpartition(".")[2] for rule in RULES)
+    assert named == modules
+    assert sorted(module[:6].upper() for module in modules) == sorted(rule.code for rule in RULES)
+    assert len({rule.code for rule in RULES}) == len({rule.name for rule in RULES}) == len(RULES)
+
+
+@every_rule
+def test_bad_fixture_gives_exactly_this_rule(rule: Rule, tmp_path: Path) -> None:
+    """One fault is one finding, at the rule's usual level."""
+    findings = inspect(rule, "bad", tmp_path).findings
+    assert [(finding.rule, finding.level) for finding in findings] == [(rule.code, rule.level)]
+
+
+@every_rule
+def test_good_fixture_gives_no_finding_of_this_rule(rule: Rule, tmp_path: Path) -> None:
+    """The near miss is left alone."""
+    assert rule.code not in [finding.rule for finding in inspect(rule, "good", tmp_path).findings]
+
+
+@every_rule
+def test_example_shows_the_real_message(rule: Rule, tmp_path: Path) -> None:
+    """The documentation quotes what the bad fixture prints."""
+    (finding,) = inspect(rule, "bad", tmp_path).findings
+    line = f"{finding.level} {finding.rule}: {finding.message}"
+    assert squeeze(line) in squeeze(rule.documentation)
+
+
+@every_rule
+def test_message_is_one_sentence_that_names_its_tensors(rule: Rule, tmp_path: Path) -> None:
+    """A finding is one line without a full stop, and its tensors stand in it."""
+    (finding,) = inspect(rule, "bad", tmp_path).findings
+    assert "\n" not in finding.message
+    assert not finding.message.endswith(".")
+    assert all(name in finding.message for name in finding.tensors)
+
+
+@every_rule
+def test_remedy_is_a_command_that_works(rule: Rule, tmp_path: Path) -> None:
+    """Running the remedy leaves a model without errors and without this finding."""
+    source = inspect(rule, "bad", tmp_path)
+    (finding,) = source.findings
+    if finding.remedy is None:
+        return
+    out = tmp_path / "out"
+    run(finding.remedy.command, out)
+    after = api.inspect(out)
+    assert rule.code not in [later.rule for later in after.findings]
+    assert Level.ERROR not in [later.level for later in after.findings]
+
+
+def run(command: str, out: Path) -> None:
+    """Carry out a remedy through the Python interface."""
+    program, verb, source, *options, flag, placeholder = shlex.split(command)
+    assert (program, flag, placeholder) == ("tieconv", "-o", "OUT")
+    names = iter(options)
+    keywords = {name.removeprefix("--"): next(names) for name in names}
+    plan = {"untie": api.plan_untie, "retie": api.plan_retie}[verb]
+    plan(source, **keywords).execute(out)

@@ -1,0 +1,106 @@
+"""Models that are as they should be get no error and no warning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.checks.fixtures.model import (
+    BART,
+    BERT,
+    GEMMA,
+    GEMMA3,
+    KIMI,
+    LLAMA,
+    NESTED_EMBED,
+    T5,
+    Config,
+    Tensors,
+    bert,
+    flagged,
+    llama,
+    matrix,
+    save,
+    vector,
+)
+from tieconv import api
+from tieconv.checkpoint.inspection import Level
+
+QWEN2_VL: Config = {
+    **LLAMA,
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "vision_config": {"depth": 1},
+}
+SHARED = {"model.shared.weight": matrix(), "final_logits_bias": np.zeros((1, 8), "<f4")}
+
+PLAIN: dict[str, tuple[Config | None, Tensors]] = {
+    "a tied Llama": (flagged(LLAMA, True), llama()),
+    "an untied Llama": (flagged(LLAMA, False), llama(head=matrix(seed=1))),
+    "a Llama without the flag": (LLAMA, llama(head=matrix(seed=1))),
+    "a Gemma without the flag": (GEMMA, llama()),
+    "an encoder without head": (
+        {**BERT, "architectures": ["BertModel"]},
+        {"embeddings.word_embeddings.weight": matrix()},
+    ),
+    "a reward model": (
+        {**LLAMA, "architectures": ["LlamaForSequenceClassification"], "tie_word_embeddings": True},
+        {**llama(), "score.weight": matrix(1)},
+    ),
+    "a bare sequence-to-sequence body": (
+        {**BART, "architectures": ["BartModel"]},
+        {"shared.weight": matrix()},
+    ),
+    "a BERT of transformers 4": (BERT, bert(outer=vector())),
+    "a BERT with both names of its bias": (BERT, bert(outer=vector(), inner=vector())),
+    "an untied BERT": (flagged(BERT, False), bert(head=matrix(seed=1), outer=vector(), inner=vector())),
+    "a tied BART": (BART, SHARED),
+    "a T5": (T5, {"shared.weight": matrix()}),
+    "a T5 with a head of its own": (
+        flagged(T5, False),
+        {"shared.weight": matrix(), "lm_head.weight": matrix(seed=1)},
+    ),
+    "a class that never ties": (flagged(KIMI, True), llama(head=matrix(seed=1))),
+    "a vision-language model": (flagged(GEMMA3, True, text_config=True), {NESTED_EMBED: matrix()}),
+    "a vision-language model with a flat config": (flagged(QWEN2_VL, True), llama()),
+    "a quantised untied head": (flagged(LLAMA, False), {**llama(), "lm_head.qweight": matrix(seed=1)}),
+    "small equal tensors": (
+        flagged(LLAMA, True),
+        {**llama(), "model.layers.0.norm.weight": vector(4), "model.layers.1.norm.weight": vector(4)},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PLAIN)
+@pytest.mark.parametrize("depth", ["header", "candidates", "full"])
+def test_plain_model_has_no_finding(case: str, depth: str, tmp_path: Path) -> None:
+    """Silence is the promise that makes findings worth reading."""
+    config, tensors = PLAIN[case]
+    assert api.inspect(save(tmp_path / "model", config, tensors), depth=depth).findings == ()
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("tie", [None, True, False], ids=["default", "tied", "untied"])
+def test_every_class_as_saved_is_silent(tie: bool | None, tmp_path: Path) -> None:
+    """What `save_pretrained` of the installed transformers writes has neither errors nor warnings."""
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(Path(__file__).parents[2] / "fixtures"))
+    import zoo
+
+    loud = {}
+    for name in sorted(set(zoo.classes()) - set(zoo.UNBUILDABLE)):
+        try:
+            zoo.build(name, tie=tie).save_pretrained(tmp_path / name)
+        except Exception as error:
+            if tie and "tie_word_embeddings" in str(error):  # the class refuses to be tied
+                continue
+            raise
+        found = [
+            finding for finding in api.inspect(tmp_path / name).findings if finding.level is not Level.NOTE
+        ]
+        if found:
+            loud[name] = [f"{finding.rule}: {finding.message}" for finding in found]
+    assert loud == {}

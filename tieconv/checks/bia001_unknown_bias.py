@@ -1,0 +1,68 @@
+"""A bias is stored for a head that has none.
+
+## What it does
+Reports a bias beside the head of a class without such a parameter: an error where it is not zero, a note
+where it is all zero or was not read.
+
+## Why it matters
+transformers reports the tensor as unexpected and ignores it, so a trained bias is lost without an error:
+the argmax changes (C18). vLLM, mlx-lm and llama.cpp's converter stop at the name. An all-zero bias
+changes nothing, and some tools ask for one (C19).
+
+## Example
+A Llama with a trained `lm_head.bias`:
+
+    error BIA001: lm_head.bias holds values up to 1.39, and LlamaForCausalLM has no head bias:
+    transformers ignores it, stricter loaders stop at it
+
+## How to fix
+`--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero
+needs a class that reads it; tieconv removes no trained values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Knowledge
+from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, Level, OutputBias, Remedy
+from tieconv.checks import evidence, remedies
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    bias = inspection.head.output_bias
+    if bias is None or bias.state is BiasState.ABSENT:
+        return
+    if inspection.family.output_biases or inspection.family.knowledge is not Knowledge.TABLE:
+        return
+    yield RULE.finding(
+        f"{evidence.listed([bias.name])} {_content(bias)}, and {evidence.label(inspection)} has no head "
+        "bias: transformers ignores it, stricter loaders stop at it",
+        (bias.name,),
+        level=Level.ERROR if bias.state is BiasState.NONZERO else Level.NOTE,
+        remedy=_remedy(inspection) if bias.state is BiasState.ZERO else None,
+    )
+
+
+def _content(bias: OutputBias) -> str:
+    match bias.state:
+        case BiasState.ZERO:
+            return "is stored and all zero"
+        case BiasState.NONZERO if bias.max_abs is not None:
+            return f"holds values up to {bias.max_abs:.3g}"
+        case BiasState.NONZERO:
+            return "holds values other than zero"
+    return "is stored"
+
+
+def _remedy(inspection: Inspection) -> Remedy | None:
+    found = evidence.head_tie(inspection)
+    if found is None or found[0].consistent is not True or evidence.disputed(inspection):
+        return None
+    verb = remedies.retie if inspection.config.effective else remedies.untie
+    return verb(inspection, "--bias", "strip", safe=True)
+
+
+RULE = Rule("BIA001", "unknown-bias", Level.ERROR, __doc__ or "", find)

@@ -1,0 +1,51 @@
+"""The two names of a head bias hold different values.
+
+## What it does
+Reports a head bias that is stored under both of its names with values that differ: an error in tied
+models, a note in untied ones, where transformers 5 has two parameters and reads the inner one.
+
+## Why it matters
+transformers 4 reads the outer name (`cls.predictions.bias`) and says nothing, transformers 5 the inner
+one (`cls.predictions.decoder.bias`): the same file gives two different models (C15).
+
+## Example
+A BERT whose two biases differ in one value:
+
+    error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias (in value 5 of 8, by at
+    most 0.25), and both are the head bias: which one counts depends on the version of transformers
+
+## How to fix
+Decide which of the two was trained, usually the one that the framework of the training reads, and
+overwrite the other with it. No command of tieconv chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import Finding, Inspection, Level, Member, Tie
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """One finding for each stored bias that differs; lengths are BIA004's."""
+    for tie in inspection.ties:
+        for member in tie.members if tie.role is Role.OUTPUT_BIAS else ():
+            if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
+                first = evidence.reference(tie)
+                yield RULE.finding(
+                    f"{evidence.difference(member, first, 'values')}, and both are the head bias: "
+                    "which one counts depends on the version of transformers",
+                    (first, member.name),
+                    level=_level(tie, member),
+                )
+
+
+def _level(tie: Tie, member: Member) -> Level:
+    harmless = not tie.declared or member.detail.get("sign_of_zero_only")
+    return Level.NOTE if harmless else Level.ERROR
+
+
+RULE = Rule("BIA003", "bias-copies-differ", Level.ERROR, __doc__ or "", find)

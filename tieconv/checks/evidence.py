@@ -1,0 +1,234 @@
+"""Questions that several rules ask of an inspection, and the phrases in which they answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tieconv.checkpoint.family import Family, Knowledge, Tying
+from tieconv.checkpoint.inspection import Inspection, Level, Member, State, Tie
+from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.records import Caution
+from tieconv.text import shown
+
+FLAG = "tie_word_embeddings"
+
+EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED})
+"""States that a tied group may hold."""
+
+UNEQUAL = frozenset({State.TRANSPOSED, State.CAST, State.SCALED, State.NEAR, State.DISTINCT})
+"""States in which two tensors are proved to be different."""
+
+_LISTED = 4
+
+
+# --- the config ------------------------------------------------------------------------------------------
+
+
+def levels(inspection: Inspection) -> dict[str, bool]:
+    """The flag at every level that a transformers version reads, where that level declares it."""
+    found = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    read = sorted(set(_levels_read(inspection.family)))
+    return {level: bool(found[level]) for level in read if found.get(level) is not None}
+
+
+def _levels_read(family: Family) -> Iterator[str]:
+    if family.level_v4 is not None:
+        yield family.level_v4
+    rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
+    if len(rows) < 2 or len(set(rows)) > 1:
+        yield ""
+    if len(rows) > 1 and any(len(set(row)) > 1 for row in rows):
+        yield family.levels[0]
+
+
+def reading_v4(inspection: Inspection) -> bool | None:
+    """What transformers 4 makes of the config; ``None`` where it has no such model."""
+    family, found = inspection.family, levels(inspection)
+    if family.default_v4 is None or family.level_v4 is None:
+        return None
+    path = f"{family.level_v4}.{FLAG}".lstrip(".")
+    if found and all(entry.path != path for entry in inspection.config.declared):
+        # Without an object at that level the whole config is the flat one of the text model.
+        return inspection.config.effective
+    return found.get(family.level_v4, family.default_v4)
+
+
+def levels_disagree(inspection: Inspection) -> bool:
+    """Whether two levels of the config declare different values."""
+    return _flag_decides(inspection) and len(set(levels(inspection).values())) > 1
+
+
+def versions_differ(inspection: Inspection) -> bool:
+    """Whether transformers 4 and 5 tie differently because a level that one of them reads has no flag."""
+    older = reading_v4(inspection)
+    if levels_disagree(inspection) or not _flag_decides(inspection) or older is None:
+        return False
+    return older is not inspection.config.effective
+
+
+def disputed(inspection: Inspection) -> bool:
+    """Whether the config leaves it to the reader if the model is tied: two values, or none at all."""
+    undeclared = not levels(inspection) and versions_differ(inspection)
+    return undeclared or levels_disagree(inspection)
+
+
+def fits(inspection: Inspection, head: Member, tied: bool) -> bool:
+    """Whether the stored head is right for a reader that takes the model as ``tied``."""
+    if is_missing(inspection, head):
+        return tied
+    return not tied or head.state not in UNEQUAL
+
+
+def unheeded_false(inspection: Inspection) -> bool:
+    """Whether the class ties whatever the config says, and transformers 4 reads the config as untied."""
+    if inspection.family.tying is not Tying.ALWAYS:
+        return False
+    found = levels(inspection)
+    return False in found.values() or (not found and inspection.family.default_v4 is False)
+
+
+def _flag_decides(inspection: Inspection) -> bool:
+    family = inspection.family
+    return family.knowledge is Knowledge.TABLE and family.tying is Tying.CAN
+
+
+# --- the tie groups --------------------------------------------------------------------------------------
+
+
+def head_member(inspection: Inspection, tie: Tie) -> Member | None:
+    """The output embedding's entry in a group."""
+    head = inspection.head.output_head
+    return next((member for member in tie.members if head and member.name == head.name), None)
+
+
+def head_tie(inspection: Inspection) -> tuple[Tie, Member] | None:
+    """The group of the output embedding, and its entry there."""
+    found = ((tie, head_member(inspection, tie)) for tie in inspection.ties)
+    return next(((tie, member) for tie, member in found if member is not None), None)
+
+
+def reference(tie: Tie) -> str:
+    """The stored name that the others of the group are compared with."""
+    return next((member.name for member in tie.members if member.state is State.CANONICAL), tie.canonical)
+
+
+def declared_tied(inspection: Inspection) -> Iterator[Tie]:
+    """The groups that every reader takes for tied."""
+    for tie in inspection.ties:
+        if tie.declared and not unheeded_false(inspection):
+            yield tie
+
+
+def declared_untied(inspection: Inspection) -> Iterator[Tie]:
+    """The groups that every reader takes for separate, in classes that can have them tied."""
+    if inspection.family.tying is Tying.CAN:
+        yield from (tie for tie in inspection.ties if not tie.declared)
+
+
+def is_empty(inspection: Inspection, name: str) -> bool:
+    """Whether a tensor is stored and holds no element."""
+    record = inspection.checkpoint.tensors.get(name)
+    return record is not None and record.elements == 0
+
+
+def shapes_differ(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    """Whether a stored member has another shape than the group's reference; both hold elements."""
+    tensors = inspection.checkpoint.tensors
+    one, two = tensors.get(member.name), tensors.get(reference(tie))
+    if one is None or two is None or not one.elements or not two.elements:
+        return False
+    return one.shape != two.shape
+
+
+def is_quantised(inspection: Inspection, name: str) -> bool:
+    """Whether a weight is stored as codes, under names beside its own."""
+    return quantised_twin(name, inspection.checkpoint.tensors) is not None
+
+
+def is_missing(inspection: Inspection, member: Member) -> bool:
+    """Whether nothing is stored for a name, neither a tensor nor quantised codes."""
+    return not member.stored and not is_quantised(inspection, member.name)
+
+
+def certain(inspection: Inspection, level: Level) -> Level:
+    """``level``, lowered from error to warning where the architecture was guessed from names."""
+    return Level.WARNING if not inspection.family.trusted and level is Level.ERROR else level
+
+
+def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
+    """What reading the files already found out of place."""
+    return (caution for caution in inspection.checkpoint.cautions if caution.code == code)
+
+
+# --- phrases ---------------------------------------------------------------------------------------------
+
+
+def label(inspection: Inspection) -> str:
+    """The class as the subject of a sentence."""
+    return shown(inspection.family.architecture) if inspection.family.architecture else "the architecture"
+
+
+def listed(names: Iterable[str]) -> str:
+    """``a``, ``a and b``, ``a, b, c, d and 3 more``."""
+    every = [shown(name) for name in names]
+    head, rest = every[:_LISTED], len(every) - _LISTED
+    if rest > 0:
+        return f"{', '.join(head)} and {rest:,} more"
+    return " and ".join(filter(None, (", ".join(head[:-1]), *head[-1:])))
+
+
+def verb(names: Sequence[str], one: str, many: str) -> str:
+    """``one`` for a single name, else ``many``."""
+    return one if len(names) == 1 else many
+
+
+def clause(names: Sequence[str], one: str, many: str) -> str:
+    """The names as a subject with its verb: ``a is``, ``a and b are``."""
+    return f"{listed(names)} {verb(names, one, many)}"
+
+
+def says(inspection: Inspection, tied: bool) -> str:
+    """Who decides that the model is tied, or untied."""
+    word = "tied" if tied else "untied"
+    if levels(inspection) or any(entry.value is not None for entry in inspection.config.declared):
+        return f"the config declares the model {word}"
+    if inspection.checkpoint.config is None:
+        return f"without a config the model counts as {word}"
+    return f"the config leaves the flag out and {label(inspection)} is {word} by default"
+
+
+def difference(member: Member, canonical: str, noun: str = "rows") -> str:
+    """``a differs from b (…)`` with the figures of the difference."""
+    return f"{listed([member.name])} differs from {listed([canonical])} ({_figures(member, noun)})"
+
+
+def _figures(member: Member, noun: str) -> str:
+    detail = member.detail
+    match member.state:
+        case State.TRANSPOSED:
+            return "it is the transpose"
+        case State.CAST:
+            return f"equal after a cast, {shown(detail.get('exact'))} holds the full precision"
+        case State.SCALED:
+            return f"it is {detail.get('factor')} times as large"
+    if detail.get("sign_of_zero_only"):
+        return "only in the sign of zeros"
+    if isinstance(detail.get("rows_differing"), int):
+        return _rows(detail, noun)
+    return shown(detail.get("reason", "in its bytes"))
+
+
+def _rows(detail: Mapping[str, Any], noun: str) -> str:
+    differing, rows = detail["rows_differing"], detail["rows"]
+    ranges = detail.get("row_ranges") or []
+    where = f"in {differing:,} of {rows:,} {noun}"
+    if 0 < differing < rows and 0 < len(ranges) <= _LISTED:
+        word = noun if differing > 1 else noun.removesuffix("s")
+        where = f"in {word} {', '.join(_range(*pair) for pair in ranges)} of {rows:,}"
+    largest = detail.get("max_abs")
+    return f"{where}, by at most {largest:.3g}" if isinstance(largest, float) else where
+
+
+def _range(start: int, end: int) -> str:
+    return f"{start}–{end - 1}" if end - start > 1 else str(start)

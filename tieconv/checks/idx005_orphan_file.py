@@ -1,0 +1,33 @@
+"""The directory holds weight files that the model does not use.
+
+## What it does
+Notes safetensors files beside the model that neither the index nor the single-file layout refers to.
+
+## Why it matters
+Loaders that take every `*.safetensors` file read them too (C31), and they are copied along with the
+model. They are often on purpose: an adapter, an original format, a draft model.
+
+## Example
+
+    note IDX005: 1 weight file that the model does not use: adapter_model.safetensors
+
+## How to fix
+Move the file into a subdirectory, or delete it if it was left behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    for caution in evidence.cautions(inspection, "index.orphan"):
+        yield RULE.finding(caution.message, caution.tensors)
+
+
+RULE = Rule("IDX005", "orphan-file", Level.NOTE, __doc__ or "", find)

@@ -1,0 +1,34 @@
+"""Numbered shards stand without an index.
+
+## What it does
+Reports a directory of files named `…-00001-of-00002.safetensors` without `model.safetensors.index.json`.
+
+## Why it matters
+transformers finds no weights in it, and other loaders that look for the index do not either (C30).
+
+## Example
+
+    error IDX006: 2 shards without model.safetensors.index.json: loaders need the index to find any
+    weights
+
+## How to fix
+Fetch the index from where the shards come from, or write it from the shard headers. Commands that write
+refuse until then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    for caution in evidence.cautions(inspection, "index.absent"):
+        yield RULE.finding(f"{caution.message} to find any weights", caution.tensors)
+
+
+RULE = Rule("IDX006", "no-index", Level.ERROR, __doc__ or "", find)

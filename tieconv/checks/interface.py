@@ -1,0 +1,34 @@
+"""What a rule is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One thing that can be wrong.
+
+    ``documentation`` is the docstring of the module that defines the rule, ``level`` the one that most of its
+    findings have.
+    """
+
+    code: str
+    name: str
+    level: Level
+    documentation: str
+    find: Callable[[Inspection], Iterable[Finding]]
+
+    def finding(
+        self,
+        message: str,
+        tensors: Iterable[str] = (),
+        *,
+        level: Level | None = None,
+        remedy: Remedy | None = None,
+    ) -> Finding:
+        """A finding of this rule, at its own level unless another one is given."""
+        return Finding(self.code, level or self.level, message, tuple(tensors), remedy)

@@ -1,0 +1,119 @@
+"""The next command of a finding: only one that a planner would accept for this model."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePath
+
+from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
+from tieconv.checkpoint.inspection import Inspection, Member, Remedy, State, Tie
+from tieconv.checkpoint.records import BLOCKING, Caution, Layout
+from tieconv.checks import evidence
+from tieconv.text import shown
+
+
+
+def untie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
+    """`tieconv untie`, or ``None`` where it would refuse."""
+    if any(_is_misshapen(inspection, tie, member) for tie in inspection.ties for member in tie.members):
+        return None
+    flips = inspection.config.effective and not evidence.unheeded_false(inspection)
+    if flips and not flag_is_storage(inspection):
+        return None
+    return _remedy(inspection, "untie", *options, safe=safe)
+
+
+def retie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
+    """`tieconv retie`, or ``None`` where it would refuse: copies that differ, a flag that scales logits."""
+    merged = filter(is_merged, inspection.ties)
+    flips = (
+        not inspection.config.effective
+        or evidence.unheeded_false(inspection)
+        or evidence.levels_disagree(inspection)
+    )
+    if not all(_is_equal(tie) for tie in merged) or (flips and not flag_is_storage(inspection)):
+        return None
+    return _remedy(inspection, "retie", *options, safe=safe)
+
+
+def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
+    """`tieconv retie` for one group, which keeps the function; ``None`` where it leaves that group alone."""
+    return retie(inspection, safe=True) if is_merged(tie) else None
+
+
+def is_merged(tie: Tie) -> bool:
+    """Whether `tieconv retie` stores the group once."""
+    return tie.gated or tie.role is Role.WORD_EMBEDDING
+
+
+def flag_is_storage(inspection: Inspection) -> bool:
+    """Whether the flag decides storage alone, in both major versions of transformers."""
+    family = inspection.family
+    known = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
+    return known == {FlagMeaning.STORAGE}
+
+
+def _is_misshapen(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    empty = evidence.is_empty(inspection, member.name)
+    return empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member)
+
+
+def _is_equal(tie: Tie) -> bool:
+    return all(member.state in evidence.EQUAL for member in tie.stored_members)
+
+
+def _remedy(inspection: Inspection, verb: str, *options: str, safe: bool) -> Remedy | None:
+    source, names = _source(inspection), _names(inspection)
+    if source is None or names is None or not _may_be_planned(inspection):
+        return None
+    words = ("tieconv", verb, shlex.quote(source), *names, *options, "-o", "OUT")
+    return Remedy(" ".join(words), safe)
+
+
+def _may_be_planned(inspection: Inspection) -> bool:
+    family, checkpoint = inspection.family, inspection.checkpoint
+    return not (
+        checkpoint.special
+        or any(_blocks(caution) for caution in checkpoint.cautions)
+        or family.tying in (Tying.HEADLESS, Tying.NEVER)
+        or family.unflippable
+        or inspection.word_tie is None
+        or not all(_is_plain(inspection, tie) for tie in inspection.ties if tie.role is Role.WORD_EMBEDDING)
+    )
+
+
+def _blocks(caution: Caution) -> bool:
+    repeated_flag = caution.code == "config.repeated-key" and evidence.FLAG in caution.message
+    return caution.code in BLOCKING or repeated_flag
+
+
+def _is_plain(inspection: Inspection, tie: Tie) -> bool:
+    """Whether the tensors of a group are floats with no scales kept beside them."""
+    tensors = inspection.checkpoint.tensors
+    return all(
+        not evidence.is_quantised(inspection, member.name)
+        and (not member.stored or tensors[member.name].dtype in FLOATS)
+        for member in tie.members
+    )
+
+
+def _source(inspection: Inspection) -> str | None:
+    """What the command names: the model's directory where a lone file has its config beside it."""
+    checkpoint = inspection.checkpoint
+    if checkpoint.layout is not Layout.FILE or checkpoint.config is None:
+        return checkpoint.source
+    path = PurePath(checkpoint.source)
+    return str(path.parent) if path.name == "model.safetensors" else None
+
+
+def _names(inspection: Inspection) -> tuple[str, ...] | None:
+    """`--embed` and `--head` for an architecture that no table knows."""
+    family = inspection.family
+    if family.knowledge is Knowledge.TABLE:
+        return ()
+    embed, head = family.input_embedding, family.output_head
+    # A name with control characters cannot be shown in a command as it is.
+    if embed is None or head is None or shown(embed) != embed or shown(head) != head:
+        return None
+    return ("--embed", shlex.quote(embed), "--head", shlex.quote(head))

@@ -1,0 +1,89 @@
+"""What each state of a tied group means under each declaration: consistent, or the rule that reports it.
+
+The documentation is generated from these tables, and every cell of them is tested on a checkpoint.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import State
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One way to declare a tie: the flag (``None``: left out) and what the class then does."""
+
+    title: str
+    flag: bool | None
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One state: what the file holds, and the rule for a group declared tied and for one declared untied."""
+
+    state: State
+    holds: str
+    tied: str | None
+    untied: str | None
+
+    def rule(self, column: Column) -> str | None:
+        """The code of the rule that reports this state, ``None`` where it is consistent."""
+        return self.tied if column.tied else self.untied
+
+    def decides(self, column: Column) -> bool:
+        """Whether enough was read to tell: a tied group needs the comparison, an untied one does not."""
+        return self.state is not State.UNREAD or not column.tied
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All states of one kind of group."""
+
+    role: Role
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+
+TIED = Column("declared tied", True, True)
+UNTIED = Column("declared untied", False, False)
+DEFAULT_TIED = Column("flag absent, tied by default", None, True)
+DEFAULT_UNTIED = Column("flag absent, untied by default", None, False)
+
+WORD_EMBEDDING = Table(
+    Role.WORD_EMBEDDING,
+    "The output head and the input embedding",
+    (TIED, UNTIED, DEFAULT_TIED, DEFAULT_UNTIED),
+    (
+        Row(State.CANONICAL, "the head alone, without the embedding", "TIE005", "TIE011"),
+        Row(State.ABSENT, "the embedding alone", None, "TIE003"),
+        Row(State.ALIASED, "both names, one storage (not in safetensors)", None, None),
+        Row(State.IDENTICAL, "both, equal byte for byte", "TIE002", "TIE004"),
+        Row(State.TRANSPOSED, "both, the head with rows and columns swapped", "TIE010", "TIE010"),
+        Row(State.CAST, "both, equal after rounding to the narrower dtype", "TIE001", None),
+        Row(State.SCALED, "both, the head a multiple of the embedding", "TIE001", None),
+        Row(State.NEAR, "both, most rows equal or all values close", "TIE001", None),
+        Row(State.DISTINCT, "both, different", "TIE001", None),
+        Row(State.UNREAD, "both, not compared (`--depth header`)", None, None),
+    ),
+)
+
+OUTPUT_BIAS = Table(
+    Role.OUTPUT_BIAS,
+    "The two names of a head bias",
+    (TIED, UNTIED, DEFAULT_TIED),
+    (
+        Row(State.CANONICAL, "the inner name alone", "TIE005", "BIA002"),
+        Row(State.ABSENT, "the outer name alone", None, "BIA002"),
+        Row(State.ALIASED, "both names, one storage (not in safetensors)", None, None),
+        Row(State.IDENTICAL, "both, equal byte for byte", None, None),
+        Row(State.CAST, "both, equal after rounding to the narrower dtype", "BIA003", "BIA003"),
+        Row(State.SCALED, "both, one a multiple of the other", "BIA003", "BIA003"),
+        Row(State.NEAR, "both, most values equal or all close", "BIA003", "BIA003"),
+        Row(State.DISTINCT, "both, different", "BIA003", "BIA003"),
+        Row(State.UNREAD, "both, not compared (`--depth header`)", None, None),
+    ),
+)

@@ -1,0 +1,54 @@
+"""A tied tensor is stored under the wrong one of its names.
+
+## What it does
+Reports a tied group whose canonical name, the one that `save_pretrained` keeps, is absent while another
+of its names is stored: the head without the embedding, or the second name of a head bias without the
+first.
+
+## Why it matters
+transformers 5 looks at either name, transformers 4.57 at the canonical one: it leaves the parameter
+without values and reports nothing missing until the first forward pass fails; 4.48 starts such a bias at
+zero (C08, C12, C16). llama.cpp, vLLM and mlx-lm miss the embedding. `safetensors.torch.save_model` and
+`huggingface_hub.save_torch_model` write such files: they keep the name that comes first in the alphabet.
+
+## Example
+`"tie_word_embeddings": true`, only the head stored:
+
+    error TIE005: lm_head.weight is stored, but not model.embed_tokens.weight, the name that a tied
+    model keeps: transformers 4.57 leaves it without values, and other loaders miss it
+
+## How to fix
+`tieconv retie` stores the tensor under its canonical name; the bytes stay the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy, Tie
+from tieconv.checks import evidence, remedies
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """One finding for each tied group whose canonical name is absent."""
+    for tie in inspection.ties:
+        if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
+            stored = [member.name for member in tie.stored_members]
+            yield RULE.finding(
+                f"{evidence.clause(stored, 'is', 'are')} stored, but not "
+                f"{evidence.listed([tie.canonical])}, the name that a tied model keeps: "
+                "transformers 4.57 leaves it without values, and other loaders miss it",
+                (tie.canonical, *stored),
+                level=evidence.certain(inspection, Level.ERROR),
+                remedy=_remedy(inspection, tie),
+            )
+
+
+def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
+    if not remedies.is_merged(tie):
+        return None
+    return remedies.merge(inspection, tie) or remedies.untie(inspection, safe=False)
+
+
+RULE = Rule("TIE005", "inverted-tie", Level.ERROR, __doc__ or "", find)

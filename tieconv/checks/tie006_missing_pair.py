@@ -1,0 +1,62 @@
+"""Neither the input embedding nor the output head is stored.
+
+## What it does
+Reports a model whose class needs a token embedding and a head, and whose file holds neither, under any
+name that the class would load. Tensors that carry one of the names under another prefix are listed.
+
+## Why it matters
+transformers prints that the checkpoint seems corrupted and fills both with random numbers (C56). Usually
+the names have a prefix that a wrapper left behind (`_orig_mod.`, `module.`, `base_model.model.`: C33),
+or the weights are split over files of which only some are here.
+
+## Example
+A checkpoint of a compiled model:
+
+    error TIE006: neither model.embed_tokens.weight nor lm_head.weight is stored: transformers fills
+    both with random numbers (_orig_mod.model.embed_tokens.weight and _orig_mod.lm_head.weight have
+    another prefix)
+
+## How to fix
+Save the unwrapped model again, or rename the tensors. Where parts are missing, fetch them. No command of
+tieconv can tell which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Knowledge, Tying
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    family, head = inspection.family, inspection.head
+    names = [name for name in (family.input_embedding, family.output_head) if name]
+    if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
+        return
+    supplied = (
+        head.input_embedding
+        or (head.output_head and head.output_head.stored)
+        or evidence.head_tie(inspection)
+    )
+    if supplied or any(evidence.is_quantised(inspection, name) for name in names):
+        return
+    pair = " nor ".join(evidence.listed([name]) for name in names)
+    yield RULE.finding(
+        f"neither {pair} is stored: transformers fills both with random numbers"
+        f"{_elsewhere(inspection, names)}",
+        names,
+    )
+
+
+def _elsewhere(inspection: Inspection, names: list[str]) -> str:
+    found = [
+        name for name in inspection.checkpoint.tensors if name.endswith(tuple(f".{name}" for name in names))
+    ]
+    return f" ({evidence.clause(found, 'has', 'have')} another prefix)" if found else ""
+
+
+RULE = Rule("TIE006", "missing-pair", Level.ERROR, __doc__ or "", find)

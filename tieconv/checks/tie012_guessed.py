@@ -1,0 +1,58 @@
+"""What ties is a guess, because the architecture is not in the table.
+
+## What it does
+Says that the class that the config names was not measured. Where an embedding and a head were recognised
+by their names and shapes it is a warning, since other findings build on the guess; where there is no
+config, or nothing was recognised, it is a note.
+
+## Why it matters
+Names tell neither whether a class can tie, nor what an absent flag means, nor whether the flag also
+scales the logits (as in T5: C11). Models with code of their own are the usual case. Commands that write
+refuse to work on a guess.
+
+## Example
+A class that no release of transformers has:
+
+    warning TIE012: the architecture AcmeForCausalLM is not in the table: model.embed_tokens.weight and
+    lm_head.weight were guessed from the names
+
+## How to fix
+If the guess is right, say so: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and
+`inspect`. Errors of other rules are lowered to warnings while the architecture is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+from tieconv.text import shown
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    family, named = inspection.family, inspection.config.architectures
+    if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
+        return
+    names = [name for name in (family.input_embedding, family.output_head) if name]
+    subject = (
+        f"the architecture {shown(named[0])} is not in the table"
+        if named
+        else "no config names an architecture"
+    )
+    if not names:
+        yield RULE.finding(
+            f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE
+        )
+        return
+    pair = named and len(names) == 2
+    yield RULE.finding(
+        f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names",
+        names,
+        level=Level.WARNING if pair else Level.NOTE,
+    )
+
+
+RULE = Rule("TIE012", "guessed", Level.WARNING, __doc__ or "", find)
