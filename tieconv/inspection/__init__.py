@@ -9,11 +9,9 @@ from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, St
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.families import find
 from tieconv.families.named import with_names
-from tieconv.inspection.declared import view_config
-from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
-from tieconv.inspection.values import has_nan
 
 
 def inspect_checkpoint(
@@ -32,7 +30,7 @@ def inspect_checkpoint(
     shapes = {name: record.shape for name, record in tensors.items()}
     family = with_names(find(checkpoint.config_values, shapes), embed, head)
     config = view_config(checkpoint.config_values, family)
-    ties = survey(family, tensors, reader, depth, config.effective)
+    ties = survey(family, tensors, reader, depth, gated(config, family))
     ties = tuple(_with_nan(tie, tensors, reader) for tie in ties)
     view = view_head(family, tensors, ties, reader, depth)
     duplicates = _duplicates(family, tensors, ties, view, reader, depth)
@@ -56,6 +54,8 @@ def _with_nan(tie: Tie, tensors: dict[str, TensorRecord], reader: ByteReader) ->
     """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
+    from tieconv.inspection.values import has_nan
+
     if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
         return tie
     members = tuple(
@@ -79,12 +79,21 @@ def _duplicates(
 ) -> tuple[Duplicate, ...]:
     if depth is Depth.HEADER:
         return ()
+    candidates = _candidates(tensors, view, depth)
+    if len(candidates) < 2:
+        return ()
+    from tieconv.inspection.duplicates import find_duplicates
+
     groups = [frozenset(member.name for member in tie.stored_members) for tie in ties]
-    if depth is Depth.FULL:
-        return find_duplicates(reader, tuple(tensors.values()), known=groups)
-    shapes = _candidate_shapes(view)
-    candidates = tuple(record for record in tensors.values() if record.shape in shapes)
     return find_duplicates(reader, candidates, known=groups)
+
+
+def _candidates(tensors: dict[str, TensorRecord], view: Head, depth: Depth) -> tuple[TensorRecord, ...]:
+    """The tensors among which duplicates are looked for: all, or those shaped like the embeddings."""
+    if depth is Depth.FULL:
+        return tuple(tensors.values())
+    shapes = _candidate_shapes(view)
+    return tuple(record for record in tensors.values() if record.shape in shapes)
 
 
 def _candidate_shapes(view: Head) -> set[tuple[int, ...]]:

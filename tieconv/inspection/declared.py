@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import ConfigView, Declared
-from tieconv.families import effective
+from tieconv.families import effective, gate
 
 FLAG = "tie_word_embeddings"
 _MAX_DEPTH = 6
@@ -20,6 +20,11 @@ def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     architectures = config.get("architectures")
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
     return ConfigView(str(config.get("model_type", "")), names, declared, tied, why)
+
+
+def gated(config: ConfigView, family: Family) -> bool:
+    """Whether the config ties the groups that its flag decides."""
+    return gate(family, {entry.path.removesuffix(FLAG).rstrip("."): _as_flag(entry.value) for entry in config.declared})
 
 
 def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | None:

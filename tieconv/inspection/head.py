@@ -16,7 +16,6 @@ from tieconv.checkpoint.inspection import (
 )
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.families import locate
-from tieconv.inspection.values import bias_summary
 
 
 def view_head(
@@ -65,14 +64,19 @@ def head_bias_name(head: str) -> str:
 def _bias(
     family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> OutputBias | None:
-    """The bias that is read; one stored beside a head whose class has none counts too."""
+    """The bias that transformers 5 reads: of a pair the head's own, where it is stored.
+
+    One stored beside a head whose class has none counts too.
+    """
     if family.output_head is None:
         return None
     names = family.output_biases or (head_bias_name(family.output_head),)
-    for name in names:
+    for name in reversed(names):
         actual = locate(family, name, tensors)
         if actual:
             if depth is Depth.HEADER:
                 return OutputBias(actual, BiasState.UNREAD)
+            from tieconv.inspection.values import bias_summary
+
             return OutputBias(actual, *bias_summary(reader, tensors[actual]))
     return OutputBias(names[0], BiasState.ABSENT)

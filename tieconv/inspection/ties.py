@@ -8,7 +8,6 @@ from tieconv.checkpoint.family import Family, TieGroup
 from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.families import locate
-from tieconv.inspection.relation import relate
 
 WASTEFUL = frozenset({State.ALIASED, State.IDENTICAL, State.TRANSPOSED})
 """States whose bytes need not be stored beside the canonical tensor's."""
@@ -82,6 +81,8 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
         return Relation(State.CANONICAL)
     if depth is Depth.HEADER:
         return Relation(State.UNREAD)
+    from tieconv.inspection.relation import relate  # a tied model compares nothing
+
     return relate(reader, reference, tensor)
 
 

@@ -1,0 +1,173 @@
+"""`tieconv inspect` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.cli.run import ok, run
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("depth", ["header", "candidates", "full"])
+def test_json_follows_its_schema(models: Path, name: str, depth: str) -> None:
+    """One JSON document on stdout, nothing on stderr, for every fixture at every depth."""
+    result = ok(f"inspect --json --depth {depth}", models / name)
+    jsonschema.validate(json.loads(result.stdout), SCHEMA)
+    assert result.stderr == ""
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_text_names_what_matters(models: Path, name: str) -> None:
+    """The text names embedding, head, bias, ties and findings, without a tab or a control character."""
+    text = ok("inspect", models / name).stdout
+    for word in ("input embedding", "output head", "head bias", "config", "ties", "findings"):
+        assert word in text
+    assert text.isprintable() or set(text) - set("\n") and text.replace("\n", "").isprintable()
+
+
+def test_a_tied_model_names_its_absent_head(models: Path) -> None:
+    """The head of a tied model is named although it is not stored, and the model is silent."""
+    document = json.loads(ok("inspect --json", models / "llama-tied").stdout)
+    assert document["head"]["output_head"]["name"] == "lm_head.weight"
+    assert document["head"]["output_head"]["tied_to"] == "model.embed_tokens.weight"
+    assert document["findings"] == []
+    assert document["config"]["declared"] == [{"path": "tie_word_embeddings", "value": True}]
+
+
+def test_an_equal_copy_costs_bytes(models: Path) -> None:
+    """A stored copy is proved identical, counted once in the unique bytes, and has a next command."""
+    document = json.loads(ok("inspect --json", models / "llama-duplicated").stdout)
+    tie = document["ties"][0]
+    assert {member["name"]: member["state"] for member in tie["members"]} == {
+        "model.embed_tokens.weight": "canonical",
+        "lm_head.weight": "identical",
+    }
+    model = document["model"]
+    assert model["bytes_stored"] - model["bytes_unique"] == tie["bytes_wasted"] == 192 * 32 * 2
+    assert [finding["rule"] for finding in document["findings"]] == ["TIE002"]
+    assert "tieconv retie" in document["findings"][0]["remedy"]["command"]
+
+
+def test_a_diverged_head_is_measured(models: Path) -> None:
+    """Three rows differ: their number, where they are, ulp and absolute difference are given."""
+    document = json.loads(ok("inspect --json", models / "llama-diverged").stdout)
+    member = document["ties"][0]["members"][1]
+    assert member["state"] == "near"
+    assert member["detail"]["rows_differing"] == 3
+    assert member["detail"]["row_ranges"] == [[189, 192]]
+    assert member["detail"]["max_abs"] > 0.2
+    assert document["ties"][0]["consistent"] is False
+    assert document["findings"][0]["level"] == "error"
+
+
+def test_header_depth_reads_no_tensor_byte(models: Path) -> None:
+    """With --depth header the states of stored copies are unread, and nothing is claimed."""
+    document = json.loads(ok("inspect --json --depth header", models / "llama-duplicated").stdout)
+    assert document["ties"][0]["members"][1]["state"] == "unread"
+    assert document["ties"][0]["consistent"] is None
+
+
+def test_other_ways_to_name_a_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight file, an index, and the current directory are models too."""
+    alone = json.loads(ok("inspect --json", models / "llama-tied" / "model.safetensors").stdout)
+    assert alone["model"]["layout"] == "file"
+    index = json.loads(ok("inspect --json", models / "llama-tied-sharded" / "model.safetensors.index.json").stdout)
+    assert index["model"]["layout"] == "sharded"
+    monkeypatch.chdir(models / "llama-tied")
+    assert ok("inspect").stdout.startswith(".: LlamaForCausalLM")
+
+
+def test_nested_levels_are_all_shown(models: Path) -> None:
+    """A vision-language config declares the flag at the top and in text_config."""
+    document = json.loads(ok("inspect --json", models / "qwen2-vl").stdout)
+    paths = [entry["path"] for entry in document["config"]["declared"]]
+    assert paths == ["tie_word_embeddings", "text_config.tie_word_embeddings"]
+
+
+def test_names_that_load_as_another(models: Path) -> None:
+    """The hub's GPT-2 names lack the prefix: names in the file are shown, with what they load as."""
+    document = json.loads(ok("inspect --json", models / "gpt2-unprefixed").stdout)
+    member = document["ties"][0]["members"][0]
+    assert (member["name"], member["loads_as"]) == ("wte.weight", "transformer.wte.weight")
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", f"inspect {ROOT}/fixtures/models/llama-tied"])
+def test_heavy_modules_stay_out(command: str) -> None:
+    """Neither numpy nor torch nor huggingface_hub is imported where it is not used."""
+    code = (
+        "import sys\nfrom tieconv.cli import main\n"
+        f"try: main({command.split()!r})\nexcept SystemExit: pass\n"
+        "heavy = {'numpy', 'torch', 'huggingface_hub', 'ml_dtypes', 'transformers', 'safetensors', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_equality_needs_no_numpy(models: Path) -> None:
+    """Proving a copy identical imports no numpy."""
+    code = (
+        "import sys, tieconv\n"
+        f"print(tieconv.inspect({str(models / 'llama-duplicated')!r}).ties[0].members[1].state)\n"
+        "print('numpy' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["identical", "False"]
+
+
+def test_python_m_and_version() -> None:
+    """`python -m tieconv --version` is the console script."""
+    result = subprocess.run([sys.executable, "-m", "tieconv", "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == "tieconv, version 0.1.0\n"
+
+
+def test_pipe_is_plain_and_survives_head(models: Path) -> None:
+    """No colour in a pipe, and a reader that goes away causes no error text."""
+    result = subprocess.run(
+        f"{sys.executable} -m tieconv inspect --json {models / 't5'} | head -c 10",
+        shell=True, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert result.stderr == ""
+    assert "\x1b" not in ok("inspect", models / "llama-diverged").stdout
+
+
+def test_no_color_on_a_terminal(models: Path) -> None:
+    """NO_COLOR holds on a terminal too."""
+    script = f"{sys.executable} -m tieconv inspect {models / 'llama-diverged'}"
+    coloured = subprocess.run(["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True)
+    plain = subprocess.run(
+        ["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True, env=os.environ | {"NO_COLOR": "1"}
+    )
+    assert "\x1b[" in coloured.stdout
+    assert "\x1b[" not in plain.stdout
+
+
+def test_usage_errors_exit_2(models: Path) -> None:
+    """Unknown commands and options are usage errors."""
+    assert run("frobnicate").exit_code == 2
+    assert run("inspect --depth deep", models / "t5").exit_code == 2
+
+
+def test_traceback_only_on_request() -> None:
+    """A traceback is shown with --traceback and only then."""
+    command = [sys.executable, "-m", "tieconv", "inspect", "/nonexistent"]
+    assert "Traceback" not in subprocess.run(command, capture_output=True, text=True).stderr
+    assert "Traceback" in subprocess.run([*command, "--traceback"], capture_output=True, text=True).stderr
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    """Each shell gets a script that names the command."""
+    assert "_TIECONV_COMPLETE" in ok(f"completion {shell}").stdout

@@ -1,0 +1,360 @@
+"""`tieconv untie` and `tieconv retie` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as load_torch
+
+import tieconv
+from tests.cli.run import ok, refused, run
+
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "plan.schema.json").read_text())
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def names(folder: Path) -> set[str]:
+    found: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        found |= set(load_torch(file))
+    return found
+
+
+def flags(folder: Path) -> list[object]:
+    config = json.loads((folder / "config.json").read_text())
+    nested = [value["tie_word_embeddings"] for value in config.values() if isinstance(value, dict) and "tie_word_embeddings" in value]
+    return [config["tie_word_embeddings"], *nested]
+
+
+@pytest.fixture
+def model(models: Path, tmp_path: Path):
+    """A writable copy of a fixture by name."""
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(models / name, tmp_path / name))
+
+    return copy
+
+
+def test_typed_in_a_model_directory_it_prints_the_plan(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tieconv retie --bias zero` in a model directory prints the plan, writes nothing, exits 0."""
+    folder = model("llama-duplicated")
+    monkeypatch.chdir(folder)
+    before = snapshot(folder)
+    result = ok("retie --bias zero")
+    assert "drop" in result.stdout
+    assert "lm_head.bias" in result.stdout
+    assert "ignores it" in result.stdout and "refuses it" in result.stdout
+    assert "nothing was written" in result.stderr
+    assert snapshot(folder) == before
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("verb", ["untie", "retie"])
+def test_dry_run_writes_nothing_and_meets_refusals(model, tmp_path: Path, verb: str) -> None:
+    """--dry-run beside -o prints the same plan, and refuses what the run would refuse."""
+    folder = model("llama-tied")
+    out = tmp_path / "out"
+    document = json.loads(ok(f"{verb} --dry-run --json", folder, "-o", out).stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert document["executed"] is False
+    assert not out.exists()
+    out.mkdir()
+    assert "exists" in refused(f"{verb} --dry-run", folder, "-o", out)
+
+
+def test_untie_writes_the_head_and_every_level(model, tmp_path: Path) -> None:
+    """The head is a tensor of its own with the embedding's bytes; the flag is false at every level."""
+    out = tmp_path / "out"
+    result = ok("untie --json", model("qwen2-vl"), "-o", out)
+    document = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert document["executed"] and document["verified"] and document["output"] == str(out)
+    assert flags(out) == [False, False]
+    tensors = load_torch(out / "model.safetensors")
+    assert tensors["lm_head.weight"].equal(tensors["model.embed_tokens.weight"])
+
+
+def test_keep_flag_leaves_the_config_alone(model, tmp_path: Path) -> None:
+    """--keep-flag writes the copy and not a byte of the config."""
+    folder, out = model("llama-tied"), tmp_path / "out"
+    ok("untie --keep-flag", folder, "-o", out)
+    assert (out / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert "lm_head.weight" in names(out)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl", "gpt2-unprefixed"])
+@pytest.mark.parametrize("how", ["-o", "--in-place", "--hardlink"])
+def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, how: str) -> None:
+    """Untie, then retie: the files are the first ones again, byte for byte, in each way of writing."""
+    folder = model(name)
+    before = snapshot(folder)
+    if how == "--in-place":
+        ok("untie --in-place", folder)
+        assert snapshot(folder) != before
+        ok("retie --in-place", folder)
+        assert snapshot(folder) == before
+    else:
+        extra = ["--hardlink"] if how == "--hardlink" else []
+        ok("untie", folder, "-o", tmp_path / "untied", *extra)
+        ok("retie", tmp_path / "untied", "-o", tmp_path / "back", *extra)
+        assert snapshot(tmp_path / "back") == before
+        assert snapshot(folder) == before
+
+
+def test_a_sharded_untie_leaves_the_shards_alone(model, tmp_path: Path) -> None:
+    """The new head goes to a shard of its own; the index names it and its totals are right."""
+    folder, out = model("llama-tied-sharded"), tmp_path / "out"
+    ok("untie", folder, "-o", out)
+    for shard in folder.glob("*.safetensors"):
+        assert (out / shard.name).read_bytes() == shard.read_bytes()
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["weight_map"]["lm_head.weight"] == "model-head.safetensors"
+    assert index["metadata"]["total_size"] == sum(t.nbytes for f in out.glob("*.safetensors") for t in load_torch(f).values())
+    assert set(index["weight_map"]) == names(out)
+
+
+def test_a_sharded_retie_drops_an_empty_shard(model, tmp_path: Path) -> None:
+    """A shard that held only the head goes with it."""
+    ok("untie", model("llama-tied-sharded"), "-o", tmp_path / "untied")
+    document = json.loads(ok("retie --json", tmp_path / "untied", "-o", tmp_path / "tied").stdout)
+    assert document["files_removed"] == ["model-head.safetensors"]
+    assert not (tmp_path / "tied" / "model-head.safetensors").exists()
+
+
+@pytest.mark.parametrize("side", ["embed", "head"])
+@pytest.mark.parametrize("layout", ["single", "sharded"])
+def test_force_keeps_the_survivor(model, tmp_path: Path, side: str, layout: str) -> None:
+    """--from X --force keeps X's bytes under the canonical name and says what is lost."""
+    folder, out = model("llama-diverged" if layout == "single" else "llama-untied-sharded"), tmp_path / "out"
+    before = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_torch(file).items()}
+    result = ok(f"retie --from {side} --force", folder, "-o", out)
+    assert "not function-preserving" in result.stdout
+    after = {name: tensor for file in out.glob("*.safetensors") for name, tensor in load_torch(file).items()}
+    source = {"embed": "model.embed_tokens.weight", "head": "lm_head.weight"}[side]
+    assert "lm_head.weight" not in after
+    assert after["model.embed_tokens.weight"].equal(before[source])
+    assert flags(out) == [True]
+
+
+def test_force_and_from_go_together(model) -> None:
+    """Neither stands alone."""
+    folder = model("llama-diverged")
+    assert run("retie --force", folder).exit_code == 2
+    assert run("retie --from head", folder).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "verb", "shape", "stored"),
+    [
+        ("llama-tied", "untie", (192,), {"lm_head.bias"}),
+        ("llama-duplicated", "retie", (192,), {"lm_head.bias"}),
+        ("t5", "untie", (160,), {"lm_head.bias"}),
+        ("llama-tied-sharded", "untie", (192,), {"lm_head.bias"}),
+    ],
+)
+def test_zero_bias_for_a_class_without_one(model, tmp_path: Path, name: str, verb: str, shape: tuple[int, ...], stored: set[str]) -> None:
+    """An all-zero bias in the head's rows and dtype, with a warning; a second time changes nothing more."""
+    out = tmp_path / "out"
+    result = ok(f"{verb} --bias zero", model(name), "-o", out)
+    assert "note:" in result.stdout
+    found = {n: t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n.endswith("lm_head.bias")}
+    head = next(t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n in ("lm_head.weight", "model.embed_tokens.weight", "shared.weight"))
+    assert set(found) == stored
+    for bias in found.values():
+        assert tuple(bias.shape) == shape and bias.dtype == head.dtype and not bias.any()
+    again = json.loads(ok(f"{verb} --bias zero --json", out).stdout)
+    assert not [op for op in again["operations"] if op["op"] not in ("KeepTensor",)]
+
+
+def test_what_the_bias_note_says_of_loaders_is_true(model, tmp_path: Path) -> None:
+    """transformers loads a Llama with a head bias and reports it; safetensors refuses it unless told not to."""
+    import safetensors.torch
+    import transformers
+
+    ok("untie --bias zero", model("llama-tied"), "-o", tmp_path / "out")
+    loaded, info = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert set(info["unexpected_keys"]) == {"lm_head.bias"} and not info["missing_keys"]
+    with pytest.raises(RuntimeError, match=r"lm_head\.bias"):
+        safetensors.torch.load_model(loaded, tmp_path / "out" / "model.safetensors")
+    _, unexpected = safetensors.torch.load_model(loaded, tmp_path / "out" / "model.safetensors", strict=False)
+    assert unexpected == ["lm_head.bias"]
+
+
+def test_an_existing_bias_stays(model, tmp_path: Path) -> None:
+    """--bias zero leaves a trained bias as it is; under both names once untied."""
+    out = tmp_path / "out"
+    ok("untie --bias zero", model("bert-mlm"), "-o", out)
+    tensors = load_torch(out / "model.safetensors")
+    assert tensors["cls.predictions.bias"].any()
+    assert tensors["cls.predictions.decoder.bias"].equal(tensors["cls.predictions.bias"])
+
+
+def test_strip_refuses_a_trained_bias(model, tmp_path: Path) -> None:
+    """A bias that is not zero is not stripped."""
+    sentence = refused("untie --bias strip", model("bert-mlm"), "-o", tmp_path / "out")
+    assert "cls.predictions.bias is not all zero" in sentence
+    assert not (tmp_path / "out").exists()
+
+
+def test_strip_takes_a_zero_bias_away(model, tmp_path: Path) -> None:
+    """What --bias zero added, --bias strip takes away, and the model is the first one again."""
+    folder = model("llama-tied")
+    ok("retie --bias zero", folder, "-o", tmp_path / "biased")
+    assert "lm_head.bias" in names(tmp_path / "biased")
+    ok("retie --bias strip", tmp_path / "biased", "-o", tmp_path / "back")
+    assert names(tmp_path / "back") == names(folder)
+
+
+def test_bart_bias_is_a_row(model, tmp_path: Path) -> None:
+    """The bias of BART is a buffer of shape [1, V] and keeps that shape."""
+    folder = model("bart")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["final_logits_bias"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    ok("untie --bias zero", folder, "-o", tmp_path / "out")
+    bias = load_file(tmp_path / "out" / "model.safetensors")["final_logits_bias"]
+    assert bias.shape == (1, 160) and not bias.any()
+
+
+def test_retie_from_an_inverted_tie(model, tmp_path: Path) -> None:
+    """A file with the head alone (as safetensors.save_model leaves it) gets its canonical name back."""
+    folder = model("llama-tied")
+    tensors = load_torch(folder / "model.safetensors")
+    from safetensors.torch import save_file as save_torch
+
+    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+    save_torch(tensors, folder / "model.safetensors", {"format": "pt", "model.embed_tokens.weight": "lm_head.weight"})
+    ok("retie", folder, "-o", tmp_path / "out")
+    after = load_torch(tmp_path / "out" / "model.safetensors")
+    assert "lm_head.weight" not in after
+    assert after["model.embed_tokens.weight"].equal(tensors["lm_head.weight"])
+    assert tieconv.inspect(tmp_path / "out").checkpoint.files[0].metadata == {"format": "pt"}
+
+
+def test_a_quantised_head_is_refused(model, tmp_path: Path) -> None:
+    """A head stored as codes and scales is no twin of the embedding."""
+    folder = model("llama-tied")
+    tensors = load_torch(folder / "model.safetensors")
+    import torch
+    from safetensors.torch import save_file as save_torch
+
+    tensors["lm_head.qweight"] = torch.zeros(8, 192, dtype=torch.int32)
+    save_torch(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "quantised" in refused("retie", folder, "-o", tmp_path / "out")
+    assert "quantised" in refused("untie", folder, "-o", tmp_path / "out")
+
+
+def test_a_row_mismatch_is_refused_even_by_force(model, tmp_path: Path) -> None:
+    """A head with other rows than the embedding cannot be tied by any survivor."""
+    folder = model("llama-tied")
+    tensors = load_torch(folder / "model.safetensors")
+    from safetensors.torch import save_file as save_torch
+
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"][:184].clone()
+    save_torch(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "[184, 32]" in refused("retie", folder, "-o", tmp_path / "out")
+    assert "[184, 32]" in refused("retie --from head --force", folder, "-o", tmp_path / "out")
+
+
+def test_a_scaling_that_is_not_exact_is_refused(model, tmp_path: Path) -> None:
+    """T5 with a width whose root is no power of two cannot be untied; with --keep-flag it can."""
+    folder = model("t5")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"d_model": 24}))
+    assert "no power of two" in refused("untie", folder, "-o", tmp_path / "out")
+    ok("untie --keep-flag", folder, "-o", tmp_path / "out")
+
+
+def test_t5_head_takes_the_scaling_up(model, tmp_path: Path) -> None:
+    """The untied head is the embedding times d_model**-0.5, exactly, and both flags say so."""
+    ok("untie", model("t5"), "-o", tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert np.array_equal(tensors["lm_head.weight"], tensors["shared.weight"] * np.float32(0.25))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["tie_word_embeddings"], config["scale_decoder_outputs"]) == (False, False)
+
+
+def test_an_unknown_architecture_needs_names(model, tmp_path: Path) -> None:
+    """Without a table what ties is a guess: writing asks for --embed and --head, which the hint names."""
+    folder = model("llama-duplicated")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["NovelForCausalLM"], "model_type": "novel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    result = run("retie", folder, "-o", tmp_path / "out")
+    assert result.exit_code == 2
+    hint = result.stderr.splitlines()[1]
+    assert "--embed model.embed_tokens.weight --head lm_head.weight" in hint
+    ok("retie --embed model.embed_tokens.weight --head lm_head.weight", folder, "-o", tmp_path / "out")
+    assert "lm_head.weight" not in names(tmp_path / "out")
+
+
+def test_a_lone_file_is_written_alone(model, tmp_path: Path) -> None:
+    """A file in, a file out; where the config beside it must change too, the directory is asked for."""
+    lone = tmp_path / "alone" / "weights.safetensors"
+    lone.parent.mkdir()
+    shutil.copy(model("llama-duplicated") / "model.safetensors", lone)
+    pair = "--embed model.embed_tokens.weight --head lm_head.weight"
+    result = ok(f"retie {pair}", lone, "-o", tmp_path / "out.safetensors")
+    assert "set tie_word_embeddings to true" in result.stdout
+    assert "lm_head.weight" not in load_torch(tmp_path / "out.safetensors")
+    assert "must change with it" in refused("untie", tmp_path / "llama-duplicated" / "model.safetensors", "-o", tmp_path / "x")
+
+
+@pytest.mark.parametrize("verb", ["untie", "retie"])
+def test_done_already_is_fine(model, tmp_path: Path, verb: str) -> None:
+    """A model that already is as asked is copied as it is, and left alone in place."""
+    folder = model("llama-untied" if verb == "untie" else "llama-tied")
+    before = snapshot(folder)
+    ok(verb, folder, "-o", tmp_path / "out")
+    assert snapshot(tmp_path / "out") == before
+    result = ok(f"{verb} --in-place", folder)
+    assert "already" in result.stdout
+    assert snapshot(folder) == before
+
+
+def test_companions_come_along(model, tmp_path: Path) -> None:
+    """Every file of the directory is in OUT, also in subdirectories, with its bytes."""
+    folder = model("llama-duplicated")
+    (folder / "README.md").write_text("card")
+    (folder / "original").mkdir()
+    (folder / "original" / "params.json").write_text("{}")
+    ok("retie", folder, "-o", tmp_path / "out")
+    assert (tmp_path / "out" / "README.md").read_text() == "card"
+    assert (tmp_path / "out" / "original" / "params.json").read_text() == "{}"
+
+
+def test_config_keeps_its_own_text(model, tmp_path: Path) -> None:
+    """Only the flag's characters change in config.json."""
+    folder = model("llama-tied")
+    text = (folder / "config.json").read_text().replace("1e-06", "1.0E-6").replace("\n", "\r\n")
+    (folder / "config.json").write_bytes(text.encode())
+    ok("untie", folder, "-o", tmp_path / "out")
+    expected = text.replace('"tie_word_embeddings": true', '"tie_word_embeddings": false')
+    assert (tmp_path / "out" / "config.json").read_bytes() == expected.encode()
+
+
+def test_output_and_in_place_exclude_each_other(model, tmp_path: Path) -> None:
+    """-o and --in-place, or --overwrite alone, are usage errors."""
+    folder = model("llama-tied")
+    assert run("untie --in-place", folder, "-o", tmp_path / "out").exit_code == 2
+    assert run("untie --overwrite", folder).exit_code == 2
+
+
+def test_python_api_prints_the_same_json(model, tmp_path: Path) -> None:
+    """`plan_retie(path).execute(out)` returns an outcome that prints as the command's JSON."""
+    planned = tieconv.plan_retie(model("llama-duplicated"))
+    assert json.loads(str(planned))["executed"] is False
+    outcome = planned.execute(tmp_path / "out")
+    jsonschema.validate(json.loads(str(outcome)), SCHEMA)
+    assert outcome.verified

@@ -1,0 +1,60 @@
+"""The generated pages are what the code says, and the README keeps its promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "docs" / "generate.py"
+
+
+@pytest.fixture
+def generator(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.chdir(ROOT)  # the script changes the directory; this puts it back
+    spec = importlib.util.spec_from_file_location("docs_generate", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_are_up_to_date(generator: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python docs/generate.py --check` passes on what is committed."""
+    assert generator.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_check_fails_with_a_diff(
+    generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A page that was edited by hand, or is missing, is shown and fails."""
+    pages = {tmp_path / path.name: render for path, render in generator.PAGES.items()}
+    monkeypatch.setattr(generator, "PAGES", pages)
+    generator.main([])
+    assert generator.main(["--check"]) == 0
+    page = tmp_path / "rules.md"
+    page.write_text(page.read_text(encoding="utf-8").replace("TIE001", "TIE999", 1), encoding="utf-8")
+    (tmp_path / "states.md").unlink()
+    assert generator.main(["--check"]) == 1
+    assert "TIE999" in capsys.readouterr().out
+
+
+def test_the_readme_is_short_and_shows_real_output() -> None:
+    """At most 120 lines, and each quoted command is one that the generator runs."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    quoted = re.findall(r"^\$ (.*)$", text, re.MULTILINE)
+    assert quoted == re.findall(r"<!-- run: (.*) -->", text)
+    assert len(quoted) >= 2
+
+
+def test_links_lead_somewhere() -> None:
+    """Every relative link of the pages names a file that exists."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -1,0 +1,46 @@
+"""Errors to one sentence, one hint and an exit code, in one place."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from tieconv.errors import TieconvError
+from tieconv.text import shown
+
+_BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
+_MESSAGE_LIMIT = 4000
+
+
+class ErrorBoundary(click.Group):
+    """A group that turns every failure below it into a sentence, and shows a traceback only on request."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
+        if "--traceback" in argv:
+            kwargs["args"] = [word for word in argv if word != "--traceback"]
+            return super().main(*args[1:], **kwargs)
+        try:
+            return super().main(*args, **kwargs)
+        except TieconvError as error:
+            _stop(error.message, error.hint, error.exit_code)
+        except BrokenPipeError:
+            # The reader went away (`| head`): quietly, and without a second error from the closing flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+        except MemoryError:
+            _stop("out of memory", "close other programs, or report this: memory is meant to be bounded", 2)
+        except OSError as error:
+            _stop(f"{shown(error.filename or 'a file')}: {(error.strerror or str(error)).lower()}", "", 2)
+        except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one too
+            _stop(f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2)
+
+
+def _stop(message: str, hint: str, code: int) -> NoReturn:
+    click.echo(f"{click.style('error', fg='red')}: {message[:_MESSAGE_LIMIT]}", err=True)
+    if hint:
+        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)
+    sys.exit(code)

@@ -1,0 +1,35 @@
+"""`tieconv inspect`."""
+
+from __future__ import annotations
+
+import click
+
+from tieconv import api
+from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
+
+
+@click.command("inspect")
+@model_argument
+@click.option(
+    "--depth",
+    type=click.Choice(["header", "candidates", "full"]),
+    default="candidates",
+    show_default=True,
+    help="How much to read: headers only; the tied names and tensors shaped like them; or whatever "
+    "proves every duplicate.",
+)
+@name_options
+@json_option
+@traceback_option
+def command(model: str, depth: str, embed: str | None, head: str | None, as_json: bool) -> None:
+    """What MODEL stores, what is tied, what it costs, and what to run next.
+
+    Exits 0 whatever it finds, and 2 when MODEL cannot be read.
+    """
+    inspection = api.inspect(model, depth=depth, embed=embed, head=head)
+    if as_json:
+        click.echo(str(inspection))
+    else:
+        from tieconv.reporters.inspect_text import render
+
+        click.echo(render(inspection, paint, width()))

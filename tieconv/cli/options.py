@@ -1,0 +1,84 @@
+"""Options that several commands share, each defined once."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_COLOURS: dict[str, dict[str, Any]] = {
+    "heading": {"bold": True},
+    "good": {"fg": "green"},
+    "warning": {"fg": "yellow"},
+    "error": {"fg": "red"},
+    "quiet": {"dim": True},
+}
+
+
+def model_argument(function: F) -> F:
+    """`MODEL`, the current directory where it is left out."""
+    return click.argument("model", default=".", type=click.Path())(function)
+
+
+def name_options(function: F) -> F:
+    """`--embed` and `--head`, for architectures that no table knows."""
+    function = click.option(
+        "--head", metavar="NAME", help="The output embedding's tensor name, for an unknown architecture."
+    )(function)
+    return click.option(
+        "--embed", metavar="NAME", help="The input embedding's tensor name, for an unknown architecture."
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """`--json`."""
+    return click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")(function)
+
+
+def write_options(function: F) -> F:
+    """Where and how a writing command writes."""
+    options = [
+        click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
+        click.option("--in-place", is_flag=True, help="Replace the model itself."),
+        click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
+        click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
+        click.option(
+            "--hardlink", is_flag=True, help="Hard-link unchanged files: both directories then hold the same files."
+        ),
+        click.option(
+            "--verify",
+            type=click.Choice(["full", "structure"]),
+            default="full",
+            show_default=True,
+            help="structure: do not compare byte ranges that the kernel copied or shared.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def traceback_option(function: F) -> F:
+    """`--traceback`; taken out of the arguments before any command sees it, declared for the help."""
+    return click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")(function)
+
+
+def paint(text: str, style: str) -> str:
+    """The text in colour on a terminal, as it is in a pipe or under NO_COLOR."""
+    return click.style(text, **_COLOURS[style]) if _colourful() else text
+
+
+def _colourful() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int | None:
+    """The terminal's columns, ``None`` where stdout is no terminal: piped text is not wrapped."""
+    import shutil
+
+    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None

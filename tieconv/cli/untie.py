@@ -1,0 +1,49 @@
+"""`tieconv untie`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tieconv import api
+from tieconv.cli.options import (
+    json_option,
+    model_argument,
+    name_options,
+    traceback_option,
+    write_options,
+)
+from tieconv.cli.write import WriteArguments, finish
+
+
+@click.command("untie", short_help="Write the head, and every other tied name, as a tensor of its own.")
+@model_argument
+@write_options
+@click.option("--keep-flag", is_flag=True, help="Write the copies out and leave the config tied.")
+@click.option(
+    "--bias",
+    type=click.Choice(["keep", "zero", "strip"]),
+    default="keep",
+    show_default=True,
+    help="zero: the head ends with a bias, all zero where there was none; strip: an all-zero bias goes.",
+)
+@name_options
+@json_option
+@traceback_option
+def command(
+    model: str,
+    keep_flag: bool,
+    bias: str,
+    embed: str | None,
+    head: str | None,
+    as_json: bool,
+    **writing: Any,
+) -> None:
+    """Write the head, and every other tied name, as a tensor of its own; the function stays the same.
+
+    Refuses where the tie flag changes the forward pass and the weights cannot take that up exactly.
+    """
+    arguments = WriteArguments(**writing)
+    planned = api.plan_untie(model, bias=bias, keep_flag=keep_flag, embed=embed, head=head)
+    finish(planned, arguments, as_json=as_json)

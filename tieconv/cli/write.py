@@ -1,0 +1,99 @@
+"""What every writing command does once its plan is made: print it, or carry it out and say so."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import click
+
+from tieconv.checkpoint.plan import Outcome
+from tieconv.cli.options import paint, width
+from tieconv.planned import PlannedWrite
+from tieconv.text import shown, size
+
+
+@dataclass(frozen=True, slots=True)
+class WriteArguments:
+    """What the user said about writing."""
+
+    output: str | None
+    in_place: bool
+    overwrite: bool
+    dry_run: bool
+    hardlink: bool
+    verify: Literal["full", "structure"]
+
+    def __post_init__(self) -> None:
+        if self.output is not None and self.in_place:
+            raise click.UsageError("give -o OUT or --in-place, not both")
+        if self.overwrite and self.output is None:
+            raise click.UsageError("--overwrite goes with -o OUT")
+
+    @property
+    def writes(self) -> bool:
+        return not self.dry_run and (self.output is not None or self.in_place)
+
+
+def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -> None:
+    """Print the plan; write it where the user said where to."""
+    if arguments.writes:
+        outcome = _execute(planned, arguments)
+    else:
+        outcome = planned.outcome()
+        _check_dry_run(planned, arguments)
+    if as_json:
+        click.echo(str(outcome))
+    else:
+        from tieconv.reporters.plan_text import render
+
+        click.echo(render(outcome, paint, width(), hardlink=arguments.hardlink))
+    click.echo(_closing(outcome, arguments), err=True)
+
+
+def _check_dry_run(planned: PlannedWrite, arguments: WriteArguments) -> None:
+    """A dry run meets the refusals that the run would meet."""
+    if arguments.output is not None or arguments.in_place:
+        planned.check(
+            arguments.output,
+            in_place=arguments.in_place,
+            overwrite=arguments.overwrite,
+            hardlink=arguments.hardlink,
+            verify=arguments.verify,
+        )
+
+
+def _execute(planned: PlannedWrite, arguments: WriteArguments) -> Outcome:
+    plan = planned.plan
+    total = plan.bytes_written + plan.bytes_linked
+    with click.progressbar(
+        length=max(total, 1), label=plan.command, file=sys.stderr, hidden=not sys.stderr.isatty()
+    ) as bar:
+        last = 0
+
+        def progress(done: int, whole: int) -> None:
+            nonlocal last
+            bar.length = max(whole, 1)
+            bar.update(done - last)
+            last = done
+
+        return planned.execute(
+            arguments.output,
+            in_place=arguments.in_place,
+            overwrite=arguments.overwrite,
+            hardlink=arguments.hardlink,
+            verify=arguments.verify,
+            progress=progress,
+        )
+
+
+def _closing(outcome: Outcome, arguments: WriteArguments) -> str:
+    if not outcome.executed:
+        return "nothing was written: give -o OUT or --in-place" if not arguments.dry_run else "nothing was written"
+    written = size(outcome.plan.bytes_written)
+    where = shown(outcome.output)
+    if outcome.plan.changes_nothing and arguments.in_place:
+        return f"{where} already is what was asked for: nothing was written"
+    proof = "every byte compared" if arguments.verify == "full" else "structure verified"
+    return f"wrote {where}: {written} new, {proof}"

@@ -1,0 +1,181 @@
+"""An inspection for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Knowledge
+from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, Member, State, Tie
+from tieconv.reporters.layout import Paint, columns, plain, wrapped
+from tieconv.text import count, shown, size
+
+_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
+_SHOWN_TIES = 8
+
+
+def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
+    """The whole report, without a newline at the end; sentences are wrapped to ``width`` columns where it is given."""
+    blocks = [_title(inspection, paint), "\n".join(columns(_facts(inspection)))]
+    blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection)]))
+    if inspection.duplicates:
+        blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection)]))
+    blocks.append("\n".join([paint("findings", "heading"), *_findings(inspection, paint, width)]))
+    return "\n\n".join(blocks)
+
+
+def _title(inspection: Inspection, paint: Paint) -> str:
+    checkpoint, config = inspection.checkpoint, inspection.config
+    architecture = ", ".join(shown(name) for name in config.architectures) or "no architecture declared"
+    files = count(len(checkpoint.files), "weight file")
+    first = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
+    tensors = checkpoint.tensors
+    parameters = sum(tensor.elements for tensor in tensors.values())
+    amount = f"{count(len(tensors), 'tensor')}, {parameters:,} parameters, {size(inspection.bytes_stored)} stored"
+    wasted = inspection.bytes_stored - inspection.bytes_unique
+    if wasted:
+        amount += f", {size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
+    return f"{first}\n{amount}"
+
+
+def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    head = inspection.head
+    embedding = head.input_embedding
+    if embedding:
+        yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
+    else:
+        yield "input embedding", "not stored"
+    yield _output(inspection)
+    yield _bias(inspection)
+    for entry in inspection.config.declared:
+        value = "absent" if entry.value is None else _json(entry.value)
+        yield "config", shown(entry.path), value
+    if inspection.checkpoint.config is None:
+        yield "config", "no config.json"
+    yield "effect", inspection.config.why
+    if inspection.family.knowledge is not Knowledge.TABLE:
+        yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
+
+
+def _output(inspection: Inspection) -> tuple[str, ...]:
+    output = inspection.head.output_head
+    if output is None:
+        return "output head", "none: this architecture has none, or its name is not known"
+    if output.stored:
+        return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
+    if output.tied_to:
+        return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
+    return "output head", shown(output.name), "not stored, and nothing that it is tied to is"
+
+
+def _bias(inspection: Inspection) -> tuple[str, ...]:
+    bias = inspection.head.output_bias
+    if bias is None or (bias.state is BiasState.ABSENT and not inspection.family.output_biases):
+        return "head bias", "none"
+    words = {
+        BiasState.ABSENT: "not stored",
+        BiasState.ZERO: "all zero",
+        BiasState.NONZERO: "not zero" + (f", largest magnitude {bias.max_abs:.4g}" if bias.max_abs else ""),
+        BiasState.UNREAD: "not read",
+    }
+    return "head bias", shown(bias.name), words[bias.state]
+
+
+def _ties(inspection: Inspection) -> list[str]:
+    if not inspection.ties:
+        return ["  none known for this architecture"]
+    rows: list[tuple[str, ...]] = []
+    for tie in inspection.ties[:_SHOWN_TIES]:
+        for place, member in enumerate(tie.members):
+            label = str(tie.role).replace("_", " ") if place == 0 else ""
+            rows.append((label, shown(member.name), _member(tie, member)))
+    lines = columns(rows)
+    left = len(inspection.ties) - _SHOWN_TIES
+    return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
+
+
+def _member(tie: Tie, member: Member) -> str:
+    text = str(member.state)
+    if member.state is State.ABSENT:
+        shared = tie.declared and any(other.stored for other in tie.members)
+        text = "absent, takes the tied values" if shared else "absent"
+    elif member.state is State.CANONICAL and member.name != tie.canonical:
+        text = "stored in place of the canonical name"
+    elif member.state not in (State.CANONICAL, State.UNREAD):
+        text = ": ".join(part for part in (text, figures(member)) if part)
+    if member.loads_as:
+        text += f" (loads as {shown(member.loads_as)})"
+    return text
+
+
+def figures(member: Member) -> str:
+    """What was proved about a member that is not the canonical one, as a phrase."""
+    detail = member.detail
+    match member.state:
+        case State.IDENTICAL:
+            return "every byte compared" + (", holds NaN" if detail.get("nan") else "")
+        case State.TRANSPOSED:
+            return "every element compared"
+        case State.CAST:
+            side = f"{shown(detail.get('exact'))} holds the full precision"
+            return f"lossless, {side}" if detail.get("lossless") else side
+        case State.SCALED:
+            exact = "exactly" if detail.get("exact") else f"within {detail.get('max_ulp')} ulp"
+            return f"{exact} {detail.get('factor')} times the canonical tensor"
+        case State.NEAR | State.DISTINCT:
+            return _difference(member)
+    return ""
+
+
+def _difference(member: Member) -> str:
+    detail = member.detail
+    if "shape" in detail:
+        return f"shape {detail['shape']} against {detail.get('canonical_shape')}"
+    if detail.get("sign_of_zero_only"):
+        return "only the sign of zeros differs"
+    rows = detail.get("rows_differing")
+    if not isinstance(rows, int):
+        return shown(detail.get("reason", ""))
+    parts = [f"{rows:,} of {detail.get('rows'):,} rows differ"]
+    if detail.get("max_ulp") is not None:
+        parts.append(f"max {detail['max_ulp']:,} ulp")
+    if isinstance(detail.get("max_abs"), float):
+        parts.append(f"max |difference| {detail['max_abs']:.4g}")
+    return ", ".join(parts)
+
+
+def _duplicates(inspection: Inspection) -> list[str]:
+    rows = []
+    for found in inspection.duplicates[:_SHOWN_TIES]:
+        names = ", ".join(shown(name) for name in found.tensors[:3])
+        more = f", … ({len(found.tensors)} in all)" if len(found.tensors) > 3 else ""
+        rows.append((str(found.kind), size(found.bytes_wasted), names + more))
+    left = len(inspection.duplicates) - _SHOWN_TIES
+    lines = columns(rows)
+    return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
+
+
+def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
+    if not inspection.findings:
+        yield f"  {paint('none', 'good')}"
+    for finding in inspection.findings:
+        yield from _finding(finding, paint, width)
+
+
+def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]:
+    level = str(finding.level)
+    lead = f"  {level.ljust(7)}  {finding.rule}  "
+    first, *rest = wrapped(finding.message, lead, width)
+    yield first.replace(level, paint(level, _STYLES[level]), 1)
+    yield from rest
+    if finding.remedy:
+        yield f"{' ' * len(lead)}next: {finding.remedy.command}"
+        if not finding.remedy.safe:
+            yield f"{' ' * len(lead)}(that changes what the model computes, or decides it)"
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _json(value: object) -> str:
+    return {True: "true", False: "false"}.get(value, shown(value)) if isinstance(value, bool) else shown(value)

@@ -1,0 +1,91 @@
+"""A plan for people: what is kept, dropped, added; bytes read, written, linked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from tieconv.checkpoint.plan import (
+    CopyTensor,
+    DropTensor,
+    FillTensor,
+    KeepTensor,
+    LinkFile,
+    Operation,
+    Outcome,
+    Plan,
+    RenameTensor,
+    ScaleTensor,
+    SetConfig,
+    SetMetadata,
+)
+from tieconv.reporters.layout import Paint, columns, plain, wrapped
+from tieconv.text import count, shown, size
+
+
+def render(
+    outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False
+) -> str:
+    """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
+    plan = outcome.plan
+    lines = [f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}"]
+    lines += columns(_rows(plan, hardlink))
+    for note in plan.notes:
+        first, *rest = wrapped(shown(note, 400), "  note: ", width)
+        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
+    kept = 0
+    for operation in plan.operations:
+        if isinstance(operation, KeepTensor):
+            kept += 1
+            continue
+        yield _row(plan, operation)
+    yield "keep", count(kept, "tensor"), "byte for byte"
+    yield from _files(plan, hardlink)
+
+
+def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
+    match operation:
+        case DropTensor(name, because):
+            return "drop", shown(name), f"{size(plan.checkpoint.tensors[name].nbytes)}, {shown(because)}"
+        case CopyTensor(name, source):
+            return "add", shown(name), f"{size(plan.checkpoint.tensors[source].nbytes)}, a copy of {shown(source)}"
+        case RenameTensor(name, to):
+            return "rename", shown(name), f"to {shown(to)}"
+        case FillTensor(name, dtype, shape):
+            return "add", shown(name), f"all zero, {list(shape)} {dtype}"
+        case ScaleTensor(name, source, exponent):
+            return "add", shown(name), f"{shown(source)} times 2**{exponent}, exact"
+        case SetConfig(path, value, before, present):
+            old = _json(before) if present else "absent"
+            return "config", shown(path), f"{old} becomes {_json(value)}"
+        case SetMetadata(file, key):
+            return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
+        case KeepTensor(name):
+            return "keep", shown(name), "byte for byte"
+        case LinkFile(name, bytes_):
+            return "bring", shown(name), size(bytes_)
+    assert_never(operation)
+
+
+def _files(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
+    before = {file.name for file in plan.checkpoint.files}
+    for output in plan.weights:
+        verb = "rewrite" if output.name in before else "create"
+        yield verb, shown(output.name), size(sum(tensor.nbytes for tensor in output.tensors))
+    for text in plan.texts:
+        yield "rewrite", shown(text.name), size(len(text.text.encode()))
+    for name in plan.removed:
+        yield "remove", shown(name), "no tensor is left in it"
+    if plan.links:
+        how = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
+        yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how}"
+    figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
+    yield "bytes", figures
+
+
+def _json(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value)
