@@ -1,0 +1,278 @@
+"""Whole-process measurements beside what peers and the operating system take.
+
+    python -m tests.bench.bench [--gigabytes 2] [--runs 5] [--folder DIR] [--json FILE]
+
+Commands are run in turn (A B C A B C …) so that a drifting machine slows all of them alike, and figures are
+medians; quote the ratios. Needs about ten times the checkpoint's size on disk. Linux only: peak memory is the
+kernel's account of the finished process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PYTHON = sys.executable
+TIECONV = str(Path(PYTHON).with_name("tieconv"))
+VOCABULARY, WIDTH = 128256, 2048
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run; ``clean`` paths are removed before each run."""
+
+    argv: list[str]
+    clean: tuple[Path, ...] = ()
+    prepare: Callable[[], None] | None = None
+
+
+@dataclass
+class Figures:
+    """Wall seconds and peak MiB of each run."""
+
+    wall: list[float] = field(default_factory=list)
+    peak: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.wall)
+
+
+def make_model(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Path:
+    """A Llama-shaped bfloat16 checkpoint of random bits; with ``head`` a bit-equal lm_head, flag false."""
+    import numpy as np
+
+    from tieconv.formats.safetensors import encode_header
+
+    folder.mkdir(parents=True)
+    matrix = VOCABULARY * WIDTH * 2
+    layer = 16_777_216
+    layers = max(1, int((gigabytes * 1e9 - matrix) // layer))
+    tensors = [("model.embed_tokens.weight", (VOCABULARY, WIDTH), matrix)]
+    tensors += [(f"model.layers.{i}.mlp.up_proj.weight", (4096, WIDTH), layer) for i in range(layers)]
+    tensors += [(f"model.layers.{i}.input_layernorm.weight", (WIDTH,), WIDTH * 2) for i in range(layers)]
+    if head:
+        tensors.append(("lm_head.weight", (VOCABULARY, WIDTH), matrix))
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    if shards == 1:
+        names = ["model.safetensors"]
+    weight_map = {name: names[i * shards // len(tensors)] for i, (name, _, _) in enumerate(tensors)}
+    for file in names:
+        mine = [entry for entry in tensors if weight_map[entry[0]] == file]
+        with (folder / file).open("wb") as stream:
+            stream.write(encode_header(((n, "BF16", s, b) for n, s, b in mine), {"format": "pt"}))
+            for name, _, size in mine:
+                seed = 0 if name in ("lm_head.weight", "model.embed_tokens.weight") else zlib.crc32(name.encode())
+                random = np.random.default_rng(seed)
+                for start in range(0, size, 1 << 26):
+                    stream.write(random.bytes(min(1 << 26, size - start)))
+    total = sum(size for _, _, size in tensors)
+    if shards > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "vocab_size": VOCABULARY,
+        "intermediate_size": 4096, "num_hidden_layers": layers, "num_attention_heads": 16,
+        "tie_word_embeddings": not head,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def once(command: Command) -> tuple[float, float]:
+    """One run: wall seconds and peak MiB. Raises on a non-zero exit."""
+    for path in command.clean:
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    if command.prepare:
+        command.prepare()
+    os.sync()
+    start = time.perf_counter()
+    process = subprocess.Popen(command.argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, status, usage = os.wait4(process.pid, 0)
+    wall = time.perf_counter() - start
+    if status:
+        raise RuntimeError(f"{command.argv} failed: {process.stderr.read() if process.stderr else ''}")
+    return wall, usage.ru_maxrss / 1024
+
+
+def compare(commands: Mapping[str, Command], runs: int) -> dict[str, Figures]:
+    """All commands in turn, ``runs`` times after one warm-up."""
+    figures = {name: Figures() for name in commands}
+    for number in range(runs + 1):
+        for name, command in commands.items():
+            wall, peak = once(command)
+            if number:
+                figures[name].wall.append(wall)
+                figures[name].peak.append(peak)
+    for command in commands.values():
+        for path in command.clean:
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+    return figures
+
+
+def report(title: str, figures: Mapping[str, Figures], base: str, store: dict[str, object]) -> None:
+    """Print a table with ratios to ``base``, pair by pair, and keep it for the JSON."""
+    print(f"\n{title}")
+    print(f"  {'command':44} {'wall s':>9} {'ratio':>7} {'peak MiB':>9}")
+    rows = {}
+    for name, measured in figures.items():
+        ratio = statistics.median(a / b for a, b in zip(measured.wall, figures[base].wall, strict=True))
+        peak = max(measured.peak)
+        print(f"  {name:44} {measured.median:9.3f} {ratio:7.2f} {peak:9.1f}")
+        rows[name] = {"wall_s": round(measured.median, 4), "ratio": round(ratio, 3), "peak_mib": round(peak, 1)}
+    store[title] = rows
+
+
+def shell(script: str, *clean: Path) -> Command:
+    return Command(["sh", "-c", script], clean)
+
+
+def python(script: str, *clean: Path) -> Command:
+    return Command([PYTHON, "-c", script], clean)
+
+
+def tieconv(*argv: str, clean: tuple[Path, ...] = ()) -> Command:
+    return Command([TIECONV, *argv], clean)
+
+
+def bench_inspect(model: Path, fixture: Path, runs: int, store: dict[str, object]) -> None:
+    commands = {
+        "python -c 'import click'": python("import click"),
+        "tieconv inspect (fixture, tied)": tieconv("inspect", str(fixture)),
+        "tieconv inspect --depth header (2 GB, sharded)": tieconv("inspect", "--depth", "header", str(model)),
+        "tieconv --help": tieconv("--help"),
+    }
+    report("inspect", compare(commands, max(runs, 11)), "python -c 'import click'", store)
+
+
+def bench_verb(
+    verb: str, source: Path, expected: Path, layout: str, runs: int, store: dict[str, object], *, peers: bool
+) -> None:
+    """``verb`` beside ``cp`` and ``fsync`` of the very files that it must write."""
+    out, copy = source.parent / "out", source.parent / "copy"
+    subprocess.run([TIECONV, verb, str(source), "-o", str(expected)], check=True, capture_output=True)
+    commands = {
+        "cp + fsync of the output": shell(f"cp -r {expected} {copy} && sync {copy}/*", copy),
+        f"tieconv {verb} --verify structure": tieconv(
+            verb, str(source), "-o", str(out), "--verify", "structure", clean=(out,)
+        ),
+        f"tieconv {verb} (every byte compared)": tieconv(verb, str(source), "-o", str(out), clean=(out,)),
+        f"tieconv {verb} --hardlink": tieconv(verb, str(source), "-o", str(out), "--hardlink", clean=(out,)),
+    }
+    if peers:
+        commands["safetensors load + save (no fsync)"] = python(_SAFETENSORS.format(source=source, out=out), out)
+        commands["transformers load + save (no fsync)"] = python(_TRANSFORMERS.format(source=source, out=out), out)
+    report(f"{verb}, {layout}", compare(commands, runs), "cp + fsync of the output", store)
+    shutil.rmtree(expected)
+
+
+_SAFETENSORS = """
+from pathlib import Path
+from safetensors.torch import load_file, save_file
+Path("{out}").mkdir()
+for file in Path("{source}").glob("*.safetensors"):
+    tensors = load_file(file)
+    tensors.pop("lm_head.weight", None)
+    save_file(tensors, Path("{out}") / file.name)
+"""
+
+_TRANSFORMERS = """
+import torch, transformers
+model = transformers.AutoModelForCausalLM.from_pretrained("{source}", dtype=torch.bfloat16)
+model.save_pretrained("{out}")
+"""
+
+
+def bench_in_place(verb: str, source: Path, layout: str, runs: int, store: dict[str, object]) -> None:
+    """An in-place change of a sharded model beside ``cp`` and ``fsync`` of the shards that change."""
+    work, copy = source.parent / "work", source.parent / "copy"
+    subprocess.run([TIECONV, verb, str(source), "-o", str(work), "--hardlink"], check=True, capture_output=True)
+    changed = [file for file in work.glob("*.safetensors") if not _same_inode(file, source / file.name)]
+    kept = source.parent / "changed"
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir()
+    for file in changed:
+        shutil.copy(file, kept)
+    listed = " ".join(str(kept / file.name) for file in changed)
+
+    def fresh() -> None:
+        shutil.copytree(source, work, copy_function=os.link)
+
+    shutil.rmtree(work)
+    commands = {
+        "cp + fsync of the changed shards": shell(f"mkdir {copy} && cp {listed} {copy} && sync {copy}/*", copy),
+        f"tieconv {verb} --in-place --verify structure": Command(
+            [TIECONV, verb, str(work), "--in-place", "--verify", "structure"], (work,), fresh
+        ),
+        f"tieconv {verb} --in-place (every byte compared)": Command([TIECONV, verb, str(work), "--in-place"], (work,), fresh),
+    }
+    report(f"{verb} in place, {layout}", compare(commands, runs), "cp + fsync of the changed shards", store)
+    shutil.rmtree(kept)
+
+
+def _same_inode(a: Path, b: Path) -> bool:
+    return b.exists() and a.stat().st_ino == b.stat().st_ino
+
+
+def bench_scan(model: Path, runs: int, store: dict[str, object]) -> None:
+    hashing = (
+        "import hashlib, json, sys\nfrom pathlib import Path\n"
+        f"for file in Path({str(model)!r}).glob('*.safetensors'):\n"
+        "    with file.open('rb') as stream: hashlib.file_digest(stream, 'sha256')\n"
+    )
+    commands = {
+        "tieconv inspect --depth full": tieconv("inspect", "--depth", "full", str(model)),
+        "tieconv inspect": tieconv("inspect", str(model)),
+        "sha256 of everything": python(hashing),
+    }
+    report("duplicate scan", compare(commands, runs), "tieconv inspect --depth full", store)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gigabytes", type=float, default=2.0)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "tieconv-bench")
+    parser.add_argument("--no-peers", action="store_true", help="leave safetensors and transformers out")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    root: Path = arguments.folder
+    shutil.rmtree(root, ignore_errors=True)
+    store: dict[str, object] = {}
+    peers = not arguments.no_peers
+    try:
+        for shards, layout in ((1, "single file"), (8, "8 shards")):
+            untied = make_model(root / f"untied-{shards}", arguments.gigabytes, head=True, shards=shards)
+            if shards == 8:
+                fixture = Path(__file__).parents[2] / "fixtures" / "models" / "llama-tied"
+                bench_inspect(untied, fixture, arguments.runs, store)
+                bench_in_place("retie", untied, layout, arguments.runs, store)
+            bench_scan(untied, arguments.runs, store)
+            bench_verb("retie", untied, root / "expected", layout, arguments.runs, store, peers=peers)
+            shutil.rmtree(untied)
+            tied = make_model(root / f"tied-{shards}", arguments.gigabytes, head=False, shards=shards)
+            if shards == 8:
+                bench_in_place("untie", tied, layout, arguments.runs, store)
+            bench_verb("untie", tied, root / "expected", layout, arguments.runs, store, peers=peers)
+            shutil.rmtree(tied)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(store, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
