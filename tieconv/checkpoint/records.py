@@ -8,6 +8,8 @@ from enum import StrEnum
 from math import prod
 from typing import Protocol
 
+from tieconv.checkpoint.dtypes import nbytes
+
 
 class Layout(StrEnum):
     """How MODEL is laid out on disk."""
@@ -32,16 +34,26 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class TensorRecord:
-    """One stored tensor: row-major, little-endian, its bytes at ``range``."""
+    """One stored tensor, little-endian, its bytes within ``range``.
+
+    ``stride`` (in elements) is ``None`` for a dense row-major tensor, which fills ``range`` exactly; else the
+    tensor is a view, and ``range`` runs from its first to its last element. ``storage`` is the key of the
+    storage that it is a view of, for formats where several tensors can share one.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     range: ByteRange
+    stride: tuple[int, ...] | None = None
+    storage: str | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.range.size
+        """Bytes of the tensor written out densely."""
+        if self.stride is None:
+            return self.range.size
+        return nbytes(self.dtype, self.shape) or self.range.size
 
     @property
     def elements(self) -> int:
@@ -49,11 +61,20 @@ class TensorRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class Storage:
+    """Bytes that several tensors of one file may be views of; ``key`` is unique within the file."""
+
+    key: str
+    range: ByteRange
+
+
+@dataclass(frozen=True, slots=True)
 class WeightFile:
     """One weight file: its tensors in the order of their bytes.
 
     ``data_start`` is the offset of the first tensor byte, ``metadata`` the file's own key-value map
-    (``None`` where it has none, which is not the same as an empty one).
+    (``None`` where it has none, which is not the same as an empty one). ``storages`` are given where the format
+    lets tensors share bytes.
     """
 
     name: str
@@ -61,6 +82,7 @@ class WeightFile:
     data_start: int
     tensors: tuple[TensorRecord, ...]
     metadata: Mapping[str, str] | None
+    storages: tuple[Storage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
