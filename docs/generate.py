@@ -17,11 +17,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from pages import architectures, cli, outputs, rules, states  # noqa: E402
+from pages import architectures, cases, cli, outputs, rules, states  # noqa: E402
 
 PAGES: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
     HERE / "states.md": states.page,
+    HERE / "cases.md": cases.page,
     HERE / "cli.md": cli.page,
     HERE / "architectures.md": architectures.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),

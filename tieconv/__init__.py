@@ -7,14 +7,39 @@ from typing import TYPE_CHECKING
 from tieconv.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from tieconv.api import inspect, plan_retie, plan_untie
+    from tieconv.api import (
+        diff,
+        inspect,
+        plan_bias,
+        plan_convert,
+        plan_dedup,
+        plan_reindex,
+        plan_retie,
+        plan_set_tie,
+        plan_untie,
+    )
+    from tieconv.checkpoint.comparison import Comparison
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
-__all__ = ["PlannedWrite", "TieconvError", "__version__", "inspect", "plan_retie", "plan_untie"]
+__all__ = [
+    "Comparison",
+    "PlannedWrite",
+    "TieconvError",
+    "__version__",
+    "diff",
+    "inspect",
+    "plan_bias",
+    "plan_convert",
+    "plan_dedup",
+    "plan_reindex",
+    "plan_retie",
+    "plan_set_tie",
+    "plan_untie",
+]
 
 
-_HOMES = {"TieconvError": "errors", "PlannedWrite": "planned"}
+_HOMES = {"TieconvError": "errors", "PlannedWrite": "planned", "Comparison": "checkpoint.comparison"}
 
 
 def __getattr__(name: str) -> object:

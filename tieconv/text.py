@@ -41,3 +41,19 @@ def size(number: int) -> str:
 def count(number: int, noun: str) -> str:
     """``3 tensors``, ``1 tensor``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+_UNITS = {"": 1, **{f"{unit}B": 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}}
+_UNITS |= {f"{unit}IB": 1024**power for power, unit in enumerate(("K", "M", "G", "T"), 1)}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as ``5GB``, ``500 MB`` or ``2GiB``; ``ValueError`` for anything else and for none."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{shown(text)} is no size: write 5GB, 500MB or 2GiB")
+    number = int(float(match[1]) * _UNITS[match[2].upper()])
+    if number < 1:
+        raise ValueError(f"{shown(text)} is no size that holds a tensor")
+    return number

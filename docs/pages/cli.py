@@ -16,12 +16,13 @@ INTRO = """\
 
 stdout carries the result, stderr progress, warnings and the closing line. `--json` prints one document. Colour and
 progress bars appear on a terminal only; `NO_COLOR` is honoured. Exit codes: **0** fine; **1** the tool worked and the
-answer is no (no command of this version answers so); **2** it could not or would not do it, with one sentence and a
+answer is no (`diff`: not the same function); **2** it could not or would not do it, with one sentence and a
 `hint:` line.
 
-The JSON follows the schemas [inspect](../tieconv/reporters/schemas/inspect.schema.json) and
-[plan](../tieconv/reporters/schemas/plan.schema.json); `ties[].consistent` is `null` where a needed comparison was not
-made, and the canonical name is itself a member of its group.
+The JSON follows the schemas [inspect](../tieconv/reporters/schemas/inspect.schema.json),
+[plan](../tieconv/reporters/schemas/plan.schema.json) and [diff](../tieconv/reporters/schemas/diff.schema.json);
+`ties[].consistent` is `null` where a needed comparison was not made, and the canonical name is itself a member of its
+group.
 """
 
 
@@ -36,6 +37,10 @@ def _sections() -> Iterator[str]:
     yield _help([], "tieconv")
     for name in main.list_commands(context):
         yield _help([name], f"tieconv {name}")
+        command = main.get_command(context, name)
+        if isinstance(command, click.Group):
+            for action in command.list_commands(context):
+                yield _help([name, action], f"tieconv {name} {action}")
 
 
 def _help(words: list[str], title: str) -> str:

@@ -19,7 +19,8 @@ given here is the usual one; findings can be milder, as the rule's text says. A 
 command where one helps, and says whether that command is *safe*: whether it provably keeps the function
 that transformers 5 gives the model.
 
-Numbers such as C01 are entries of the project's catalogue of public reports and measurements.
+Numbers such as [C01](cases.md#c01) are entries of the [catalogue of cases](cases.md), made of public reports and
+measurements.
 """
 
 
@@ -40,6 +41,7 @@ def _rule(rule: Rule) -> str:
     title, _, body = rule.documentation.partition("\n")
     deeper = re.sub(r"^## ", "### ", body.strip(), flags=re.MULTILINE)
     spaced = re.sub(r"^(### .*)\n(?!\n)", r"\1\n\n", deeper, flags=re.MULTILINE)
+    spaced = re.sub(r"\bC\d\d\b", lambda match: f"[{match.group()}](cases.md#{match.group().lower()})", spaced)
     return f"## {rule.code} {rule.name}\n\n**{title}** Usual level: {rule.level}.\n\n{spaced}\n"
 
 

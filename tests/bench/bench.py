@@ -241,6 +241,48 @@ def bench_scan(model: Path, runs: int, store: dict[str, object]) -> None:
     report("duplicate scan", compare(commands, runs), "tieconv inspect --depth full", store)
 
 
+def bench_torch(folder: Path, gigabytes: float, runs: int, store: dict[str, object]) -> None:
+    """Inspection of a tied `.bin` beside torch's own quickest way to its tensors: mapped, not read."""
+    folder.mkdir(parents=True)
+    path = folder / "pytorch_model.bin"
+    subprocess.run([PYTHON, "-c", _TORCH_MODEL.format(path=path, layers=int(gigabytes * 1e9 / 16_777_216))], check=True)
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    out = folder.parent / "out"
+    load = "import torch; torch.load({!r}, weights_only=True, mmap={})"
+    commands = {
+        "torch.load(mmap=True, weights_only=True)": python(load.format(str(path), True)),
+        "torch.load(weights_only=True)": python(load.format(str(path), False)),
+        "tieconv inspect": tieconv("inspect", str(folder)),
+        "tieconv inspect --depth full": tieconv("inspect", "--depth", "full", str(folder)),
+    }
+    report("inspect a .bin", compare(commands, runs), "torch.load(mmap=True, weights_only=True)", store)
+    commands = {
+        "cp + fsync": shell(f"cp {path} {out} && sync {out}", out),
+        "tieconv untie": tieconv("untie", str(folder), "-o", str(out), clean=(out,)),
+        "torch.load + torch.save (no fsync)": python(_TORCH_UNTIE.format(path=path, out=out), out),
+    }
+    report("untie a .bin", compare(commands, runs), "cp + fsync", store)
+    shutil.rmtree(folder)
+
+
+_TORCH_MODEL = """
+import torch
+table = torch.empty(8192, 1024, dtype=torch.bfloat16).random_(0, 9)
+state = {{"model.embed_tokens.weight": table, "lm_head.weight": table}}
+for layer in range({layers}):
+    state[f"model.layers.{{layer}}.mlp.up_proj.weight"] = torch.empty(8192, 1024, dtype=torch.bfloat16).random_(0, 9)
+torch.save(state, "{path}")
+"""
+
+_TORCH_UNTIE = """
+import torch
+state = torch.load("{path}", weights_only=True, mmap=True)
+state["lm_head.weight"] = state["lm_head.weight"].clone()
+torch.save(state, "{out}")
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2.0)
@@ -254,6 +296,7 @@ def main() -> None:
     store: dict[str, object] = {}
     peers = not arguments.no_peers
     try:
+        bench_torch(root / "torch", arguments.gigabytes, arguments.runs, store)
         for shards, layout in ((1, "single file"), (8, "8 shards")):
             untied = make_model(root / f"untied-{shards}", arguments.gigabytes, head=True, shards=shards)
             if shards == 8:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import pytest
 
 import tieconv.checks
 from tests.checks.fixtures import builder
+from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.inspection import Inspection, Level
 from tieconv.checks import RULES
@@ -97,13 +97,3 @@ def test_remedy_is_a_command_that_works(rule: Rule, tmp_path: Path) -> None:
     after = api.inspect(out)
     assert rule.code not in [later.rule for later in after.findings]
     assert Level.ERROR not in [later.level for later in after.findings]
-
-
-def run(command: str, out: Path) -> None:
-    """Carry out a remedy through the Python interface."""
-    program, verb, source, *options, flag, placeholder = shlex.split(command)
-    assert (program, flag, placeholder) == ("tieconv", "-o", "OUT")
-    names = iter(options)
-    keywords = {name.removeprefix("--"): next(names) for name in names}
-    plan = {"untie": api.plan_untie, "retie": api.plan_retie}[verb]
-    plan(source, **keywords).execute(out)

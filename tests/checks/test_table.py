@@ -25,7 +25,7 @@ from tests.checks.fixtures.model import (
     save,
     vector,
 )
-from tests.checks.test_rules import run
+from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State

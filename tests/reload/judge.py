@@ -15,6 +15,8 @@ from tieconv.checkpoint.family import FlagMeaning
 from tieconv.families import find
 
 LAYOUTS = ("single", "sharded")
+TORCH = "bin"
+"""The layout of `torch.save`: transformers 5 still loads it and no longer writes it."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,20 @@ def _logits(model: Any) -> torch.Tensor | None:
 def save(name: str, folder: Path, layout: str, *, tie: bool) -> Path:
     """A tiny random ``name``, saved as transformers saves it."""
     model = zoo.build(name, tie=tie)
+    if layout == TORCH:
+        return save_torch(model, folder)
     limit = {} if layout == "single" else {"max_shard_size": "50KB"}
     model.save_pretrained(folder, **limit)
     assert (folder / "model.safetensors.index.json").exists() == (layout == "sharded")
+    return folder
+
+
+def save_torch(model: Any, folder: Path) -> Path:
+    """The model as older transformers saved it: its state dict, in which tied names share a storage."""
+    folder.mkdir(parents=True)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
     return folder
 
 
@@ -152,6 +165,10 @@ def content(path: Path) -> object:
     if not path.exists():
         return None
     data = path.read_bytes()
+    if path.suffix == ".bin":
+        # Names of one storage are one tensor here: tying drops the alias.
+        state = torch.load(path, weights_only=True)
+        return {(str(tensor.dtype), tuple(tensor.shape), str(tensor.tolist())) for tensor in state.values()}
     if path.suffix != ".safetensors":
         return data
     start = 8 + int.from_bytes(data[:8], "little")

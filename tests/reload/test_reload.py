@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import zoo
-from tests.reload.judge import LAYOUTS, round_trip
+from tests.reload.judge import LAYOUTS, TORCH, round_trip
 from tests.reload.sample import SAMPLE
 
 REFUSED = {
@@ -21,6 +21,13 @@ REFUSED = {
 }
 
 
+TORCH_SAMPLE = (
+    "LlamaForCausalLM", "Qwen2ForCausalLM", "GemmaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "MambaForCausalLM",
+    "BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM", "BartForConditionalGeneration",
+    "T5ForConditionalGeneration", "WhisperForConditionalGeneration",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_untie_and_retie_keep_the_function(name: str, layout: str, tmp_path: Path) -> None:
@@ -31,6 +38,13 @@ def test_untie_and_retie_keep_the_function(name: str, layout: str, tmp_path: Pat
         assert REFUSED[name] in verdicts["untie"]
     else:
         assert verdicts == {"untie": "exact", "retie": "exact"}
+
+
+@pytest.mark.parametrize("name", TORCH_SAMPLE)
+def test_torch_files_keep_the_function(name: str, tmp_path: Path) -> None:
+    """The same for a model saved by `torch.save`: the head gets a storage of its own, and its name goes again."""
+    verdicts = round_trip(name, TORCH, tmp_path)
+    assert verdicts == {"untie": "exact", "retie": "exact"}
 
 
 def test_the_sample_is_wide() -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.inspection import Finding, Head, Inspection, Member, Tie
+    from tieconv.checkpoint.inspection import Finding, Head, Inspection, Member, StorageUse, Tie
     from tieconv.checkpoint.plan import Operation, Outcome
+    from tieconv.checkpoint.records import Adapter
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
 PLAN_SCHEMA = "tieconv.plan/1"
@@ -19,6 +20,7 @@ PLAN_SCHEMA = "tieconv.plan/1"
 def inspection_document(inspection: Inspection) -> dict[str, object]:
     """Schema `tieconv.inspect/1`."""
     checkpoint, config = inspection.checkpoint, inspection.config
+    adapter = {"adapter": _adapter(inspection, checkpoint.adapter)} if checkpoint.adapter else {}
     return {
         "schema": INSPECT_SCHEMA,
         "tieconv": VERSION,
@@ -36,7 +38,7 @@ def inspection_document(inspection: Inspection) -> dict[str, object]:
         "config": {
             "model_type": config.model_type,
             "architectures": list(config.architectures),
-            "declared": [{"path": entry.path, "value": _plain(entry.value)} for entry in config.declared],
+            "declared": [{"path": entry.path, "value": plain(entry.value)} for entry in config.declared],
             "effective": config.effective,
             "why": config.why,
         },
@@ -52,8 +54,26 @@ def inspection_document(inspection: Inspection) -> dict[str, object]:
             {"kind": str(found.kind), "tensors": list(found.tensors), "bytes_wasted": found.bytes_wasted}
             for found in inspection.duplicates
         ],
+        "storage": _storage(inspection.storage),
         "consumers": [],
+        **adapter,
         "findings": [finding_document(finding) for finding in inspection.findings],
+    }
+
+
+def _storage(storage: StorageUse | None) -> dict[str, object] | None:
+    """``null`` where every tensor has its bytes for itself."""
+    if storage is None:
+        return None
+    return {
+        "storages": storage.storages,
+        "bytes": storage.stored,
+        "bytes_unused": storage.unused,
+        "overlaps": [{"kind": found.kind, "tensors": list(found.tensors)} for found in storage.overlaps],
+        "slack": [
+            {"file": found.file, "tensors": list(found.tensors), "bytes": found.stored, "bytes_unused": found.unused}
+            for found in storage.slack
+        ],
     }
 
 
@@ -69,12 +89,22 @@ def finding_document(finding: Finding) -> dict[str, object]:
     }
 
 
+def _adapter(inspection: Inspection, adapter: Adapter) -> dict[str, object]:
+    return {
+        "kind": adapter.kind,
+        "base_model": adapter.base,
+        "base_tied": inspection.base and inspection.base.config.effective,
+        "target_modules": list(adapter.targets),
+        "modules_to_save": list(adapter.saved),
+    }
+
+
 def _head(head: Head) -> dict[str, object]:
     embedding, output, bias = head.input_embedding, head.output_head, head.output_bias
     return {
         "input_embedding": embedding
         and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
-        "output_head": output and {key: _plain(value) for key, value in asdict(output).items()},
+        "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
         "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
     }
 
@@ -95,7 +125,7 @@ def _member(member: Member) -> dict[str, object]:
         "name": member.name,
         "stored": member.stored,
         "state": str(member.state),
-        "detail": {key: _plain(value) for key, value in member.detail.items()},
+        "detail": {key: plain(value) for key, value in member.detail.items()},
     }
     if member.loads_as is not None:
         document["loads_as"] = member.loads_as
@@ -124,15 +154,15 @@ def outcome_document(outcome: Outcome) -> dict[str, object]:
 
 
 def _operation(operation: Operation) -> dict[str, object]:
-    return {"op": type(operation).__name__, **{key: _plain(value) for key, value in asdict(operation).items()}}
+    return {"op": type(operation).__name__, **{key: plain(value) for key, value in asdict(operation).items()}}
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
     """JSON-ready: tuples as lists, non-finite numbers (which JSON lacks) as text."""
     if isinstance(value, (list, tuple)):
-        return [_plain(entry) for entry in value]
+        return [plain(entry) for entry in value]
     if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): plain(entry) for key, entry in value.items()}
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return value

@@ -162,6 +162,52 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
+class Shadow:
+    """A tensor's name in a weight file that the model does not use; ``differs`` is ``None`` where nothing compared."""
+
+    name: str
+    file: str
+    differs: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Tensors of one storage that share bytes.
+
+    ``kind`` is that of the pair that shares in the least plain way: `aliased` (the same elements), `transposed`,
+    `view` (the same bytes in another shape), `slice` (one within the other), `overlap` (neither within the other).
+    """
+
+    kind: str
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """A storage with bytes that no tensor uses: at least ``unused`` of its ``stored``."""
+
+    file: str
+    tensors: tuple[str, ...]
+    stored: int
+    unused: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageUse:
+    """How the tensors lie in their storages, for a format that lets them share."""
+
+    storages: int
+    stored: int
+    overlaps: tuple[Overlap, ...]
+    slack: tuple[Slack, ...]
+
+    @property
+    def unused(self) -> int:
+        """Bytes that no tensor uses."""
+        return sum(entry.unused for entry in self.slack)
+
+
+@dataclass(frozen=True, slots=True)
 class Remedy:
     """The next command; ``safe`` where it provably keeps the function."""
 
@@ -182,7 +228,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON."""
+    """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON.
+
+    ``base`` is the header-level evidence about an adapter's base model, where that is here.
+    """
 
     checkpoint: Checkpoint
     family: Family
@@ -195,6 +244,9 @@ class Inspection:
     bytes_unique: int
     bytes_read: int
     findings: tuple[Finding, ...] = ()
+    shadows: tuple[Shadow, ...] = ()
+    base: Inspection | None = None
+    storage: StorageUse | None = None
 
     @property
     def word_tie(self) -> Tie | None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState
 
 
@@ -60,6 +61,31 @@ class ScaleTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class ResizeTensor:
+    """The tensor gets another length: zeros are added at its end, or zeros there are cut off."""
+
+    name: str
+    before: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareTensor:
+    """The tensor becomes a view of the storage of ``source``, which holds the same bytes."""
+
+    name: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrimStorage:
+    """The storage of tensor ``name`` loses ``freed`` bytes that no tensor is a view of."""
+
+    name: str
+    freed: int
+
+
+@dataclass(frozen=True, slots=True)
 class SetConfig:
     """A value in config.json; ``before`` is ``None`` with ``present`` false where the key is new."""
 
@@ -93,6 +119,9 @@ Operation = (
     | RenameTensor
     | FillTensor
     | ScaleTensor
+    | ResizeTensor
+    | ShareTensor
+    | TrimStorage
     | SetConfig
     | SetMetadata
     | LinkFile
@@ -115,30 +144,106 @@ class Scaled:
     exponent: int
 
 
-Content = ByteRange | Zeros | Scaled
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A strided view's elements in row-major order; ``range`` runs from its first to its last stored element."""
+
+    range: ByteRange
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return nbytes(self.dtype, self.shape) or 0
+
+
+Content = ByteRange | Zeros | Scaled | Gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Padded:
+    """A tensor's bytes: those at ``range``, then ``zeros`` zero bytes."""
+
+    range: ByteRange
+    zeros: int
+
+    @property
+    def size(self) -> int:
+        return self.range.size + self.zeros
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStorage:
+    """Bytes of a torch file to write of which its tensors are views; ``crc`` where their checksum is known."""
+
+    range: ByteRange
+    crc: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """A tensor of a file to write, and where its bytes come from (ranges are of the source's files)."""
+    """A tensor of a file to write, and where its bytes come from (ranges are of the source's files).
+
+    ``stride`` (in elements) is ``None`` for a dense row-major tensor, ``storage`` for one that has its bytes for
+    itself; else its content is a range within that of its storage.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    content: Content
+    content: Content | Padded
+    stride: tuple[int, ...] | None = None
+    storage: OutputStorage | None = None
 
     @property
     def nbytes(self) -> int:
         return self.content.size if not isinstance(self.content, Scaled) else self.content.range.size
 
+    @property
+    def parts(self) -> tuple[Content, ...]:
+        """The content as bytes of one kind each, one after the other."""
+        if isinstance(self.content, Padded):
+            return (self.content.range, Zeros(self.content.zeros))
+        return (self.content,)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputWeights:
-    """A safetensors file to write, its tensors in the order of their bytes."""
+    """A weight file to write, its tensors in the order of their bytes."""
 
     name: str
     tensors: tuple[OutputTensor, ...]
     metadata: Mapping[str, str] | None
+
+    @property
+    def format(self) -> str:
+        """`safetensors` or `torch`, by the name."""
+        return "safetensors" if self.name.endswith(".safetensors") else "torch"
+
+    @property
+    def contents(self) -> tuple[Content | Padded, ...]:
+        """What is stored, in order: a storage that several tensors share stands there once."""
+        found: dict[object, Content | Padded] = {}
+        for place, tensor in enumerate(self.tensors):
+            found.setdefault(tensor.storage or place, tensor.storage.range if tensor.storage else tensor.content)
+        return tuple(found.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is stored (headers not counted)."""
+        return sum(_stored(content) for content in self.contents)
+
+
+def _stored(content: Content | Padded) -> int:
+    return content.range.size if isinstance(content, Scaled) else content.size
+
+
+def _taken(content: Content | Padded) -> int:
+    """Bytes that are read for a content."""
+    if isinstance(content, Zeros):
+        return 0
+    return content.size if isinstance(content, ByteRange) else content.range.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +304,13 @@ class Plan:
     @property
     def bytes_written(self) -> int:
         """Bytes of tensors and documents in the files that change (headers not counted)."""
-        tensors = sum(tensor.nbytes for file in self.weights for tensor in file.tensors)
+        tensors = sum(file.nbytes for file in self.weights)
         return tensors + sum(len(text.text.encode()) for text in self.texts)
 
     @property
     def bytes_read(self) -> int:
         """Bytes of source tensors that the changed files are made from."""
-        return sum(
-            tensor.nbytes
-            for file in self.weights
-            for tensor in file.tensors
-            if not isinstance(tensor.content, Zeros)
-        )
+        return sum(_taken(content) for file in self.weights for content in file.contents)
 
     @property
     def bytes_linked(self) -> int:

@@ -62,10 +62,14 @@ class TensorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Bytes that several tensors of one file may be views of; ``key`` is unique within the file."""
+    """Bytes that several tensors of one file may be views of; ``key`` is unique within the file.
+
+    ``crc`` is their CRC-32 where the file holds one.
+    """
 
     key: str
     range: ByteRange
+    crc: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +110,12 @@ class Caution:
 BLOCKING = {
     "layout.ambiguous": "remove the one that is not meant, then try again",
     "layout.one-shard": "give the model's directory",
-    "index.absent": "write the index first",
-    "index.absent-tensor": "rebuild the index from the shards, then try again",
-    "index.extra-tensor": "rebuild the index from the shards, then try again",
+    "index.absent": "write the index first: tieconv reindex",
+    "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
+    "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
     "index.repeated": "remove the copy that is not meant, then try again",
+    "torch.training": "extract the state dict first: torch.save(torch.load(FILE)[KEY], OUT)",
+    "torch.extra": "save the tensors alone first: what else the file holds would be lost",
 }
 """Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
 
@@ -146,12 +152,30 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """What the config of a PEFT adapter says: its base, and which modules it changes or replaces.
+
+    ``targets`` are the entries of ``target_modules`` (one pattern, or the ends of module names), ``saved`` those of
+    ``modules_to_save``, ``tied`` whether PEFT was told to keep tied modules tied (``ensure_weight_tying``).
+    """
+
+    kind: str
+    base: str
+    base_class: str
+    targets: tuple[str, ...]
+    saved: tuple[str, ...]
+    tied: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Everything that is known without reading tensor bytes.
 
     ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
     relative to. ``companions`` are the other regular files of the directory (relative paths) and their
-    bytes, ``special`` what is there and is no regular file.
+    bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
+    the model does not use. ``read_only`` says what to do instead where no command writes the format (empty: it is
+    written), ``headers_only`` that tensor bytes are out of reach.
     """
 
     source: str
@@ -165,6 +189,10 @@ class Checkpoint:
     special: tuple[str, ...] = ()
     cautions: tuple[Caution, ...] = ()
     states: Mapping[str, FileState] = field(default_factory=dict)
+    orphans: tuple[WeightFile, ...] = ()
+    adapter: Adapter | None = None
+    read_only: str = ""
+    headers_only: bool = False
 
     @property
     def tensors(self) -> dict[str, TensorRecord]:

@@ -18,7 +18,7 @@ A BERT with `"tie_word_embeddings": false` that was saved by transformers 4:
     zero, in an untied model: transformers 5 starts it at zero
 
 ## How to fix
-`tieconv untie` stores the bias under both names.
+`tieconv bias unify` stores the bias under both names.
 """
 
 from __future__ import annotations
@@ -42,13 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
     bias, stored = inspection.head.output_bias, evidence.reference(tie)
     trained = bias is not None and bias.state is BiasState.NONZERO
-    state = (
-        "is not zero"
-        if trained
-        else "is all zero"
-        if bias and bias.state is BiasState.ZERO
-        else "was not read"
-    )
+    state = "is not zero" if trained else "is all zero" if bias and bias.state is BiasState.ZERO else "was not read"
     word_tie = inspection.word_tie
     whole = word_tie is None or word_tie.consistent is True
     return RULE.finding(
@@ -56,7 +50,7 @@ def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
         f"in an untied model: {_outcome(inspection, absent)}",
         (*absent, stored),
         level=Level.ERROR if trained else Level.NOTE,
-        remedy=remedies.untie(inspection, safe=not trained and whole),
+        remedy=remedies.bias(inspection, "unify", safe=not trained and whole),
     )
 
 

@@ -15,8 +15,9 @@ A BERT whose two biases differ in one value:
     most 0.25), and both are the head bias: which one counts depends on the version of transformers
 
 ## How to fix
-Decide which of the two was trained, usually the one that the framework of the training reads, and
-overwrite the other with it. No command of tieconv chooses.
+Decide which of the two was trained, usually the one that the framework of the training reads, and overwrite
+the other with it: `tieconv bias unify --from decoder` keeps what transformers 5 reads, `--from bias` what
+transformers 4 reads. In an untied model nothing needs fixing.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Member, Tie
-from tieconv.checks import evidence
+from tieconv.checkpoint.inspection import Finding, Inspection, Level, Member, Remedy, Tie
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
@@ -40,7 +41,12 @@ def find(inspection: Inspection) -> Iterator[Finding]:
                     "which one counts depends on the version of transformers",
                     (first, member.name),
                     level=_level(tie, member),
+                    remedy=_remedy(inspection, tie),
                 )
+
+
+def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
+    return remedies.bias(inspection, "unify", "--from", "decoder", safe=True) if tie.declared else None
 
 
 def _level(tie: Tie, member: Member) -> Level:

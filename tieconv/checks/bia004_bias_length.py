@@ -15,8 +15,8 @@ A BERT that got one more token:
     loaders stop at the mismatch
 
 ## How to fix
-Resize the bias with the vocabulary: `resize_token_embeddings` of transformers pads it with zeros. No
-command of tieconv does that yet.
+`tieconv bias resize` pads it with zeros, as `resize_token_embeddings` of transformers does, or cuts off zeros
+at its end. A bias that is longer and not zero there is left alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
@@ -44,6 +44,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
                 f"{rows:,} rows: loaders stop at the mismatch",
                 (name, matrix),
                 level=evidence.certain(inspection, Level.ERROR),
+                remedy=remedies.bias(inspection, "resize", safe=False) if length < rows else None,
             )
 
 

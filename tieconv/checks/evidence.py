@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tieconv.checkpoint.family import Family, Knowledge, Tying
+from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Level, Member, State, Tie
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.records import Caution
+from tieconv.families.reading import FLAG, levels, reading_v4
 from tieconv.text import shown
 
-FLAG = "tie_word_embeddings"
+__all__ = ["FLAG", "levels", "reading_v4"]
 
 EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED})
 """States that a tied group may hold."""
@@ -19,39 +20,11 @@ EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED
 UNEQUAL = frozenset({State.TRANSPOSED, State.CAST, State.SCALED, State.NEAR, State.DISTINCT})
 """States in which two tensors are proved to be different."""
 
-_LISTED = 4
+LISTED = 4
+"""Names that a sentence lists before it says how many more there are."""
 
 
 # --- the config ------------------------------------------------------------------------------------------
-
-
-def levels(inspection: Inspection) -> dict[str, bool]:
-    """The flag at every level that a transformers version reads, where that level declares it."""
-    found = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
-    read = sorted(set(_levels_read(inspection.family)))
-    return {level: bool(found[level]) for level in read if found.get(level) is not None}
-
-
-def _levels_read(family: Family) -> Iterator[str]:
-    if family.level_v4 is not None:
-        yield family.level_v4
-    rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
-    if len(rows) < 2 or len(set(rows)) > 1:
-        yield ""
-    if len(rows) > 1 and any(len(set(row)) > 1 for row in rows):
-        yield family.levels[0]
-
-
-def reading_v4(inspection: Inspection) -> bool | None:
-    """What transformers 4 makes of the config; ``None`` where it has no such model."""
-    family, found = inspection.family, levels(inspection)
-    if family.default_v4 is None or family.level_v4 is None:
-        return None
-    path = f"{family.level_v4}.{FLAG}".lstrip(".")
-    if found and all(entry.path != path for entry in inspection.config.declared):
-        # Without an object at that level the whole config is the flat one of the text model.
-        return inspection.config.effective
-    return found.get(family.level_v4, family.default_v4)
 
 
 def levels_disagree(inspection: Inspection) -> bool:
@@ -172,7 +145,7 @@ def label(inspection: Inspection) -> str:
 def listed(names: Iterable[str]) -> str:
     """``a``, ``a and b``, ``a, b, c, d and 3 more``."""
     every = [shown(name) for name in names]
-    head, rest = every[:_LISTED], len(every) - _LISTED
+    head, rest = every[:LISTED], len(every) - LISTED
     if rest > 0:
         return f"{', '.join(head)} and {rest:,} more"
     return " and ".join(filter(None, (", ".join(head[:-1]), *head[-1:])))
@@ -223,7 +196,7 @@ def _rows(detail: Mapping[str, Any], noun: str) -> str:
     differing, rows = detail["rows_differing"], detail["rows"]
     ranges = detail.get("row_ranges") or []
     where = f"in {differing:,} of {rows:,} {noun}"
-    if 0 < differing < rows and 0 < len(ranges) <= _LISTED:
+    if 0 < differing < rows and 0 < len(ranges) <= LISTED:
         word = noun if differing > 1 else noun.removesuffix("s")
         where = f"in {word} {', '.join(_range(*pair) for pair in ranges)} of {rows:,}"
     largest = detail.get("max_abs")

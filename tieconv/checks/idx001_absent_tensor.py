@@ -14,8 +14,8 @@ An index that still names `lm_head.weight`:
     the index stop there
 
 ## How to fix
-Rebuild the index from the shard headers with the tool that wrote it, or delete the entries. Commands
-that write refuse until then.
+`tieconv reindex` rebuilds the index from the shard headers. Where the tensor should be there, fetch its shard
+instead. Other commands that write refuse until then.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
@@ -34,6 +34,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             f"the index names {evidence.listed(caution.tensors)}, and the shard does not hold "
             f"{evidence.verb(caution.tensors, 'it', 'them')}: loaders that follow the index stop there",
             caution.tensors,
+            remedy=remedies.reindex(inspection, safe=False),
         )
 
 

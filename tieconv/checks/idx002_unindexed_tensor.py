@@ -14,8 +14,7 @@ A head that was added to a shard:
     see it, others do
 
 ## How to fix
-Rebuild the index from the shard headers with the tool that wrote it, or add the entries. Commands that
-write refuse until then.
+`tieconv reindex` rebuilds the index from the shard headers. Other commands that write refuse until then.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
@@ -34,6 +33,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             f"{evidence.clause(caution.tensors, 'is', 'are')} stored and not in the index: "
             "loaders that follow the index do not see it, others do",
             caution.tensors,
+            remedy=remedies.reindex(inspection, safe=False),
         )
 
 

@@ -13,7 +13,7 @@ a head was dropped or added it is the first number to be wrong.
     from it are wrong
 
 ## How to fix
-`tieconv retie` and `tieconv untie` write the right number when they change a shard; else set it by hand.
+`tieconv reindex` writes the right number, as do the commands that change a shard.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "index.total-size"):
-        yield RULE.finding(f"{caution.message}: parameter counts derived from it are wrong", caution.tensors)
+        yield RULE.finding(
+            f"{caution.message}: parameter counts derived from it are wrong",
+            caution.tensors,
+            remedy=remedies.reindex(inspection, safe=True),
+        )
 
 
 RULE = Rule("IDX004", "total-size", Level.WARNING, __doc__ or "", find)

@@ -1,7 +1,9 @@
 """The directory holds weight files that the model does not use.
 
 ## What it does
-Notes safetensors files beside the model that neither the index nor the single-file layout refers to.
+Notes safetensors files beside the model that neither the index nor the single-file layout refers to. It is a
+warning where such a file stores a name of the model with another shape, type or, for the tied tensors, other
+bytes (`--depth full` compares every name).
 
 ## Why it matters
 Loaders that take every `*.safetensors` file read them too (C31), and they are copied along with the
@@ -27,7 +29,13 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "index.orphan"):
-        yield RULE.finding(caution.message, caution.tensors)
+        different = tuple(dict.fromkeys(shadow.name for shadow in inspection.shadows if shadow.differs))
+        rest = f"; stored there with other values: {evidence.listed(different)}"
+        yield RULE.finding(
+            f"{caution.message}{rest if different else ''}",
+            different[:4],
+            level=Level.WARNING if different else None,
+        )
 
 
 RULE = Rule("IDX005", "orphan-file", Level.NOTE, __doc__ or "", find)

@@ -12,8 +12,7 @@ transformers finds no weights in it, and other loaders that look for the index d
     weights
 
 ## How to fix
-Fetch the index from where the shards come from, or write it from the shard headers. Commands that write
-refuse until then.
+`tieconv reindex` writes it from the shard headers. Other commands that write refuse until then.
 """
 
 from __future__ import annotations
@@ -21,14 +20,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "index.absent"):
-        yield RULE.finding(f"{caution.message} to find any weights", caution.tensors)
+        yield RULE.finding(
+            f"{caution.message} to find any weights",
+            caution.tensors,
+            remedy=remedies.reindex(inspection, safe=True),
+        )
 
 
 RULE = Rule("IDX006", "no-index", Level.ERROR, __doc__ or "", find)

@@ -8,10 +8,9 @@ from pathlib import PurePath
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, Remedy, State, Tie
-from tieconv.checkpoint.records import BLOCKING, Caution, Layout
+from tieconv.checkpoint.records import BLOCKING, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
 from tieconv.text import shown
-
 
 
 def untie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
@@ -28,13 +27,41 @@ def retie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
     """`tieconv retie`, or ``None`` where it would refuse: copies that differ, a flag that scales logits."""
     merged = filter(is_merged, inspection.ties)
     flips = (
-        not inspection.config.effective
-        or evidence.unheeded_false(inspection)
-        or evidence.levels_disagree(inspection)
+        not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
     )
     if not all(_is_equal(tie) for tie in merged) or (flips and not flag_is_storage(inspection)):
         return None
     return _remedy(inspection, "retie", *options, safe=safe)
+
+
+def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
+    """`tieconv set-tie false` where every name is stored, else `tieconv untie`; ``None`` where both would refuse."""
+    stored = all(member.stored for tie in inspection.ties if tie.gated for member in tie.members)
+    if not stored or inspection.checkpoint.config is None:
+        return untie(inspection, safe=safe)
+    return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
+
+
+def bias(inspection: Inspection, verb: str, *options: str, safe: bool) -> Remedy | None:
+    """`tieconv bias VERB`."""
+    return _remedy(inspection, f"bias {verb}", *options, safe=safe)
+
+
+def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
+    """`tieconv reindex`, or ``None`` where it would refuse: a shard is missing, a tensor stands in two."""
+    checkpoint = inspection.checkpoint
+    repeated = any(evidence.cautions(inspection, "index.repeated"))
+    if checkpoint.layout is not Layout.SHARDED or checkpoint.format != "safetensors" or checkpoint.special or repeated:
+        return None
+    if checkpoint.index is None and not _is_complete(checkpoint):
+        return None
+    return Remedy(f"tieconv reindex {shlex.quote(checkpoint.source)} -o OUT", safe)
+
+
+def _is_complete(checkpoint: Checkpoint) -> bool:
+    """Whether shards without an index are the whole set that their names count."""
+    totals = {file.name.rpartition("-of-")[2].partition(".")[0] for file in checkpoint.files}
+    return totals == {f"{len(checkpoint.files):05d}"}
 
 
 def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
@@ -60,7 +87,8 @@ def _is_misshapen(inspection: Inspection, tie: Tie, member: Member) -> bool:
 
 
 def _is_equal(tie: Tie) -> bool:
-    return all(member.state in evidence.EQUAL for member in tie.stored_members)
+    """Whether every stored name holds the same bytes; a placeholder without elements holds none."""
+    return all(member.state in evidence.EQUAL or member.detail.get("empty") for member in tie.stored_members)
 
 
 def _remedy(inspection: Inspection, verb: str, *options: str, safe: bool) -> Remedy | None:
@@ -74,7 +102,8 @@ def _remedy(inspection: Inspection, verb: str, *options: str, safe: bool) -> Rem
 def _may_be_planned(inspection: Inspection) -> bool:
     family, checkpoint = inspection.family, inspection.checkpoint
     return not (
-        checkpoint.special
+        checkpoint.read_only
+        or checkpoint.special
         or any(_blocks(caution) for caution in checkpoint.cautions)
         or family.tying in (Tying.HEADLESS, Tying.NEVER)
         or family.unflippable
@@ -104,7 +133,7 @@ def _source(inspection: Inspection) -> str | None:
     if checkpoint.layout is not Layout.FILE or checkpoint.config is None:
         return checkpoint.source
     path = PurePath(checkpoint.source)
-    return str(path.parent) if path.name == "model.safetensors" else None
+    return str(path.parent) if path.name in ("model.safetensors", "pytorch_model.bin") else None
 
 
 def _names(inspection: Inspection) -> tuple[str, ...] | None:

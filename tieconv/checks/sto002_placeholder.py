@@ -16,8 +16,8 @@ head itself is lost, which makes it an error.
     which loaders stop
 
 ## How to fix
-Save again with the weights gathered (`stage3_gather_16bit_weights_on_model_save` of DeepSpeed, or its
-`zero_to_fp32.py`). No command of tieconv drops the placeholder yet.
+`tieconv retie` drops the placeholder of a tied tensor that is whole under another name. Otherwise save again with
+the weights gathered (`stage3_gather_16bit_weights_on_model_save` of DeepSpeed, or its `zero_to_fp32.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
@@ -41,6 +41,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
                 "placeholder of a sharded save, at which loaders stop",
                 empty,
                 level=Level.WARNING if replaceable else Level.ERROR,
+                remedy=remedies.merge(inspection, tie) if replaceable else None,
             )
 
 

@@ -20,9 +20,10 @@ constant factor is an embedding scale that was folded in (C51).
     copy, transformers 5 keeps it with a warning
 
 ## How to fix
-`tieconv untie` keeps both tensors and sets the flag to false at every level, so that every loader reads
-what transformers 5 reads today. Where one of the two is stale, `tieconv retie --from embed --force` or
-`--from head --force` keeps the other; that changes the function.
+`tieconv set-tie false` sets the flag to false at every level and leaves both tensors as they are, so that every
+loader reads what transformers 5 reads today; `tieconv untie` does the same where further names must be stored.
+Where one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other;
+that changes the function.
 """
 
 from __future__ import annotations
@@ -44,9 +45,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    empty = evidence.is_empty(inspection, member.name) or evidence.is_empty(
-        inspection, evidence.reference(tie)
-    )
+    empty = evidence.is_empty(inspection, member.name) or evidence.is_empty(inspection, evidence.reference(tie))
     if tie.role is Role.OUTPUT_BIAS or empty or evidence.shapes_differ(inspection, tie, member):
         return False
     disputed = evidence.disputed(inspection) and evidence.head_member(inspection, tie) is member
@@ -61,7 +60,7 @@ def _report(inspection: Inspection, tie: Tie, odd: list[Member]) -> Finding:
         f"{cause}, but {figures}: {_outcome(odd)}",
         (canonical, *(member.name for member in odd)),
         level=evidence.certain(inspection, _level(odd)),
-        remedy=remedies.untie(inspection, safe=True) if tie.gated else None,
+        remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
     )
 
 

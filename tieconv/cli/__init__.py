@@ -10,9 +10,15 @@ from tieconv.cli.errors import ErrorBoundary
 from tieconv.version import VERSION
 
 _COMMANDS = {
+    "bias": "tieconv.cli.bias",
     "completion": "tieconv.cli.completion",
+    "convert": "tieconv.cli.convert",
+    "dedup": "tieconv.cli.dedup",
+    "diff": "tieconv.cli.diff",
     "inspect": "tieconv.cli.inspect",
+    "reindex": "tieconv.cli.reindex",
     "retie": "tieconv.cli.retie",
+    "set-tie": "tieconv.cli.set_tie",
     "untie": "tieconv.cli.untie",
 }
 

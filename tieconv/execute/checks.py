@@ -11,7 +11,7 @@ from tieconv.checkpoint.plan import Plan
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError
 from tieconv.execute.clone import can_clone
 from tieconv.execute.failures import free_bytes, no_space, writing
-from tieconv.execute.layout import bytes_in_place_of_shared
+from tieconv.execute.frame import bytes_in_place_of_shared
 from tieconv.execute.target import (
     Target,
     changed_names,
@@ -23,10 +23,12 @@ from tieconv.execute.target import (
     source_root,
 )
 from tieconv.formats.safetensors import SUFFIX
+from tieconv.formats.torch_model import SUFFIXES
 from tieconv.sources.local import file_state, in_hub_cache, open_regular
 from tieconv.text import shown
 
-_INDEX = SUFFIX + ".index.json"
+_WEIGHTS = (SUFFIX, *SUFFIXES)
+_INDEXES = tuple(f"{suffix}.index.json" for suffix in _WEIGHTS)
 
 
 def check_target(plan: Plan, target: Target) -> None:
@@ -96,6 +98,10 @@ def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
             hint,
             "in-place.hub-cache",
         )
+    if is_file(plan) and plan.weights and final.suffix not in _suffixes(plan):
+        raise RefusedError(
+            f"{shown(final.name)} would hold another format than its name says", hint, "in-place.format"
+        )
     weights = [file.name for file in plan.checkpoint.files]
     for name in (*weights, *changed_names(plan), *plan.removed):
         if os.path.islink(root / name):
@@ -135,10 +141,11 @@ def _same(first: Path, second: Path) -> bool:
 
 
 def _check_out(plan: Plan, target: Target, final: Path) -> None:
-    if is_file(plan) and plan.weights and final.suffix != SUFFIX:
+    if is_file(plan) and plan.weights and final.suffix not in _suffixes(plan):
+        suffix = Path(plan.weights[0].name).suffix
         raise DestinationError(
-            f"{shown(target.path)} does not end in {SUFFIX}, as the file to write does",
-            f"write {shown(final.name)}{SUFFIX}",
+            f"{shown(target.path)} does not end in {suffix}, as the file to write does",
+            f"write {shown(final.name)}{suffix}",
             "out.suffix",
         )
     if not os.path.lexists(final):
@@ -147,17 +154,23 @@ def _check_out(plan: Plan, target: Target, final: Path) -> None:
         raise DestinationError(f"{shown(target.path)} is a link", "give the path that it leads to", "out.link")
     if not target.overwrite:
         raise DestinationError(f"{shown(target.path)} exists", "give another -o, or --overwrite", "out.exists")
-    why_not = _not_a_file(final) if is_file(plan) else _not_a_model(final)
+    why_not = _not_a_file(final, _suffixes(plan)) if is_file(plan) else _not_a_model(final)
     if why_not:
         raise DestinationError(
             f"{shown(target.path)} {why_not}, so it is not overwritten", "give another -o", "out.not-a-model"
         )
 
 
-def _not_a_file(final: Path) -> str:
+def _suffixes(plan: Plan) -> tuple[str, ...]:
+    """What the name of a lone file of the plan's format may end in."""
+    written = plan.weights[0].format if plan.weights else plan.checkpoint.format
+    return SUFFIXES if written == "torch" else (SUFFIX,)
+
+
+def _not_a_file(final: Path, suffixes: tuple[str, ...]) -> str:
     if not stat.S_ISREG(os.lstat(final).st_mode):
         return "is no regular file"
-    return "" if final.suffix == SUFFIX else f"does not end in {SUFFIX}"
+    return "" if final.suffix in suffixes else f"does not end in {suffixes[0]}"
 
 
 def _not_a_model(final: Path) -> str:
@@ -168,7 +181,7 @@ def _not_a_model(final: Path) -> str:
     names = os.listdir(final)
     if ".git" in names:
         return "holds a git repository"
-    model = any(name == "config.json" or name.endswith((SUFFIX, _INDEX)) for name in names)
+    model = any(name == "config.json" or name.endswith((*_WEIGHTS, *_INDEXES)) for name in names)
     return "" if model or not names else "holds no model"
 
 

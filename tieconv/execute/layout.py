@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tieconv.checkpoint.plan import Content, OutputTensor, OutputWeights, Plan, Scaled, Zeros
+from tieconv.checkpoint.plan import Content, OutputTensor, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange
 from tieconv.formats.safetensors import PAGE, encode_header
 
@@ -31,14 +31,14 @@ def pieces(tensors: Iterable[OutputTensor]) -> Iterator[Piece]:
     """The tensors' contents one after the other, neighbours in the source merged into one piece."""
     offset = 0
     last: Content | None = None
-    for tensor in tensors:
-        if not tensor.nbytes:
+    for content in (part for tensor in tensors for part in tensor.parts):
+        if not content_size(content):
             continue
-        merged = _merge(last, tensor.content) if last is not None else None
+        merged = _merge(last, content) if last is not None else None
         if merged is None and last is not None:
             yield Piece(offset, last)
             offset += content_size(last)
-        last = merged or tensor.content
+        last = merged or content
     if last is not None:
         yield Piece(offset, last)
 
@@ -71,20 +71,3 @@ def padding(found: Iterable[Piece], data_start: int) -> int:
             if (data_start + shift) % 8 == 0:
                 shared[shift] = shared.get(shift, 0) + piece.size
     return min(shared, key=lambda shift: (-shared[shift], shift), default=0)
-
-
-def bytes_in_place_of_shared(plan: Plan) -> int:
-    """Bytes to be stored anew on a file system that shares blocks wherever they line up."""
-    anew = sum(len(text.text.encode()) for text in plan.texts)
-    return anew + sum(_not_shared(output) for output in plan.weights)
-
-
-def _not_shared(output: OutputWeights) -> int:
-    start = len(header(output))
-    total = start
-    for piece in pieces(output.tensors):
-        if isinstance(piece.content, ByteRange) and (piece.content.start - start - piece.offset) % PAGE == 0:
-            total += min(piece.size, 2 * PAGE)
-        else:
-            total += piece.size
-    return total

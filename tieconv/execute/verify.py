@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tieconv.checkpoint.plan import OutputTensor, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.plan import Gathered, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, WeightFile
 from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.copy import BLOCK, Tick, read_full
-from tieconv.execute.layout import Piece, pieces
+from tieconv.execute.frame import checksum, frame, places
+from tieconv.execute.gather import first_not_gathered
+from tieconv.execute.layout import Piece
 from tieconv.execute.scale import scaled
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared
 from tieconv.formats.safetensors import read_weight_file
+from tieconv.formats.torch_file import read_torch_file
+from tieconv.formats.torch_write import torch_metadata
 from tieconv.sources.local import FileSet, open_files, open_regular
 from tieconv.text import shown
 
@@ -38,13 +42,15 @@ class Verifier:
     def weights(self, output: OutputWeights, name: str) -> None:
         """The file holds the plan's tensors and no others, each with the bytes that were promised."""
         with open_files(self.new) as written, open_files(self.root) as sources:
-            file = _read(written, name)
+            file = _read(written, output, name)
             _check_header(file, output, name)
-            for piece in pieces(output.tensors):
-                self._piece(piece, file, output, written, sources)
+            for piece in frame(output).pieces:
+                self._piece(piece, file, written, sources)
+            if self.full:
+                _check_sums(file, written.descriptor(name), name)
 
-    def _piece(self, piece: Piece, file: WeightFile, output: OutputWeights, written: FileSet, sources: FileSet) -> None:
-        descriptor, start = written.descriptor(file.name), file.data_start + piece.offset
+    def _piece(self, piece: Piece, file: WeightFile, written: FileSet, sources: FileSet) -> None:
+        descriptor, start = written.descriptor(file.name), piece.offset
         match piece.content:
             case ByteRange() as span:
                 unproved = self._unproved(file.name, start, start + piece.size, span)
@@ -54,8 +60,10 @@ class Verifier:
                 found = first_nonzero(descriptor, start, start + size, self.tick)
             case Scaled() as content:
                 found = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+            case Gathered() as view:
+                found = first_not_gathered(sources.descriptor(view.range.file), descriptor, start, view, self.tick)
         if found is not None:
-            tensor = _tensor_at(output.tensors, found - file.data_start)
+            tensor = _tensor_at(file, found)
             _fail(
                 file.name,
                 f"tensor {shown(tensor)} differs from its source at byte {found:,} of the file",
@@ -113,31 +121,44 @@ class Verifier:
             _fail(name, "was not planned" if name in found else "is not there", "names")
 
 
-def _read(written: FileSet, name: str) -> WeightFile:
+def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
+    def pread(count: int, offset: int) -> bytes:
+        return written.pread(name, count, offset)
+
     try:
-        size = written.state(name).size
-        return read_weight_file(lambda count, offset: written.pread(name, count, offset), size, name)
+        if output.format == "torch":
+            return read_torch_file(pread, written.state(name).size, name)[0]
+        return read_weight_file(pread, written.state(name).size, name)
     except UnreadableError as error:
         raise VerificationError(f"the written file is malformed: {error.message}", _HINT, "verify.header") from error
 
 
 def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
-    """Tensors by name, in the order of their bytes, and the metadata."""
-    if file.metadata != (None if output.metadata is None else dict(output.metadata)):
+    """Tensors by name, each where it was to be, and the metadata."""
+    promised = None if output.metadata is None else dict(output.metadata)
+    if output.format == "torch":
+        promised = torch_metadata(promised)
+    if file.metadata != promised:
         _fail(name, "does not have the metadata that was promised", "header")
     found = {tensor.name: tensor for tensor in file.tensors}
-    position = file.data_start
-    for tensor in output.tensors:
+    for tensor, start in places(output):
         record = found.pop(tensor.name, None)
         if record is None:
             _fail(name, f"tensor {shown(tensor.name)} is not there", "header")
-        if (record.dtype, record.shape) != (tensor.dtype, tuple(tensor.shape)):
+        if (record.dtype, record.shape, record.stride) != (tensor.dtype, tuple(tensor.shape), tensor.stride):
             _fail(name, f"tensor {shown(tensor.name)} is {record.dtype} {list(record.shape)}", "header")
-        if (record.range.start, record.nbytes) != (position, tensor.nbytes):
+        if (record.range.start, record.range.size) != (start, tensor.nbytes):
             _fail(name, f"tensor {shown(tensor.name)} lies at byte {record.range.start:,}", "header")
-        position += tensor.nbytes
     for extra in found:
         _fail(name, f"tensor {shown(extra)} was not planned", "header")
+
+
+def _check_sums(file: WeightFile, descriptor: int, name: str) -> None:
+    """The checksums of the storages, where the format has them: a kept one is what the source claims."""
+    for storage in file.storages:
+        if storage.crc not in (None, checksum(descriptor, storage.range.start, storage.range.size)):
+            tensor = _tensor_at(file, storage.range.start)
+            _fail(name, f"tensor {shown(tensor)} does not have the checksum that its source gives it", "checksum")
 
 
 def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -208,12 +229,12 @@ def _undone(found: bytearray, expected: bytearray, content: Scaled) -> bool:
         return False
 
 
-def _tensor_at(tensors: Iterable[OutputTensor], offset: int) -> str:
-    for tensor in tensors:
-        if offset < tensor.nbytes:
-            return tensor.name
-        offset -= tensor.nbytes
-    raise AssertionError("the offset lies behind the last tensor")
+def _tensor_at(file: WeightFile, position: int) -> str:
+    """The tensor whose bytes hold a position of the file; for those between tensors the one before."""
+    ordered = sorted(file.tensors, key=lambda record: record.range.start)
+    before = [record.name for record in ordered if record.range.start <= position]
+    holding = [record.name for record in ordered if record.range.start <= position < record.range.end]
+    return (holding[:1] or before[-1:] or [""])[0]
 
 
 _HINT = "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it"

@@ -10,13 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tieconv.checkpoint.plan import OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.plan import Gathered, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.execute import layout
 from tieconv.execute.clone import clone
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full, write_zeros
 from tieconv.execute.failures import writing
+from tieconv.execute.frame import frame
+from tieconv.execute.gather import write_gathered
 from tieconv.execute.scale import scaled
 from tieconv.execute.sync import Syncer
 from tieconv.sources.local import FileSet, file_state, open_files, open_regular
@@ -64,9 +65,8 @@ class Writer:
     record: Record = field(default_factory=Record)
 
     def weights(self, output: OutputWeights, name: str) -> None:
-        """Write the safetensors file ``output`` as ``name``."""
-        size = sum(tensor.nbytes for tensor in output.tensors)
-        with writing(name, self.new, size), open_files(self.root) as files:
+        """Write the weight file ``output`` as ``name``."""
+        with writing(name, self.new, output.nbytes), open_files(self.root) as files:
             descriptor = self._create(name)
             try:
                 self.record.shared[name] = self._fill(output, files, descriptor)
@@ -76,13 +76,12 @@ class Writer:
                 os.close(descriptor)
 
     def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
-        head = layout.header(output)
+        whole = frame(output)
         # At its full length from the start, XFS sets no space aside behind the end of the file.
-        os.ftruncate(descriptor, len(head) + sum(tensor.nbytes for tensor in output.tensors))
-        write_full(descriptor, head, 0)
+        os.ftruncate(descriptor, whole.size)
         shared: list[Shared] = []
-        for piece in layout.pieces(output.tensors):
-            offset = len(head) + piece.offset
+        for piece in whole.pieces:
+            offset = piece.offset
             match piece.content:
                 case ByteRange() as span:
                     shared += self._copy(files, span, descriptor, offset)
@@ -90,6 +89,10 @@ class Writer:
                     write_zeros(descriptor, offset, size, self.tick)
                 case Scaled() as content:
                     self._scale(files, content, descriptor, offset)
+                case Gathered() as view:
+                    write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
+        for offset, literal in whole.literals(descriptor):
+            write_full(descriptor, literal, offset)
         return shared
 
     def _open(self, files: FileSet, name: str) -> int:

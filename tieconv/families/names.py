@@ -16,6 +16,20 @@ def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | N
     return next((variant for variant in variants(family, name) if variant in names_in_file), None)
 
 
+def spelled(family: Family, name: str, names_in_file: Collection[str]) -> str:
+    """The name under which a file would hold a tensor that it lacks: without the prefix in a file that has it nowhere.
+
+    transformers 4 takes a file for prefixed as soon as one name of it is, and then misses all the others.
+    """
+    start = f"{family.prefix}."
+    if not family.prefix or not name.startswith(start) or any(other.startswith(start) for other in names_in_file):
+        return name
+    played = {member for group in family.groups for member in (group.canonical, *group.members)}
+    told = {*played, *family.output_biases, family.output_head}
+    # Names that never carry the prefix say nothing about the others.
+    return name.removeprefix(start) if any(other not in told for other in names_in_file) else name
+
+
 def variants(family: Family, name: str) -> Iterator[str]:
     """Every name that the loader takes for a tensor, the table's own name first."""
     spellings = [name]

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
+from tieconv.formats.dcp_model import DCP
+from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
+from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.torch_model import TORCH
 from tieconv.text import shown
 
-FORMATS: tuple[Format, ...] = (SAFETENSORS,)
+FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 _KNOWN_ELSEWHERE = {
-    (".bin", ".pt", ".pth", ".ckpt"): "a torch checkpoint",
-    (".gguf",): "a GGUF file",
+    (".ckpt",): "a checkpoint of a training run",
     (".onnx",): "an ONNX graph",
     (".h5", ".msgpack"): "a Keras or Flax checkpoint",
     (".npz", ".npy"): "a numpy archive",

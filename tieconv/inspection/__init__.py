@@ -7,11 +7,12 @@ from dataclasses import replace
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, State, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
-from tieconv.families import find
-from tieconv.families.named import with_names
-from tieconv.inspection.declared import gated, view_config
+from tieconv.inspection.declared import gated
 from tieconv.inspection.head import view_head
+from tieconv.inspection.shadows import find_shadows
+from tieconv.inspection.storage import check_sums, view_storages
 from tieconv.inspection.ties import survey
+from tieconv.inspection.understood import understand
 
 
 def inspect_checkpoint(
@@ -27,15 +28,20 @@ def inspect_checkpoint(
     ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
     """
     tensors = checkpoint.tensors
-    shapes = {name: record.shape for name, record in tensors.items()}
-    family = with_names(find(checkpoint.config_values, shapes), embed, head)
-    config = view_config(checkpoint.config_values, family)
+    if checkpoint.headers_only:
+        depth = Depth.HEADER
+    family, config = understand(checkpoint, embed, head)
     ties = survey(family, tensors, reader, depth, gated(config, family))
     ties = tuple(_with_nan(tie, tensors, reader) for tie in ties)
     view = view_head(family, tensors, ties, reader, depth)
     duplicates = _duplicates(family, tensors, ties, view, reader, depth)
-    stored = sum(record.nbytes for record in tensors.values())
+    played = {member.name for tie in ties for member in tie.stored_members}
+    storage = view_storages(checkpoint)
+    if depth is Depth.FULL:
+        check_sums(checkpoint, reader)
+    stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
+    wasted += storage.unused if storage else 0
     return Inspection(
         checkpoint=checkpoint,
         family=family,
@@ -45,8 +51,10 @@ def inspect_checkpoint(
         ties=ties,
         duplicates=duplicates,
         bytes_stored=stored,
-        bytes_unique=stored - wasted,
+        bytes_unique=max(stored - wasted, 0),
         bytes_read=getattr(reader, "bytes_read", 0),
+        shadows=find_shadows(checkpoint, reader, depth, played),
+        storage=storage,
     )
 
 

@@ -17,7 +17,9 @@ from tieconv.checkpoint.inspection import Duplicate, State
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.blocks import BLOCK, SAMPLE, pieces, read, sample_pieces
 from tieconv.inspection.relation import relate_cast
+from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
+from tieconv.inspection.views import readable
 
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take together."""
@@ -49,6 +51,7 @@ def find_duplicates(
     what the reader raises.
     """
     reported = _Known(known)
+    reader, tensors = readable(reader, tensors)
     kept = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
     classes = sorted((_by_name(group) for group in _classes(reader, kept)), key=lambda group: group[0].name)
     found = [
@@ -111,8 +114,9 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
             continue
         for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
             for one, two in combinations(alike, 2):
-                if not reported.joins(one, two) and transposed(reader, one[0], two[0]):
-                    yield Duplicate(State.TRANSPOSED, (one[0].name, two[0].name), two[0].nbytes)
+                view = sharing(one[0], two[0]) is not None
+                if not reported.joins(one, two) and (view or transposed(reader, one[0], two[0])):
+                    yield Duplicate(State.TRANSPOSED, (one[0].name, two[0].name), 0 if view else two[0].nbytes)
 
 
 def _transposable_form(group: _Class) -> Hashable | None:

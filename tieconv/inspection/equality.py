@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
 from tieconv.inspection.blocks import read, sample_pieces, stream
@@ -32,8 +33,8 @@ def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
 def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
     """How many leading bytes two ranges of any size have in common; reads no further than that block."""
     size = min(a.size, b.size)
-    left = stream(reader, ByteRange(a.file, a.start, a.start + size))
-    right = stream(reader, ByteRange(b.file, b.start, b.start + size))
+    left = stream(reader, replace(a, end=a.start + size))
+    right = stream(reader, replace(b, end=b.start + size))
     done = 0
     for one, two in zip(left, right, strict=True):
         if one != two:

@@ -11,7 +11,9 @@ from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
 from tieconv.checkpoint.inspection import Detail, Relation, State
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.equality import common_prefix, equal
+from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposed
+from tieconv.inspection.views import readable
 
 if TYPE_CHECKING:
     from tieconv.inspection.numeric_rows import Difference
@@ -29,6 +31,10 @@ def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> 
     The first state that can be proved is returned, with the figures that it carries. No number is
     computed from integers or quantised codes. Raises what the reader raises.
     """
+    known = sharing(canonical, other)
+    if known is not None:
+        return known
+    reader, (canonical, other) = readable(reader, (canonical, other))
     if _same_form(canonical, other) and equal(reader, canonical.range, other.range):
         return Relation(State.IDENTICAL)
     if transposed(reader, canonical, other):

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from tieconv.checkpoint.family import Family, TieGroup
 from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
 from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.families import locate
+from tieconv.families import locate, spelled
+from tieconv.inspection.sharing import sharing
 
-WASTEFUL = frozenset({State.ALIASED, State.IDENTICAL, State.TRANSPOSED})
-"""States whose bytes need not be stored beside the canonical tensor's."""
+WASTEFUL = frozenset({State.IDENTICAL, State.TRANSPOSED})
+"""States whose bytes need not be stored beside the canonical tensor's; an alias takes no bytes of its own."""
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
 """States that a tied group may store."""
@@ -46,12 +47,12 @@ def _survey_one(
     declared = tied if group.gated else True
     return Tie(
         role=group.role,
-        canonical=found[group.canonical] or group.canonical,
+        canonical=found[group.canonical] or spelled(family, group.canonical, tensors),
         canonical_stored=found[group.canonical] is not None,
         declared=declared,
         consistent=_consistent(members, declared),
         gated=group.gated,
-        bytes_wasted=sum(tensors[member.name].nbytes for member in members if member.state in WASTEFUL),
+        bytes_wasted=sum(tensors[member.name].nbytes for member in members if _is_stored_twice(member)),
         members=members,
     )
 
@@ -67,7 +68,7 @@ def _member(
 ) -> Member:
     loads_as = dict(family.renames).get(name)
     if actual is None:
-        return Member(name, False, State.ABSENT, {}, loads_as)
+        return Member(spelled(family, name, tensors), False, State.ABSENT, {}, loads_as)
     if loads_as is None and actual != name:
         loads_as = name
     if loads_as == actual:
@@ -79,11 +80,18 @@ def _member(
 def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader, depth: Depth) -> Relation:
     if tensor.name == reference.name:
         return Relation(State.CANONICAL)
+    known = sharing(reference, tensor)
+    if known is not None:
+        return known
     if depth is Depth.HEADER:
         return Relation(State.UNREAD)
     from tieconv.inspection.relation import relate  # a tied model compares nothing
 
     return relate(reader, reference, tensor)
+
+
+def _is_stored_twice(member: Member) -> bool:
+    return member.state in WASTEFUL and not member.detail.get("view")
 
 
 def _consistent(members: tuple[Member, ...], declared: bool) -> bool | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.checkpoint.records import ByteRange, ByteReader, TensorRecord
 from tieconv.inspection.blocks import stream
+from tieconv.inspection.views import readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     magnitude is ``None`` for other types and where a value is infinite or NaN. Raises what the reader
     raises.
     """
+    reader, (record,) = readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
         zero = all_zero(reader, record.range)
@@ -68,6 +70,7 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
 
     Raises what the reader raises.
     """
+    reader, (record,) = readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
         return False

@@ -92,7 +92,7 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             "keep it: --bias keep",
             "bias.nonzero",
         )
-    differing = _differing_copy(inspection)
+    differing = _differing_copy(inspection, bias.name)
     if differing:
         refuse(
             f"{shown(differing)} differs from {shown(bias.name)}, which is all zero",
@@ -116,10 +116,12 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     )
 
 
-def _differing_copy(inspection: Inspection) -> str | None:
+def _differing_copy(inspection: Inspection, name: str) -> str | None:
+    """The other name of a pair whose two copies differ."""
     equal = {State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED}
     pairs = (tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS)
-    return next((member.name for tie in pairs for member in tie.members if member.state not in equal), None)
+    differing = (tie for tie in pairs if any(member.state not in equal for member in tie.members))
+    return next((member.name for tie in differing for member in tie.members if member.name != name), None)
 
 
 def _drop_zero(edits: Edits, name: str) -> None:

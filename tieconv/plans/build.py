@@ -6,7 +6,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.plan import CopyTensor, DropTensor, FillTensor, Plan, Promises, RenameTensor, ScaleTensor
+from tieconv.checkpoint.plan import (
+    CopyTensor,
+    DropTensor,
+    FillTensor,
+    Plan,
+    Promises,
+    RenameTensor,
+    ResizeTensor,
+    ScaleTensor,
+    ShareTensor,
+    TrimStorage,
+)
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits, with_text
 from tieconv.plans.guards import guard_lone_config
@@ -32,7 +43,8 @@ def build(
         files = with_text(files, text, changes)
     if tied is not None and checkpoint.config is None:
         value = str(tied).lower()
-        notes = (*notes, f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it")
+        advice = f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"
+        notes = (*notes, advice)
         promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
     return Plan(
         command=command,
@@ -55,6 +67,9 @@ def _summary(command: str, edits: Edits, config_changes: bool) -> str:
         "added": (CopyTensor, FillTensor, ScaleTensor),
         "dropped": (DropTensor,),
         "renamed": (RenameTensor,),
+        "resized": (ResizeTensor,),
+        "shared": (ShareTensor,),
+        "trimmed": (TrimStorage,),
     }
     parts = []
     for word, types in kinds.items():

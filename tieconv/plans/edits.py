@@ -5,32 +5,36 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.plan import (
-    Content,
     CopyTensor,
     DropTensor,
     FillTensor,
     KeepTensor,
     LinkFile,
     Operation,
+    OutputStorage,
     OutputTensor,
     OutputText,
     OutputWeights,
+    Padded,
     RenameTensor,
+    ResizeTensor,
     Scaled,
     ScaleTensor,
     SetMetadata,
+    ShareTensor,
+    TrimStorage,
     Zeros,
 )
-from tieconv.checkpoint.dtypes import nbytes
-from tieconv.checkpoint.records import Checkpoint, Layout, TensorRecord, WeightFile
+from tieconv.checkpoint.records import ByteRange, Checkpoint, Layout, TensorRecord, WeightFile
 from tieconv.formats.index import edit_index
 
-HEAD_SHARD = "model-head.safetensors"
+HEAD_SHARDS = {"safetensors": "model-head.safetensors", "torch": "pytorch_model-head.bin"}
 """The shard that new tensors of a sharded model go to: untouched shards stay as they are, byte for byte.
 
-It starts with ``model`` and is not numbered, so that loaders that glob for ``model*.safetensors`` find it and
-no other shard has to be renamed.
+By format. It starts like the other shards and is not numbered, so that loaders that glob for
+``model*.safetensors`` find it and no other shard has to be renamed.
 """
 
 
@@ -54,6 +58,7 @@ class Edits:
     renames: dict[str, RenameTensor] = field(default_factory=dict)
     additions: dict[str, tuple[OutputTensor, str]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
+    trims: dict[tuple[str, str], OutputStorage] = field(default_factory=dict)
 
     def drop(self, name: str, because: str) -> None:
         """Leave a stored tensor out; an addition of the same name undoes itself."""
@@ -68,13 +73,13 @@ class Edits:
     def copy(self, name: str, source: TensorRecord) -> None:
         """Store the bytes of ``source`` under ``name`` too."""
         self._record(CopyTensor(name, source.name))
-        self._add(OutputTensor(name, source.dtype, source.shape, source.range), source.name)
+        self._add(OutputTensor(name, source.dtype, source.shape, source.range, source.stride), source.name)
 
     def scale(self, name: str, source: TensorRecord, exponent: int) -> None:
         """Store ``source`` × 2**``exponent`` under ``name``."""
         self._record(ScaleTensor(name, source.name, exponent))
         content = Scaled(source.range, source.dtype, exponent)
-        self._add(OutputTensor(name, source.dtype, source.shape, content), source.name)
+        self._add(OutputTensor(name, source.dtype, source.shape, content, source.stride), source.name)
 
     def fill(self, name: str, dtype: str, shape: tuple[int, ...], beside: str) -> None:
         """Store an all-zero tensor."""
@@ -87,7 +92,41 @@ class Edits:
         """Store under ``name`` the bytes, dtype and shape of ``source`` instead of its own."""
         home = self.checkpoint.tensors[name]
         self._record(CopyTensor(name, source.name))
-        self.additions[name] = (OutputTensor(name, source.dtype, source.shape, source.range), home.name)
+        copy = OutputTensor(name, source.dtype, source.shape, source.range, source.stride)
+        self.additions[name] = (copy, home.name)
+
+    def resize(self, record: TensorRecord, shape: tuple[int, ...]) -> None:
+        """Give a dense tensor another length: zeros at its end, or its end cut off."""
+        size = nbytes(record.dtype, shape)
+        assert size is not None, record.dtype  # callers take whole-byte types
+        self._record(ResizeTensor(record.name, record.shape, shape))
+        start, end = record.range.start, record.range.end
+        content = ByteRange(record.range.file, start, min(end, start + size))
+        zeros = size - content.size
+        self.additions[record.name] = (
+            OutputTensor(record.name, record.dtype, shape, Padded(content, zeros) if zeros else content),
+            record.name,
+        )
+
+    def share(self, name: str, source: TensorRecord) -> None:
+        """Make ``name`` a view of the storage of ``source``, in whose file it is."""
+        self._record(ShareTensor(name, source.name))
+        view = OutputTensor(name, source.dtype, source.shape, source.range, source.stride, self.home(source))
+        self.additions[name] = (view, name)
+
+    def trim(self, record: TensorRecord, storage: OutputStorage, freed: int) -> None:
+        """Store the storage of ``record`` without bytes that no tensor is a view of."""
+        assert record.storage is not None
+        self._record(TrimStorage(record.name, freed))
+        self.trims[record.range.file, record.storage] = storage
+
+    def home(self, record: TensorRecord) -> OutputStorage | None:
+        """The storage of a tensor as it will be written; ``None`` for one that has its bytes for itself."""
+        if record.storage is None:
+            return None
+        file = self.checkpoint.file(record.range.file)
+        found = next(storage for storage in file.storages if storage.key == record.storage)
+        return self.trims.get((file.name, found.key)) or OutputStorage(found.range, found.crc)
 
     def _add(self, tensor: OutputTensor, beside: str) -> None:
         self.additions[tensor.name] = (tensor, beside)
@@ -130,7 +169,8 @@ def _sharded(edits: Edits) -> Files:
             weights.append(changed)
     if new:
         shard = _unused_name(edits.checkpoint)
-        weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), {"format": "pt"}))
+        metadata = {"format": "pt"} if edits.checkpoint.format != "torch" else None
+        weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
     text = _index_text(edits, tuple(weights), removed)
     return _assemble(edits, tuple(weights), text, tuple(removed))
 
@@ -141,15 +181,19 @@ def _rewrite(
     """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
     mine = {tensor.name for tensor in file.tensors}
     metadata, changed = _metadata(file, edits)
-    if not (changed or additions or mine & (edits.drops.keys() | edits.renames.keys())):
+    trimmed = any(name == file.name for name, _ in edits.trims)
+    if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
         return None
+    storages = {storage.key: OutputStorage(storage.range, storage.crc) for storage in file.storages}
+    storages |= {key: storage for (name, key), storage in edits.trims.items() if name == file.name}
     tensors: list[OutputTensor] = []
     for record in file.tensors:
         if record.name in additions:
             tensors.append(additions[record.name][0])
         elif record.name not in edits.drops:
             name = edits.renames[record.name].to if record.name in edits.renames else record.name
-            tensors.append(OutputTensor(name, record.dtype, record.shape, record.range))
+            home = storages[record.storage] if record.storage is not None else None
+            tensors.append(OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home))
         tensors += [
             tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
         ]
@@ -175,9 +219,11 @@ def _metadata(file: WeightFile, edits: Edits) -> tuple[Mapping[str, str] | None,
 
 def _unused_name(checkpoint: Checkpoint) -> str:
     taken = {file.name for file in checkpoint.files} | set(checkpoint.companions)
-    name, number = HEAD_SHARD, 2
+    name = usual = HEAD_SHARDS[checkpoint.format]
+    stem, _, suffix = usual.rpartition(".")
+    number = 2
     while name in taken:
-        name, number = f"model-head-{number}.safetensors", number + 1
+        name, number = f"{stem}-{number}.{suffix}", number + 1
     return name
 
 
@@ -197,11 +243,26 @@ def _index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[st
     before = {record.name: record.range.file for record in edits.checkpoint.tensors.values()}
     drop = {name: shard for name, shard in before.items() if name not in after}
     add = {name: home for name, (home, _, _) in after.items() if before.get(name) != home}
-    total = sum(size for _, size, _ in after.values())
+    total = _total(edits, written, after)
     parameters = sum(elements for _, _, elements in after.values())
     parameters -= sum(record.elements for record in edits.checkpoint.tensors.values())
     text = edit_index(index.text, drop=drop, add=add, total_size=total, parameters_added=parameters)
     return (OutputText(index.name, text),) if text != index.text else ()
+
+
+def _total(
+    edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[str, tuple[str, int, int]]
+) -> int:
+    """Bytes of all tensors; names that are one view of one storage count once, as transformers counts them."""
+    seen: dict[object, int] = {}
+    for file in edits.checkpoint.files:
+        for record in file.tensors:
+            if after.get(record.name, ("",))[0] == file.name and file.name not in written:
+                seen[record.range, record.stride] = record.nbytes
+    for output in written.values():
+        for tensor in output.tensors:
+            seen[(output.name, tensor.content, tensor.stride) if tensor.storage else tensor] = after[tensor.name][1]
+    return sum(seen.values())
 
 
 def _elements(tensor: OutputTensor) -> int:

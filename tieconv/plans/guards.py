@@ -15,20 +15,50 @@ from tieconv.text import shown
 
 
 def refuse(message: str, hint: str, code: str) -> NoReturn:
+    """Raise `RefusedError`."""
     raise RefusedError(message, hint, code)
 
 
 def inspect_hint(inspection: Inspection) -> str:
+    """The command that shows what is there."""
     return f"tieconv inspect {shlex.quote(inspection.checkpoint.source)}"
 
 
 def guard(inspection: Inspection, verb: str) -> None:
     """Refuse what no tie surgery may touch."""
+    _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
     _guard_layout(inspection)
     _guard_knowledge(inspection, verb)
     _guard_tying(inspection, verb)
     _guard_quantised(inspection)
+
+
+def guard_head(inspection: Inspection, verb: str) -> None:
+    """Refuse what no change of the head's bias or of the flag may touch; a class that never ties passes."""
+    _guard_format(inspection)
+    assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
+    _guard_layout(inspection)
+    _guard_knowledge(inspection, verb)
+    if inspection.family.tying is Tying.HEADLESS:
+        label = inspection.family.architecture or shown(inspection.checkpoint.source)
+        refuse(f"{label} has no output embedding by design", inspect_hint(inspection), "tie.headless")
+
+
+def guard_layout(inspection: Inspection) -> None:
+    """Refuse a model of which nobody can say what it is."""
+    _guard_format(inspection)
+    _guard_layout(inspection)
+
+
+def _guard_format(inspection: Inspection) -> None:
+    checkpoint = inspection.checkpoint
+    if checkpoint.read_only:
+        refuse(
+            f"{shown(checkpoint.source)} is of the format {checkpoint.format}, which tieconv inspects and never writes",
+            checkpoint.read_only,
+            "format.read-only",
+        )
 
 
 def _guard_layout(inspection: Inspection) -> None:

@@ -79,6 +79,8 @@ def _merge(
 def _because(member: Member, kept: str) -> str:
     if member.detail.get("empty"):
         return "it is empty"
+    if member.state is State.ALIASED:
+        return f"another name of the bytes of {kept}"
     if member.state is State.IDENTICAL:
         return f"equal to {kept}, byte for byte"
     if member.state is State.SCALED:

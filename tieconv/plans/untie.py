@@ -60,7 +60,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
             notes += _already_apart(tie, member)
         if is_head and exponent:
             _write_scaled(edits, inspection, member, source, exponent)
-        elif (empty or not member.stored) and (tie.gated or is_head):
+        elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
             edits.copy(member.name, source)
     return tuple(notes)
 
@@ -80,7 +80,7 @@ def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
 
 def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
     """The head that, without the flag's scaling, gives the tied logits: E × 2**exponent."""
-    if member.stored and member.state is not State.IDENTICAL:
+    if member.stored and member.state not in (State.IDENTICAL, State.ALIASED):
         refuse(
             f"{shown(member.name)} is stored and differs, and this architecture scales its logits by the flag",
             "set the flag by hand once you know which head is meant",

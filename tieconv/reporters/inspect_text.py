@@ -25,7 +25,8 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
 
 def _title(inspection: Inspection, paint: Paint) -> str:
     checkpoint, config = inspection.checkpoint, inspection.config
-    architecture = ", ".join(shown(name) for name in config.architectures) or "no architecture declared"
+    named = ", ".join(shown(name) for name in config.architectures) or shown(config.model_type)
+    architecture = named or "no architecture declared"
     files = count(len(checkpoint.files), "weight file")
     first = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
     tensors = checkpoint.tensors
@@ -49,11 +50,40 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     for entry in inspection.config.declared:
         value = "absent" if entry.value is None else _json(entry.value)
         yield "config", shown(entry.path), value
-    if inspection.checkpoint.config is None:
+    if inspection.checkpoint.config is None and not inspection.checkpoint.read_only:
         yield "config", "no config.json"
+    yield from _adapter(inspection)
+    yield from _storage(inspection)
     yield "effect", inspection.config.why
     if inspection.family.knowledge is not Knowledge.TABLE:
         yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
+
+
+def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    storage = inspection.storage
+    if storage is None:
+        return
+    shared = sum(len(found.tensors) for found in storage.overlaps)
+    parts = [f"{size(storage.stored)} in {count(storage.storages, 'storage')}"]
+    if shared:
+        parts.append(f"{count(shared, 'tensor')} share bytes")
+    if storage.unused:
+        parts.append(f"{size(storage.unused)} used by no tensor")
+    yield "storage", ", ".join(parts)
+
+
+def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    adapter = inspection.checkpoint.adapter
+    if adapter is None:
+        return
+    where = "not here"
+    if inspection.base is not None:
+        where = "tied" if inspection.base.config.effective else "not tied"
+    yield "adapter of", shown(adapter.base or "no named base model"), where
+    if adapter.targets:
+        yield "changes", ", ".join(shown(name, 60) for name in adapter.targets[:8])
+    if adapter.saved:
+        yield "replaces", ", ".join(shown(name, 60) for name in adapter.saved[:8])
 
 
 def _output(inspection: Inspection) -> tuple[str, ...]:

@@ -15,17 +15,20 @@ from tieconv.checkpoint.plan import (
     Outcome,
     Plan,
     RenameTensor,
+    ResizeTensor,
     ScaleTensor,
     SetConfig,
     SetMetadata,
+    ShareTensor,
+    TrimStorage,
 )
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
+_REMOVED = {"convert": "its tensors are in the new files", "reindex": "outside the index"}
 
-def render(
-    outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False
-) -> str:
+
+def render(outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False) -> str:
     """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
     plan = outcome.plan
     lines = [f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}"]
@@ -47,7 +50,7 @@ def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
     yield from _files(plan, hardlink)
 
 
-def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
+def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:  # noqa: PLR0911 - one row for each operation
     match operation:
         case DropTensor(name, because):
             return "drop", shown(name), f"{size(plan.checkpoint.tensors[name].nbytes)}, {shown(because)}"
@@ -59,6 +62,16 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
             return "add", shown(name), f"all zero, {list(shape)} {dtype}"
         case ScaleTensor(name, source, exponent):
             return "add", shown(name), f"{shown(source)} times 2**{exponent}, exact"
+        case ResizeTensor(name, before, after):
+            return "resize", shown(name), f"{list(before)} becomes {list(after)}, {_resized(before, after)}"
+        case ShareTensor(name, source):
+            return (
+                "share",
+                shown(name),
+                f"{size(plan.checkpoint.tensors[name].nbytes)}, stored once with {shown(source)}",
+            )
+        case TrimStorage(name, freed):
+            return "trim", shown(name), f"{size(freed)} of its storage that no tensor uses"
         case SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
@@ -71,15 +84,20 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
     assert_never(operation)
 
 
+def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    return "zeros added at its end" if after > before else "zeros cut off its end"
+
+
 def _files(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
     before = {file.name for file in plan.checkpoint.files}
     for output in plan.weights:
         verb = "rewrite" if output.name in before else "create"
-        yield verb, shown(output.name), size(sum(tensor.nbytes for tensor in output.tensors))
+        yield verb, shown(output.name), size(output.nbytes)
     for text in plan.texts:
-        yield "rewrite", shown(text.name), size(len(text.text.encode()))
+        verb = "rewrite" if text.name in plan.checkpoint.states else "create"
+        yield verb, shown(text.name), size(len(text.text.encode()))
     for name in plan.removed:
-        yield "remove", shown(name), "no tensor is left in it"
+        yield "remove", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
     if plan.links:
         how = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
         yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how}"

@@ -1,0 +1,76 @@
+"""What a model directory holds, and changes to it by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from tests.cli.run import ok
+
+Tensors = dict[str, torch.Tensor]
+PLAN = json.loads((files("tieconv.reporters") / "schemas" / "plan.schema.json").read_text())
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file and its bytes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tensors(folder: Path) -> Tensors:
+    """Every tensor of every weight file."""
+    return {name: value for file in sorted(folder.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def same(a: Tensors, b: Tensors) -> bool:
+    """The same names, types, shapes and bits."""
+    return a.keys() == b.keys() and all(bits_equal(a[name], b[name]) for name in a)
+
+
+def bits_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return torch.equal(a.contiguous().view(-1).view(torch.uint8), b.contiguous().view(-1).view(torch.uint8))
+
+
+def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
+    """Change the tensors of a model of one file."""
+    file = folder / "model.safetensors"
+    with safe_open(file, "pt") as stored:
+        metadata = stored.metadata()
+    values = load_file(file)
+    change(values)
+    save_file({name: value.contiguous() for name, value in values.items()}, file, metadata)
+
+
+def configure(folder: Path, **values: Any) -> None:
+    """Set values of the config; ``...`` removes a key."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in config.items() if value is not ...}, indent=2) + "\n")
+
+
+def config(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
+
+
+def plan(line: str, *more: str | Path) -> dict[str, Any]:
+    """The JSON plan of a command that exits 0."""
+    found: dict[str, Any] = json.loads(ok(f"{line} --json", *more).stdout)
+    return found
+
+
+def operations(document: dict[str, Any]) -> dict[str, str]:
+    """The operations that change something, by tensor or config path."""
+    return {
+        operation.get("name") or operation.get("path") or operation.get("file"): operation["op"]
+        for operation in document["operations"]
+        if operation["op"] not in ("KeepTensor", "LinkFile")
+    }

@@ -1,0 +1,273 @@
+"""`tieconv bias`: transformers reloads what was written and says whether the logits are the ones that were meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+import tieconv
+from fixtures import zoo
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import PLAN, config, configure, edit, operations, plan, snapshot, tensors
+from tests.reload.judge import differences, load
+
+OUTER, INNER = "cls.predictions.bias", "cls.predictions.decoder.bias"
+HEAD, EMBEDDING = "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"
+
+
+def drop(*names: str):
+    return lambda stored: [stored.pop(name) for name in names]
+
+
+def untied_bert(model, **biases: torch.Tensor | None) -> Path:
+    """A BERT whose flag is false, with both names of the bias but for what ``outer`` and ``inner`` say."""
+    folder = model("bert-mlm")
+
+    def change(stored) -> None:
+        stored[HEAD] = stored[EMBEDDING].clone()
+        stored[INNER] = stored[OUTER].clone()
+        for place, name in (("outer", OUTER), ("inner", INNER)):
+            if place in biases:
+                value = biases[place]
+                stored.pop(name)
+                if value is not None:
+                    stored[name] = value
+
+    edit(folder, change)
+    configure(folder, tie_word_embeddings=False)
+    return folder
+
+
+# --- zero and strip --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("flag", "names"), [(True, {OUTER}), (False, {OUTER, INNER})])
+def test_zero_writes_the_names_that_loaders_read(model, tmp_path: Path, flag: bool, names: set[str]) -> None:
+    """One name while the model is tied, each once it is not; the config and the logits stay as they are."""
+    folder = model("bert-mlm")
+    edit(folder, drop(OUTER))
+    if not flag:
+        edit(folder, lambda stored: stored.update({HEAD: stored[EMBEDDING].clone()}))
+        configure(folder, tie_word_embeddings=False)
+    before = load("BertForMaskedLM", folder)
+    out = tmp_path / "out"
+    document = plan("bias zero", folder, "-o", out)
+    jsonschema.validate(document, PLAN)
+    assert set(operations(document)) == names
+    assert (out / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    after = load("BertForMaskedLM", out)
+    assert differences(before, after, shares_head=flag) == []
+    assert not after.missing
+
+
+def test_zero_for_a_class_that_never_ties(tmp_path: Path) -> None:
+    """A class with a head of its own has a bias like any other."""
+    folder = tmp_path / "model"
+    zoo.build("RemBertForMaskedLM").save_pretrained(folder)
+    edit(folder, drop(INNER))
+    ok("bias zero", folder, "-o", tmp_path / "out")
+    assert not tensors(tmp_path / "out")[INNER].any()
+    assert not load("RemBertForMaskedLM", tmp_path / "out").missing
+
+
+def test_zero_leaves_a_trained_bias(model) -> None:
+    """A bias that is there stays, whatever it holds."""
+    assert operations(plan("bias zero", model("bert-mlm"))) == {}
+
+
+def test_zero_then_strip_is_the_first_model(model, tmp_path: Path) -> None:
+    """What zero adds, strip takes away; in place, byte for byte."""
+    folder = model("llama-tied-sharded")
+    before = snapshot(folder)
+    ok("bias zero --in-place", folder)
+    assert tensors(folder)["lm_head.bias"].shape == (192,)
+    ok("bias strip --in-place", folder)
+    assert snapshot(folder) == before
+
+
+def test_strip_refuses_a_trained_bias(model) -> None:
+    """Nothing trained is removed."""
+    assert "not all zero" in refused("bias strip", model("bert-mlm"))
+
+
+def test_strip_refuses_copies_of_which_one_is_trained(model) -> None:
+    """The copy that transformers 5 reads is zero, the other is not."""
+    folder = untied_bert(model, inner=torch.zeros(160))
+    assert f"{OUTER} differs from {INNER}" in refused("bias strip", folder)
+
+
+def test_a_bias_of_quantised_rows_is_refused(model) -> None:
+    """A bias in the dtype of codes would mean nothing."""
+    folder = model("llama-untied")
+    edit(folder, lambda stored: stored.update({"lm_head.weight": torch.zeros(192, 32, dtype=torch.int8)}))
+    assert "scales" in refused("bias zero", folder)
+
+
+def test_an_architecture_without_a_head_is_refused(model) -> None:
+    """A reward model has no output embedding to bias."""
+    folder = model("llama-tied")
+    configure(folder, architectures=["LlamaForSequenceClassification"])
+    assert "no output embedding" in refused("bias zero", folder)
+
+
+# --- unify -----------------------------------------------------------------------------------------------
+
+
+def test_unify_completes_a_legacy_name(model, tmp_path: Path) -> None:
+    """Untied with the outer name alone (C14): transformers 5 starts at zero; unified, both versions read it."""
+    meant = load("BertForMaskedLM", untied_bert(model))
+    folder = tmp_path / "bert-mlm"
+    edit(folder, drop(INNER))
+    assert differences(meant, load("BertForMaskedLM", folder), shares_head=False) != []
+    document = plan("bias unify", folder, "-o", tmp_path / "out")
+    assert operations(document) == {INNER: "CopyTensor"}
+    assert differences(meant, load("BertForMaskedLM", tmp_path / "out"), shares_head=False) == []
+
+
+def test_unify_gives_the_canonical_name_back(model, tmp_path: Path) -> None:
+    """Tied with the inner name alone (C16): the name that transformers 4 reads, and the same logits in 5."""
+    folder = model("bert-mlm")
+    meant = load("BertForMaskedLM", folder)
+    edit(folder, lambda stored: stored.update({INNER: stored.pop(OUTER)}))
+    document = plan("bias unify", folder, "-o", tmp_path / "out")
+    assert operations(document) == {INNER: "RenameTensor"}
+    assert set(tensors(tmp_path / "out")) & {OUTER, INNER} == {OUTER}
+    assert differences(meant, load("BertForMaskedLM", tmp_path / "out"), shares_head=True) == []
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("survivor", ["bias", "decoder"])
+def test_unify_two_that_differ_needs_a_word(model, tmp_path: Path, survivor: str, tied: bool) -> None:
+    """Copies that differ (C15) are one after --from; transformers 5 sees a change only where its own copy goes."""
+    folder = untied_bert(model, inner=torch.full((160,), 0.5))
+    if tied:
+        edit(folder, drop(HEAD))
+        configure(folder, tie_word_embeddings=True)
+    sentence = refused("bias unify", folder)
+    assert OUTER in sentence and INNER in sentence
+    kept = tensors(folder)[{"bias": OUTER, "decoder": INNER}[survivor]]
+    result = ok(f"bias unify --from {survivor}", folder, "-o", tmp_path / "out")
+    assert "are lost" in result.stdout
+    after = tensors(tmp_path / "out")
+    assert set(after) & {OUTER, INNER} == ({OUTER} if tied else {OUTER, INNER})
+    assert all(after[name].equal(kept) for name in (OUTER, INNER) if name in after)
+    before, written = load("BertForMaskedLM", folder), load("BertForMaskedLM", tmp_path / "out")
+    changed = "logits" in str(differences(before, written, shares_head=tied))
+    assert changed == (survivor == "bias")
+
+
+def test_unify_drops_the_copy_of_a_tied_model(model, tmp_path: Path) -> None:
+    """Equal copies of a tied model: the canonical one stays. A second time nothing changes."""
+    folder = model("bert-mlm")
+    edit(folder, lambda stored: stored.update({INNER: stored[OUTER].clone()}))
+    assert operations(plan("bias unify", folder, "-o", tmp_path / "out")) == {INNER: "DropTensor"}
+    assert operations(plan("bias unify", tmp_path / "out")) == {}
+
+
+def test_unify_where_versions_disagree(tmp_path: Path) -> None:
+    """Tied for transformers 5 alone: version 4 reads both names, so both are stored."""
+    folder = tmp_path / "model"
+    zoo.build("BlipForConditionalGeneration", tie=True).save_pretrained(folder)
+    values = config(folder)
+    values["text_config"]["tie_word_embeddings"] = False
+    configure(folder, **values)
+    document = plan("bias unify", folder)
+    assert operations(document) == {"text_decoder.cls.predictions.decoder.bias": "CopyTensor"}
+    values["text_config"]["tie_word_embeddings"] = True
+    configure(folder, **values)
+    assert operations(plan("bias unify", folder)) == {}
+
+
+def test_unify_has_nothing_to_do_without_a_pair(model) -> None:
+    """A class with one name, or a model without a bias, is told so."""
+    assert "no head bias with two names" in refused("bias unify", model("llama-tied"))
+    folder = model("bert-mlm")
+    edit(folder, drop(OUTER))
+    assert "stores no head bias" in refused("bias unify", folder)
+
+
+# --- resize ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("untied", [False, True])
+def test_resize_pads_to_the_head(model, tmp_path: Path, untied: bool) -> None:
+    """A vocabulary grown without its bias (C20) crashes every loader; padded it loads, zeros for the new tokens."""
+    folder = untied_bert(model) if untied else model("bert-mlm")
+    old = tensors(folder)[OUTER]
+
+    def grow(stored) -> None:
+        for name in {EMBEDDING, HEAD} & stored.keys():
+            stored[name] = torch.cat([stored[name], torch.ones(8, 32)])
+
+    edit(folder, grow)
+    configure(folder, vocab_size=168)
+    with pytest.raises(RuntimeError, match="mismatched_sizes"):
+        load("BertForMaskedLM", folder)
+    document = plan("bias resize", folder, "-o", tmp_path / "out")
+    jsonschema.validate(document, PLAN)
+    assert set(operations(document)) == ({OUTER, INNER} if untied else {OUTER})
+    after = tensors(tmp_path / "out")
+    for name in operations(document):
+        assert after[name].equal(torch.cat([old, torch.zeros(8)]))
+    assert not load("BertForMaskedLM", tmp_path / "out").missing
+
+
+def test_resize_a_row(model, tmp_path: Path) -> None:
+    """The [1, V] buffer of BART is padded in its only row."""
+    folder = model("bart")
+    edit(folder, lambda stored: stored.update(final_logits_bias=torch.ones(1, 150)))
+    ok("bias resize", folder, "-o", tmp_path / "out")
+    assert tensors(tmp_path / "out")["final_logits_bias"].equal(torch.cat([torch.ones(1, 150), torch.zeros(1, 10)], 1))
+    assert not load("BartForConditionalGeneration", tmp_path / "out").missing
+
+
+@pytest.mark.parametrize("end", [0.0, -0.0, 1.0, float("nan")])
+def test_resize_cuts_only_zeros(model, tmp_path: Path, end: float) -> None:
+    """An end is cut off where every value of it is zero, of either sign; any other is refused."""
+    folder = model("bert-mlm")
+    longer = torch.cat([torch.ones(160), torch.full((3,), end)])
+    edit(folder, lambda stored: stored.update({OUTER: longer}))
+    if end == 0:
+        ok("bias resize", folder, "-o", tmp_path / "out")
+        assert tensors(tmp_path / "out")[OUTER].equal(torch.ones(160))
+    else:
+        assert "loses trained values" in refused("bias resize", folder, "-o", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_resize_to_rows_and_back(model, tmp_path: Path) -> None:
+    """--rows is obeyed, with a note where the head has others; what was added can be cut again."""
+    folder = model("bert-mlm")
+    result = ok("bias resize --rows 176", folder, "-o", tmp_path / "out")
+    assert "the head has 160 rows" in result.stdout
+    ok("bias resize", tmp_path / "out", "-o", tmp_path / "back")
+    assert snapshot(tmp_path / "back") == snapshot(folder)
+
+
+def test_resize_refuses_what_is_no_bias(model) -> None:
+    """No bias, or one that is a matrix."""
+    assert "stores no head bias" in refused("bias resize", model("llama-tied"))
+    folder = model("bert-mlm")
+    edit(folder, lambda stored: stored.update({OUTER: torch.zeros(2, 160)}))
+    assert "[2, 160]" in refused("bias resize", folder)
+
+
+# --- everywhere ------------------------------------------------------------------------------------------
+
+
+def test_the_group_and_its_usage() -> None:
+    """Each action has its own help; an unknown one is a usage error; --from belongs to unify."""
+    assert "zero" in ok("bias --help").output
+    assert run("bias polish", ".").exit_code == 2
+    assert run("bias zero --from bias", ".").exit_code == 2
+
+
+def test_python_api(model, tmp_path: Path) -> None:
+    """The same plans as functions."""
+    outcome = tieconv.plan_bias("zero", model("llama-tied")).execute(tmp_path / "out")
+    assert outcome.verified
+    with pytest.raises(ValueError, match="polish"):
+        tieconv.plan_bias("polish", tmp_path / "out")

@@ -1,0 +1,320 @@
+"""`tieconv convert`: the same tensors in other files, as huggingface_hub would split them, and back."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import tieconv
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import PLAN, Tensors, configure, operations, plan, same, snapshot, tensors
+from tests.reload.judge import differences, load
+
+INDEX = "model.safetensors.index.json"
+
+
+def weights(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama-untied-sharded", "bert-mlm", "qwen2-vl"])
+@pytest.mark.parametrize("limit", ["1KB", "15KB", "40KB"])
+def test_there_and_back(model, tmp_path: Path, name: str, limit: str) -> None:
+    """Shards of any size, then one file: the same tensors, and what ties stays tied."""
+    folder = model(name)
+    document = plan(f"convert --to safetensors --max-shard-size {limit}", folder, "-o", tmp_path / "shards")
+    jsonschema.validate(document, PLAN)
+    assert same(tensors(tmp_path / "shards"), tensors(folder))
+    ok("convert --to safetensors", tmp_path / "shards", "-o", tmp_path / "one")
+    assert weights(tmp_path / "one") == ["model.safetensors"] and not (tmp_path / "one" / INDEX).exists()
+    assert same(tensors(tmp_path / "one"), tensors(folder))
+    assert ok("diff", folder, tmp_path / "shards").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "bart"])
+def test_transformers_loads_the_shards(model, tmp_path: Path, name: str) -> None:
+    """The same logits, tables and sharing; no key missing or unexpected."""
+    kind = {"llama-tied": "LlamaForCausalLM", "bart": "BartForConditionalGeneration"}[name]
+    ok("convert --to safetensors --max-shard-size 20KB", model(name), "-o", tmp_path / "out")
+    before, after = load(kind, tmp_path / name), load(kind, tmp_path / "out")
+    assert differences(before, after, shares_head=before.shares_head) == []
+
+
+def test_it_splits_as_huggingface_hub_does(model, tmp_path: Path) -> None:
+    """Greedy in file order: the same tensors in the same files, and the same index."""
+    folder = model("gpt2-unprefixed")
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        stored = {name: file.get_tensor(name) for name in file.offset_keys()}
+    split = split_torch_state_dict_into_shards(
+        stored, max_shard_size="15KB", filename_pattern="model{suffix}.safetensors"
+    )
+    ok("convert --to safetensors --max-shard-size 15KB", folder, "-o", tmp_path / "out")
+    index = json.loads((tmp_path / "out" / INDEX).read_text())
+    assert index["weight_map"] == split.tensor_to_filename
+    assert index["metadata"] == split.metadata
+    assert weights(tmp_path / "out") == sorted(split.filename_to_tensors)
+
+
+TYPES = (torch.float32, torch.bfloat16, torch.float64, torch.uint8, torch.bool, torch.int64)
+
+
+@st.composite
+def state(draw: st.DrawFn) -> Tensors:
+    """A few tensors of odd sizes and types, scalars and empty ones among them."""
+    shapes = st.lists(st.integers(0, 7), max_size=3)
+    names = draw(
+        st.lists(
+            st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=6),
+            min_size=1,
+            max_size=12,
+            unique=True,
+        )
+    )
+    found = {}
+    for place, name in enumerate(names):
+        if name == "__metadata__":
+            continue
+        dtype = draw(st.sampled_from(TYPES))
+        raw = torch.randint(
+            0, 2 if dtype is torch.bool else 256, draw(shapes), generator=torch.Generator().manual_seed(place)
+        )
+        found[name] = raw.to(dtype)
+    return found
+
+
+@given(state(), st.integers(1, 400), st.integers(1, 400), st.integers(1, 400))
+@settings(deadline=None, max_examples=60)
+def test_any_sharding_holds_the_same_tensors(values: Tensors, first: int, second: int, third: int) -> None:
+    """Random tensors, three splits in a row (one in place): the same tensors, each file within its limit."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, out = Path(place, "a"), Path(place, "b")
+        folder.mkdir()
+        save_file(values, folder / "model.safetensors", {"format": "pt", "note": "kept"})
+        (folder / "notes.txt").write_text("comes along")
+        tieconv.plan_convert("safetensors", folder, max_shard_size=first).execute(out)
+        tieconv.plan_convert("safetensors", out, max_shard_size=second).execute(in_place=True)
+        tieconv.plan_convert("safetensors", out, max_shard_size=third).execute(in_place=True)
+        assert same(tensors(out), values)
+        assert (out / "notes.txt").read_text() == "comes along"
+        for file in out.glob("*.safetensors"):
+            stored = load_file(file)
+            total = sum(value.numel() * value.element_size() for value in stored.values())
+            assert total <= third or len(stored) == 1
+            with safe_open(file, "pt") as opened:
+                assert opened.metadata() == {"format": "pt", "note": "kept"}
+        assert len(weights(out)) == 1 or set(json.loads((out / INDEX).read_text())["weight_map"]) == set(values)
+        assert tieconv.inspect(out).checkpoint.cautions == ()
+
+
+def test_a_model_that_fits_stays(model, tmp_path: Path) -> None:
+    """Nothing to change: every file is brought along."""
+    document = plan("convert --to safetensors", model("llama-tied"), "-o", tmp_path / "out")
+    assert "nothing to change" in document["summary"] and document["bytes_written"] == 0
+    assert snapshot(tmp_path / "out") == snapshot(tmp_path / "llama-tied")
+
+
+def test_in_place_removes_the_old_shards(model) -> None:
+    """One directory, one layout: the old shards and their index go."""
+    folder = model("llama-tied-sharded")
+    before = tensors(folder)
+    ok("convert --to safetensors --in-place", folder)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    ]
+    assert same(tensors(folder), before)
+
+
+def test_total_parameters_is_kept(model, tmp_path: Path) -> None:
+    """What the index says beyond sizes is kept; sizes are counted anew."""
+    folder = model("llama-tied-sharded")
+    ok("convert --to safetensors --max-shard-size 10KB", folder, "-o", tmp_path / "out")
+    old, new = (json.loads((path / INDEX).read_text())["metadata"] for path in (folder, tmp_path / "out"))
+    assert new == old
+
+
+def test_a_name_that_is_taken(model) -> None:
+    """A stray file where a shard is to be written is not overwritten."""
+    folder = model("llama-tied-sharded")
+    (folder / "old").mkdir()
+    save_file({"x": torch.zeros(1)}, folder / "model-00001-of-00004.safetensors")
+    sentence = refused("convert --to safetensors --max-shard-size 15KB", folder)
+    assert "model-00001-of-00004.safetensors" in sentence
+
+
+def test_a_lone_file_stays_one(model, tmp_path: Path) -> None:
+    """A file in, a file out, whatever the limit."""
+    file = model("llama-tied") / "model.safetensors"
+    ok("convert --to safetensors --max-shard-size 1KB", file, "-o", tmp_path / "x.safetensors")
+    assert same(load_file(tmp_path / "x.safetensors"), load_file(file))
+
+
+@pytest.mark.parametrize("size", ["", "5", "0KB", "-1GB", "5 parsecs", "1e9"])
+def test_sizes(model, size: str) -> None:
+    """Sizes with a unit, or bytes; anything else is a usage error."""
+    result = run("convert --to safetensors --max-shard-size", size, model("llama-tied"))
+    assert result.exit_code == (0 if size == "5" else 2)
+
+
+def test_to_is_required(model) -> None:
+    """No format is guessed."""
+    assert run("convert", model("llama-tied")).exit_code == 2
+
+
+# --- torch -----------------------------------------------------------------------------------------------
+
+
+def pickled(folder: Path) -> Tensors:
+    """Every tensor of every torch file."""
+    return {name: value for file in sorted(folder.glob("*.bin")) for name, value in torch.load(file).items()}
+
+
+def to_torch(folder: Path, change: Callable[[Tensors], object] = lambda stored: None) -> Path:
+    """The model of one file, saved by torch."""
+    stored = load_file(folder / "model.safetensors")
+    change(stored)
+    (folder / "model.safetensors").unlink()
+    torch.save(stored, folder / "pytorch_model.bin")
+    return folder
+
+
+def alias(stored: Tensors) -> None:
+    stored["lm_head.weight"] = stored["model.embed_tokens.weight"]
+
+
+def views(stored: Tensors) -> None:
+    """A transposed tensor, a slice of a larger storage and an expanded one."""
+    gate, up, norm = "model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
+    stored[gate] = stored[gate].T.contiguous().T
+    stored[up] = torch.cat([torch.ones(5, 32), stored[up].float(), torch.ones(7, 32)]).bfloat16()[5:-7]
+    stored[norm] = torch.ones(1, dtype=torch.bfloat16).expand(32)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "llama-untied-sharded", "bert-mlm", "bart"])
+@pytest.mark.parametrize("limit", ["15KB", "5GB"])
+def test_torch_and_back(model, tmp_path: Path, name: str, limit: str) -> None:
+    """safetensors to torch to safetensors: the same tensors, which torch itself reads in between."""
+    folder = model(name)
+    ok(f"convert --to torch --max-shard-size {limit}", folder, "-o", tmp_path / "torch")
+    assert not weights(tmp_path / "torch")
+    assert same(pickled(tmp_path / "torch"), tensors(folder))
+    ok("convert --to safetensors", tmp_path / "torch", "-o", tmp_path / "back")
+    assert same(tensors(tmp_path / "back"), tensors(folder))
+    assert not list((tmp_path / "back").glob("*.bin*"))
+    assert ok("diff", tmp_path / "torch", folder).exit_code == 0
+
+
+def test_transformers_loads_what_came_from_torch(model, tmp_path: Path) -> None:
+    """A tied torch file with both names: the table says which one stays; same logits, same sharing."""
+    folder = to_torch(model("llama-tied"), alias)
+    before = load("LlamaForCausalLM", folder)
+    document = plan("convert --to safetensors", folder, "-o", tmp_path / "out")
+    jsonschema.validate(document, PLAN)
+    assert operations(document) == {"lm_head.weight": "DropTensor"}
+    assert differences(before, load("LlamaForCausalLM", tmp_path / "out"), shares_head=True) == []
+
+
+def test_an_alias_that_loaders_ask_for_becomes_a_tensor(model, tmp_path: Path) -> None:
+    """With the flag false, or in modules that no table ties, each name is written out, and the plan says so."""
+    one, two = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"
+
+    def change(stored: Tensors) -> None:
+        alias(stored)
+        stored[two] = stored[one]
+
+    folder = to_torch(model("llama-tied"), change)
+    configure(folder, tie_word_embeddings=False)
+    document = plan("convert --to safetensors", folder, "-o", tmp_path / "out")
+    assert operations(document) == {}
+    assert [note.split()[0] for note in document["notes"]] == [two, "lm_head.weight"]
+    after = tensors(tmp_path / "out")
+    assert after[one].equal(after[two]) and after["lm_head.weight"].equal(after["model.embed_tokens.weight"])
+
+
+def test_views_are_written_out(model, tmp_path: Path) -> None:
+    """Transposed, sliced and expanded views (C26, C27, C29) become the tensors that they stand for."""
+    folder = to_torch(model("llama-tied"), views)
+    ok("convert --to safetensors", folder, "-o", tmp_path / "out")
+    assert same(tensors(tmp_path / "out"), pickled(folder))
+    assert ok("diff", folder, tmp_path / "out").exit_code == 0
+
+
+def test_a_transposed_alias_is_no_duplicate(model, tmp_path: Path) -> None:
+    """The head as a transposed view of a square embedding: another tensor, written out (C26)."""
+    folder = model("llama-tied")
+    square = torch.randn(32, 32)
+    torch.save({"a.weight": square, "b.weight": square.T, "c.weight": square[2:5]}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    before = pickled(folder)
+    ok("convert --to safetensors", folder, "-o", tmp_path / "out")
+    assert same(tensors(tmp_path / "out"), before)
+
+
+def test_torch_shards_keep_storages_together(model, tmp_path: Path) -> None:
+    """Names of one storage stay in one shard, as views of it; bytes that nothing uses go."""
+    folder = to_torch(model("llama-tied"), lambda stored: (alias(stored), views(stored)))
+    ok("convert --to torch --max-shard-size 15KB", folder, "-o", tmp_path / "out")
+    assert same(pickled(tmp_path / "out"), pickled(folder))
+    index = json.loads((tmp_path / "out" / "pytorch_model.bin.index.json").read_text())
+    assert index["weight_map"]["lm_head.weight"] == index["weight_map"]["model.embed_tokens.weight"]
+    shard = torch.load(tmp_path / "out" / index["weight_map"]["lm_head.weight"])
+    assert shard["lm_head.weight"].data_ptr() == shard["model.embed_tokens.weight"].data_ptr()
+    assert index["metadata"]["total_size"] == sum(
+        storage.nbytes()
+        for file in (tmp_path / "out").glob("*.bin")
+        for storage in {
+            value.untyped_storage().data_ptr(): value.untyped_storage() for value in torch.load(file).values()
+        }.values()
+    )
+
+
+@given(state(), st.integers(1, 400))
+@settings(deadline=None, max_examples=40)
+def test_any_tensors_survive_torch(values: Tensors, limit: int) -> None:
+    """Random tensors to torch shards and back: the same tensors, and torch reads the shards."""
+    with tempfile.TemporaryDirectory() as place:
+        folder, middle, back = (Path(place, name) for name in "abc")
+        folder.mkdir()
+        save_file(values, folder / "model.safetensors", {"format": "pt"})
+        tieconv.plan_convert("torch", folder, max_shard_size=limit).execute(middle)
+        assert same(pickled(middle), values)
+        tieconv.plan_convert("safetensors", middle, max_shard_size=limit).execute(back)
+        assert same(tensors(back), values)
+
+
+def test_a_dtype_that_torch_lacks(model, tmp_path: Path) -> None:
+    """Four-bit floats have no torch storage: refused, and nothing is written."""
+    folder = model("llama-tied")
+    header = b'{"x":{"dtype":"F6_E2M3","shape":[4],"data_offsets":[0,3]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(3))
+    assert "F6_E2M3" in refused("convert --to torch", folder, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_in_the_way(model) -> None:
+    """A torch file beside the safetensors one is somebody's: it is not overwritten."""
+    folder = model("llama-tied")
+    torch.save({}, folder / "pytorch_model.bin")
+    assert "pytorch_model.bin" in refused("convert --to torch", folder)
+
+
+def test_a_lone_file_changes_its_suffix(model, tmp_path: Path) -> None:
+    """The format is in the name: OUT has to say the same, and in place there is no room for it."""
+    file = model("llama-tied") / "model.safetensors"
+    ok("convert --to torch", file, "-o", tmp_path / "x.bin")
+    assert same(torch.load(tmp_path / "x.bin"), load_file(file))
+    assert "does not end in .bin" in refused("convert --to torch", file, "-o", tmp_path / "y.safetensors")
+    assert "another format than its name says" in refused("convert --to torch --in-place", file)
+    assert load_file(file)

@@ -1,0 +1,300 @@
+"""`tieconv diff`: 0 where both models compute the same by construction, 1 where not, 2 where one cannot be read."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+
+import tieconv
+from tests.cli.run import ok, run
+from tests.cli.stored import bits_equal, config, configure, edit, tensors
+from tests.reload.judge import load
+
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "diff.schema.json").read_text())
+E, H = "model.embed_tokens.weight", "lm_head.weight"
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+def diff(a: Path, b: Path) -> dict[str, Any]:
+    """The JSON of both directions' comparison, of which the exit code and the verdict must agree."""
+    result = run("diff --json", a, b)
+    document: dict[str, Any] = json.loads(result.stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert result.exit_code == (0 if document["same_function"] else 1)
+    assert document["same_function"] == (not document["reasons"])
+    assert run("diff", b, a).exit_code == result.exit_code
+    return document
+
+
+def different(document: dict[str, Any]) -> dict[str, str]:
+    return {found["name"]: found["state"] for found in document["tensors"]["different"]}
+
+
+@pytest.fixture
+def pair(model, tmp_path: Path):
+    """A fixture and a writable copy of it."""
+
+    def copies(name: str) -> tuple[Path, Path]:
+        a = model(name)
+        return a, Path(shutil.copytree(a, tmp_path / "other"))
+
+    return copies
+
+
+# --- the same function -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama-tied", "llama-tied-sharded", "llama-untied", "llama-headless-config", "bert-mlm", "bart", "t5", "gemma",
+     "qwen2-vl", "gpt2-unprefixed", "llama-diverged"],
+)  # fmt: skip
+def test_a_model_is_itself(pair, name: str) -> None:
+    """Every byte is compared; a copy is the same, whatever state it is in."""
+    a, b = pair(name)
+    document = diff(a, b)
+    assert document["same_function"] and document["config"] == [] and document["files"] == []
+    # A head bias that inspection proved to be zero is none, and not compared.
+    stored = sum(t.numel() * t.element_size() for t in tensors(a).values() if t.any())
+    assert document["tensors"]["bytes_compared"] >= 2 * stored
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl", "gpt2-unprefixed"]
+)
+@pytest.mark.parametrize("verb", ["untie", "untie --keep-flag", "untie --bias zero"])
+def test_untying_keeps_the_function(model, tmp_path: Path, name: str, verb: str) -> None:
+    """E stored and H tied is E and H stored; T5's scaled head without the flag is E with it; a zero bias is none."""
+    folder = model(name)
+    ok(verb, folder, "-o", tmp_path / "untied")
+    assert different(diff(folder, tmp_path / "untied")) == {}
+
+
+def test_layout_names_and_cosmetics_are_seen_through(model, tmp_path: Path) -> None:
+    """One file or three shards, with or without the prefix, saved by whatever version."""
+    single, sharded = model("llama-tied"), model("llama-tied-sharded")
+    configure(single, transformers_version="4.0.0", _name_or_path="/somewhere")
+    document = diff(single, sharded)
+    assert document["same_function"]
+    assert {found["path"]: found["judgement"] for found in document["config"]} == {
+        "transformers_version": "cosmetic", "_name_or_path": "cosmetic",
+    }  # fmt: skip
+    bare = model("gpt2-unprefixed")
+    prefixed = Path(shutil.copytree(bare, tmp_path / "prefixed"))
+    edit(prefixed, lambda stored: [stored.update({f"transformer.{name}": stored.pop(name)}) for name in list(stored)])
+    assert diff(bare, prefixed)["same_function"]
+
+
+def test_hard_links_need_no_reading(pair) -> None:
+    """One file under two names is one file."""
+    a, b = pair("llama-tied")
+    (b / "model.safetensors").unlink()
+    os.link(a / "model.safetensors", b / "model.safetensors")
+    document = diff(a, b)
+    assert document["same_function"] and document["tensors"]["bytes_compared"] == 0
+
+
+def test_the_dtype_key_is_noted(pair) -> None:
+    """Both spellings of one value are one; two values with equal stored types are noted, not judged."""
+    a, b = pair("llama-tied")
+    value = config(a)["dtype"]
+    configure(b, torch_dtype=value, dtype=...)
+    assert diff(a, b)["config"] == []
+    configure(b, torch_dtype="float32")
+    document = diff(a, b)
+    assert document["same_function"] and "different types to load as" in document["notes"][0]
+
+
+def test_a_bias_that_is_zero_is_none(pair) -> None:
+    """Stored zeros add nothing, in a class that has the parameter and in one that has not."""
+    a, b = pair("bert-mlm")
+    for folder in (a, b):
+        edit(folder, lambda stored: stored.update({"cls.predictions.bias": torch.zeros(160)}))
+    edit(b, lambda stored: stored.pop("cls.predictions.bias"))
+    assert diff(a, b)["same_function"]
+    edit(a, lambda stored: stored.update({"cls.predictions.bias": torch.ones(160)}))
+    assert different(diff(a, b)) == {"head bias": "only_a"}
+
+
+# --- not the same ----------------------------------------------------------------------------------------
+
+
+def one_bit(stored) -> None:
+    flat = stored[UP].view(torch.int16)
+    flat[-1, -1] ^= 1
+
+
+def zero_sign(stored) -> None:
+    stored[UP][0, 0] = -0.0
+
+
+def with_zero(stored) -> None:
+    stored[UP][0, 0] = 0.0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "state", "detail"),
+    [
+        (None, one_bit, "near", {"rows_differing": 1, "max_ulp": 1}),
+        (with_zero, zero_sign, "near", {"sign_of_zero_only": True}),
+        (None, lambda stored: stored.update({UP: stored[UP].float()}), "cast", {"exact": "B", "lossless": True}),
+        (None, lambda stored: stored.update({UP: stored[UP] * 4}), "scaled", {"factor": 4.0}),
+        (None, lambda stored: stored.update({UP: stored[UP].T.contiguous()}), "transposed", {}),
+        (None, lambda stored: stored.update({UP: stored[UP][:40]}), "shape", {"a": [48, 32], "b": [40, 32]}),
+        (None, lambda stored: stored.update({UP: torch.randn(48, 32).bfloat16()}), "distinct", {"rows_differing": 48}),
+        (None, lambda stored: stored.pop(UP), "only_a", {"shape": [48, 32]}),
+    ],
+    ids=["one bit", "sign of zero", "cast", "scaled", "transposed", "shape", "distinct", "absent"],
+)
+def test_a_tensor_that_differs(pair, first, second, state: str, detail: dict[str, Any]) -> None:
+    """The kind of the difference and its figures; every loader sees it."""
+    a, b = pair("llama-tied")
+    if first:
+        edit(a, first)
+    edit(b, second)
+    document = diff(a, b)
+    [found] = document["tensors"]["different"]
+    assert (found["name"], found["state"]) == (UP.removeprefix("model."), state)
+    assert found["loaders"] == ["transformers 5", "transformers 4"]
+    assert detail.items() <= found["detail"].items()
+    assert document["tensors"]["equal"] == 20
+
+
+def test_a_nan_is_equal_to_itself(pair) -> None:
+    """By bytes; beside another value it is a difference."""
+    a, b = pair("llama-tied")
+    for folder in (a, b):
+        edit(folder, lambda stored: stored[UP].__setitem__((0, 0), float("nan")))
+    assert diff(a, b)["same_function"]
+    edit(b, one_bit)
+    assert diff(a, b)["tensors"]["different"][0]["detail"]["nan_rows"] == 0
+    edit(b, lambda stored: stored[UP].__setitem__((0, 0), 1.0))
+    assert diff(a, b)["tensors"]["different"][0]["detail"]["nan_rows"] == 1
+
+
+def test_a_head_of_its_own(model) -> None:
+    """C60: tied against diverged: transformers 5 sees the head, transformers 4 discards it."""
+    document = diff(model("llama-tied"), model("llama-diverged"))
+    [found] = document["tensors"]["different"]
+    assert (found["name"], found["a"], found["b"], found["loaders"]) == (H, E, H, ["transformers 5"])
+
+
+def test_the_flag_of_a_diverged_head(model, tmp_path: Path) -> None:
+    """The flag alone: alike in transformers 5, not in 4, so not the same by construction."""
+    folder = model("llama-diverged")
+    ok("untie", folder, "-o", tmp_path / "untied")
+    document = diff(folder, tmp_path / "untied")
+    assert [found["loaders"] for found in document["tensors"]["different"]] == [["transformers 4"]]
+    assert document["config"][0]["judgement"] == "tensors"
+
+
+def test_a_head_that_starts_random(model) -> None:
+    """Untied without a head against tied: the parameter is nowhere in one of them."""
+    document = diff(model("llama-tied"), model("llama-headless-config"))
+    assert different(document) == {H: "only_a"}
+    assert document["tensors"]["different"][0]["b"] is None
+
+
+def test_a_naive_untie_of_t5(pair) -> None:
+    """C11: the head cloned and the flag false: equal bytes, logits times four, in 5 unless another key says it too."""
+    a, b = pair("t5")
+    edit(b, lambda stored: stored.update({H: stored["shared.weight"].clone()}))
+    configure(b, tie_word_embeddings=False)
+    document = diff(a, b)
+    assert different(document) == {H: "scaled"}
+    assert document["tensors"]["different"][0]["loaders"] == ["transformers 4"]
+    configure(a, scale_decoder_outputs=...)
+    configure(b, scale_decoder_outputs=...)
+    [found] = diff(a, b)["tensors"]["different"]
+    assert found["loaders"] == ["transformers 5", "transformers 4"] and found["detail"]["forward_factor"] == 0.25
+    logits = [load("T5ForConditionalGeneration", folder).logits for folder in (a, b)]
+    assert torch.allclose(logits[0] * 4, logits[1])
+
+
+def test_two_names_of_a_bias(pair) -> None:
+    """C14: untied with the outer name alone, transformers 5 computes without a bias and transformers 4 with it."""
+    a, b = pair("bert-mlm")
+    matrix = tensors(a)["bert.embeddings.word_embeddings.weight"]
+    for folder in (a, b):
+        edit(folder, lambda stored: stored.update({"cls.predictions.decoder.weight": matrix.clone()}))
+        configure(folder, tie_word_embeddings=False)
+    edit(a, lambda stored: stored.update({"cls.predictions.decoder.bias": stored["cls.predictions.bias"].clone()}))
+    document = diff(a, b)
+    assert different(document) == {"head bias": "only_a"}
+    assert document["tensors"]["different"][0]["loaders"] == ["transformers 5"]
+    logits = [load("BertForMaskedLM", folder).logits for folder in (a, b)]
+    assert not bits_equal(*logits)
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "gelu"}, {"rms_norm_eps": 1e-5}, {"head_dim": ...}, {"quantization_config": {"bits": 4}}]
+)
+def test_a_config_value_that_computes(pair, change: dict[str, Any]) -> None:
+    """Any key that is not known to be cosmetic may change what is computed, also one that is absent."""
+    a, b = pair("llama-tied")
+    configure(b, **change)
+    document = diff(a, b)
+    assert different(document) == {}
+    assert [found["judgement"] for found in document["config"]] == ["function"]
+    assert "may change what is computed" in document["reasons"][0]
+
+
+def test_other_files_are_told_and_not_judged(pair) -> None:
+    """A tokenizer that differs is another tokenizer, not another function of token ids."""
+    a, b = pair("llama-tied")
+    (a / "tokenizer.json").write_text("{}")
+    (b / "tokenizer.json").write_text("[]")
+    (a / "README.md").write_text("card")
+    document = diff(a, b)
+    assert document["same_function"]
+    assert document["files"] == [
+        {"name": "README.md", "state": "only_a"},
+        {"name": "tokenizer.json", "state": "distinct"},
+    ]
+
+
+def test_an_unknown_architecture_is_told(model) -> None:
+    """Ties of a class that no table knows are seen through once they are named."""
+    folders = [model("llama-tied"), model("llama-duplicated")]
+    for folder in folders:
+        configure(folder, architectures=["NovelForCausalLM"], model_type="novel")
+    document = diff(*folders)
+    assert not document["same_function"] and "--embed and --head name them" in document["notes"][0]
+    assert run(f"diff --embed {E} --head {H}", *folders).exit_code == 0
+
+
+# --- everywhere ------------------------------------------------------------------------------------------
+
+
+def test_the_text_for_people(model) -> None:
+    """One line a tensor, the verdict last."""
+    result = run("diff", model("llama-tied"), model("llama-diverged"))
+    assert "lm_head.weight  near: 3 of 192 rows differ" in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("not the same: 1 parameter")
+    same = ok("diff", model("llama-untied"), model("llama-untied-sharded"))
+    assert same.stdout.splitlines()[-1] == "the same function by construction"
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_cannot_be_read(model, tmp_path: Path, which: int) -> None:
+    """Exit 2, either side."""
+    paths = [model("llama-tied"), model("llama-untied")]
+    (paths[which] / "model.safetensors").write_bytes(b"junk")
+    assert run("diff", *paths).exit_code == 2
+    paths[which] = tmp_path / "nowhere"
+    assert run("diff", *paths).exit_code == 2
+
+
+def test_python_api(model) -> None:
+    """`tieconv.diff` returns what the command prints."""
+    comparison = tieconv.diff(model("llama-tied"), model("llama-duplicated"))
+    assert comparison.same_function
+    jsonschema.validate(json.loads(str(comparison)), SCHEMA)

@@ -1,0 +1,203 @@
+"""`tieconv reindex`: any damaged index becomes the one that the shards call for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+import tieconv
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import PLAN, plan, snapshot
+from tests.conftest import ROOT
+from tests.reload.judge import differences, load
+
+INDEX = "model.safetensors.index.json"
+SHARDS = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+ORIGINAL = (ROOT / "fixtures" / "models" / "llama-tied-sharded" / INDEX).read_text()
+NAMES = sorted(json.loads(ORIGINAL)["weight_map"])
+
+
+@pytest.fixture
+def folder(model) -> Path:
+    return model("llama-tied-sharded")
+
+
+def index(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The index, after changes to its weight map (``None`` removes an entry)."""
+    value: dict[str, Any] = json.loads((folder / INDEX).read_text())
+    entries = value["weight_map"] | changes
+    value["weight_map"] = {name: shard for name, shard in entries.items() if shard is not None}
+    (folder / INDEX).write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+    return value
+
+
+def test_a_right_index_stays(folder: Path, tmp_path: Path) -> None:
+    """Nothing to change: the copy is the model, byte for byte."""
+    document = plan("reindex", folder, "-o", tmp_path / "out")
+    jsonschema.validate(document, PLAN)
+    assert "nothing to change" in document["summary"]
+    assert snapshot(tmp_path / "out") == snapshot(folder)
+
+
+@pytest.mark.parametrize("content", [None, "", "{", '{"weight_map": 3}', "[]", '{"weight_map": {}}', "\xff"])
+def test_without_a_readable_index(folder: Path, models: Path, tmp_path: Path, content: str | None) -> None:
+    """Missing or malformed (C30): the shards alone give it; only what no header knows is lost."""
+    (folder / INDEX).unlink()
+    if content is not None:
+        (folder / INDEX).write_bytes(content.encode("latin-1"))
+    ok("reindex", folder, "-o", tmp_path / "out")
+    rebuilt, original = json.loads((tmp_path / "out" / INDEX).read_text()), json.loads(ORIGINAL)
+    assert rebuilt["weight_map"] == original["weight_map"]
+    assert rebuilt["metadata"] == {"total_size": original["metadata"]["total_size"]}
+    before, after = (load("LlamaForCausalLM", path) for path in (models / folder.name, tmp_path / "out"))
+    assert differences(before, after, shares_head=True) == [] and not after.missing
+
+
+names = st.sampled_from(NAMES)
+damage = st.fixed_dictionaries(
+    {
+        "drop": st.sets(names),
+        "move": st.dictionaries(
+            names, st.sampled_from([*SHARDS, "model-00009-of-00003.safetensors", "gone.safetensors"])
+        ),
+        "add": st.dictionaries(st.text(min_size=1, max_size=8), st.sampled_from(SHARDS), max_size=3),
+        "total": st.one_of(st.none(), st.integers(), st.text(max_size=3)),
+        "strip_shard": st.sampled_from([None, *SHARDS]),
+    }
+)
+
+
+@given(damage)
+@settings(deadline=None, max_examples=60)
+def test_any_damaged_index_becomes_the_first_one(harm: dict[str, Any]) -> None:
+    """Entries dropped, moved, invented, totals wrong: the text of the first index, byte for byte."""
+    value = json.loads(ORIGINAL)
+    entries = (
+        value["weight_map"] | harm["move"] | {name: shard for name, shard in harm["add"].items() if name not in NAMES}
+    )
+    gone = harm["drop"] | {name for name, shard in entries.items() if shard == harm["strip_shard"]}
+    # A file in which nothing is left has no order of its own to keep.
+    value["weight_map"] = dict(sorted((name, shard) for name, shard in entries.items() if name not in gone))
+    value["metadata"]["total_size"] = harm["total"]
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "model")
+        shutil.copytree(ROOT / "fixtures" / "models" / "llama-tied-sharded", folder)
+        (folder / INDEX).write_text(json.dumps(value))
+        tieconv.plan_reindex(folder).execute(in_place=True)
+        assert (folder / INDEX).read_text() == ORIGINAL
+        assert tieconv.inspect(folder).checkpoint.cautions == ()
+
+
+def test_the_order_of_an_index_is_kept(folder: Path) -> None:
+    """An index whose entries are not sorted keeps their order; new ones follow."""
+    value = json.loads(ORIGINAL)
+    backwards = dict(reversed(value["weight_map"].items()))
+    lost = backwards.pop(NAMES[3])
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": backwards}))
+    ok("reindex --in-place", folder)
+    rebuilt = json.loads((folder / INDEX).read_text())
+    assert list(rebuilt["weight_map"].items()) == [*backwards.items(), (NAMES[3], lost)]
+    assert rebuilt["metadata"] == value["metadata"]
+
+
+def test_tensors_in_two_shards(folder: Path, tmp_path: Path) -> None:
+    """Equal copies are indexed where the index has them; copies that differ are nobody's to choose."""
+    name = NAMES[1]
+    home = json.loads(ORIGINAL)["weight_map"][name]
+    other = next(shard for shard in SHARDS if shard != home)
+    value, target = load_file(folder / home)[name], folder / other
+    stored = load_file(target) | {name: value}
+    save_file(stored, target, {"format": "pt"})
+    index(folder, **{name: other})
+    ok("reindex", folder, "-o", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"][name] == other
+    save_file(stored | {name: value + 1}, target, {"format": "pt"})
+    sentence = refused("reindex", folder)
+    assert name in sentence and home in sentence and other in sentence
+
+
+def test_strays_come_along_or_are_left_out(folder: Path, tmp_path: Path) -> None:
+    """Files outside the index (C31) are listed; --prune leaves them out of OUT and never touches the source."""
+    save_file(load_file(folder / SHARDS[0]), folder / "consolidated.safetensors")
+    (folder / "original").mkdir()
+    (folder / "original" / "w.safetensors").write_bytes(b"")
+    before = snapshot(folder)
+    index(folder, **{NAMES[0]: None})
+    document = plan("reindex", folder, "-o", tmp_path / "kept")
+    assert "outside the index: consolidated.safetensors; comes along" in document["notes"][0]
+    assert (tmp_path / "kept" / "consolidated.safetensors").exists()
+    document = plan("reindex --prune", folder, "-o", tmp_path / "pruned")
+    assert document["files_removed"] == ["consolidated.safetensors"]
+    assert not (tmp_path / "pruned" / "consolidated.safetensors").exists()
+    assert (tmp_path / "pruned" / "original" / "w.safetensors").exists()
+    index(folder, **{NAMES[0]: json.loads(ORIGINAL)["weight_map"][NAMES[0]]})
+    assert snapshot(folder) == before
+
+
+def test_a_head_shard_belongs_to_the_model(folder: Path, tmp_path: Path) -> None:
+    """The shard that `untie` adds is found without its index."""
+    ok("untie", folder, "-o", tmp_path / "untied")
+    expected = json.loads((tmp_path / "untied" / INDEX).read_text())["weight_map"]
+    (tmp_path / "untied" / INDEX).unlink()
+    ok("reindex --in-place", tmp_path / "untied")
+    assert json.loads((tmp_path / "untied" / INDEX).read_text())["weight_map"] == expected
+
+
+def test_a_missing_shard_is_refused(folder: Path) -> None:
+    """What is not there cannot be indexed, whether the index names it or there is none."""
+    (folder / SHARDS[1]).unlink()
+    assert f"lacks the shard {SHARDS[1]}" in refused("reindex", folder)
+    (folder / INDEX).unlink()
+    assert f"lacks the shard {SHARDS[1]}" in refused("reindex", folder)
+
+
+def test_an_emptied_shard_is_not_missed(folder: Path) -> None:
+    """A re-tie that emptied a shard left a gap in the numbers, which the index does not name."""
+    (folder / SHARDS[1]).unlink()
+    left = {name: shard for name, shard in json.loads(ORIGINAL)["weight_map"].items() if shard != SHARDS[1]}
+    value = json.loads(ORIGINAL)
+    (folder / INDEX).write_text(json.dumps(value | {"weight_map": left}))
+    ok("reindex --in-place", folder)
+    assert json.loads((folder / INDEX).read_text())["weight_map"] == left
+
+
+def test_shards_of_two_models(folder: Path) -> None:
+    """The index chooses between two sets; without one nobody can."""
+    (folder / "other-00001-of-00001.safetensors").write_bytes((folder / SHARDS[0]).read_bytes())
+    assert "outside the index: other" in plan("reindex", folder)["notes"][0]
+    (folder / INDEX).unlink()
+    assert "shards of more than one model" in refused("reindex", folder)
+
+
+def test_other_prefixes_have_their_own_index(folder: Path) -> None:
+    """Shards of a diffusion model are indexed under their own name."""
+    (folder / INDEX).unlink()
+    for shard in SHARDS:
+        (folder / shard).rename(folder / shard.replace("model", "diffusion_pytorch_model"))
+    ok("reindex --in-place", folder)
+    assert (folder / "diffusion_pytorch_model.safetensors.index.json").exists()
+
+
+def test_one_file_needs_no_index(model) -> None:
+    """A single file, a lone file, a directory without weights."""
+    single = model("llama-tied")
+    assert "needs no index" in refused("reindex", single)
+    assert "is one file" in refused("reindex", single / "model.safetensors")
+    (single / "model.safetensors").unlink()
+    assert "holds no safetensors file" in refused("reindex", single)
+    assert run("reindex", single / "nowhere").exit_code == 2
+
+
+def test_a_malformed_shard_is_unreadable(folder: Path) -> None:
+    """A truncated shard is named."""
+    (folder / SHARDS[2]).write_bytes((folder / SHARDS[2]).read_bytes()[:-8])
+    assert SHARDS[2] in refused("reindex", folder)

@@ -1,0 +1,211 @@
+"""`tieconv set-tie`: the flag alone, judged by transformers reloading what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+
+import tieconv
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import PLAN, config, configure, edit, operations, plan, snapshot, tensors
+from tests.reload.judge import differences, load
+
+E, H = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def levels(folder: Path) -> list[object]:
+    found = config(folder)
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return [part["tie_word_embeddings"] for part in (found, *nested) if "tie_word_embeddings" in part]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("llama-tied", True),
+        ("llama-tied-sharded", True),
+        ("llama-duplicated", True),
+        ("llama-diverged", False),
+        ("llama-untied", False),
+        ("llama-headless-config", True),
+        ("qwen2-vl", True),
+        ("bert-mlm", True),
+        ("bart", True),
+        ("t5", True),
+        ("gpt2-unprefixed", True),
+    ],
+)
+def test_auto_is_what_the_tensors_say(model, tmp_path: Path, name: str, value: bool) -> None:
+    """No tensor changes; every level says what is stored; a second time nothing changes."""
+    folder, out = model(name), tmp_path / "out"
+    jsonschema.validate(plan("set-tie auto", folder, "-o", out), PLAN)
+    assert set(levels(out)) <= {value}
+    before, after = snapshot(folder), snapshot(out)
+    assert {file for file in before if before[file] != after[file]} <= {"config.json"}
+    assert operations(plan("set-tie auto", out)) == {}
+
+
+def test_a_diverged_head_keeps_its_function(model, tmp_path: Path) -> None:
+    """C01: transformers 5 gives the same logits before and after, and the head then is separate for every loader."""
+    folder = model("llama-diverged")
+    ok("set-tie false", folder, "-o", tmp_path / "out")
+    before, after = load("LlamaForCausalLM", folder), load("LlamaForCausalLM", tmp_path / "out")
+    assert differences(before, after, shares_head=False) == []
+
+
+def test_a_missing_head_is_tied_again(model, tmp_path: Path) -> None:
+    """C06: before, the head starts random and is reported missing; after, it is the embedding."""
+    folder = model("llama-headless-config")
+    assert load("LlamaForCausalLM", folder).missing == {H}
+    ok("set-tie true", folder, "-o", tmp_path / "out")
+    after = load("LlamaForCausalLM", tmp_path / "out")
+    assert after.shares_head and not after.missing
+
+
+def test_every_level_is_written(model, tmp_path: Path) -> None:
+    """C09: a nested flag that says something else, or is absent where a loader reads it, follows."""
+    folder = model("qwen2-vl")
+    values = config(folder)
+    values["text_config"]["tie_word_embeddings"] = False
+    configure(folder, **values)
+    document = plan("set-tie true", folder, "-o", tmp_path / "out")
+    assert operations(document) == {"text_config.tie_word_embeddings": "SetConfig"}
+    del values["text_config"]["tie_word_embeddings"]
+    configure(folder, **values)
+    ok("set-tie true --in-place", folder)
+    assert levels(folder) == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "why"),
+    [
+        ("llama-diverged", "true", "transformers 4 silently discards it"),
+        ("llama-untied", "true", "transformers 4 silently discards it"),
+        ("llama-tied", "false", "lm_head.weight is not stored: with the flag false it would start random"),
+        ("llama-headless-config", "false", "would start random"),
+        ("bart", "false", "model.encoder.embed_tokens.weight is not stored"),
+        ("bert-mlm", "false", "would start random"),
+    ],
+)
+def test_a_loss_is_refused_and_can_be_forced(model, tmp_path: Path, name: str, flag: str, why: str) -> None:
+    """What a loader would discard or start random is named; --force writes the flag all the same and says so."""
+    folder = model(name)
+    assert why in refused(f"set-tie {flag}", folder, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    result = ok(f"set-tie {flag} --force", folder, "-o", tmp_path / "out")
+    assert "not function-preserving" in result.stdout
+    assert levels(tmp_path / "out") == [flag == "true"]
+
+
+def test_a_bias_that_would_start_at_zero(model, tmp_path: Path) -> None:
+    """Untied with the outer bias alone transformers 5 starts at zero (C14): refused unless that is what is stored."""
+    folder = model("bert-mlm")
+    head = {"cls.predictions.decoder.weight": tensors(folder)["bert.embeddings.word_embeddings.weight"].clone()}
+    edit(folder, lambda stored: stored.update(head))
+    assert "start at zero" in refused("set-tie false", folder)
+    edit(folder, lambda stored: stored.update({"cls.predictions.bias": torch.zeros(160)}))
+    before = load("BertForMaskedLM", folder)
+    ok("set-tie false", folder, "-o", tmp_path / "out")
+    after = load("BertForMaskedLM", tmp_path / "out")
+    assert before.logits.equal(after.logits)
+
+
+@pytest.mark.parametrize("force", ["", " --force"])
+def test_a_flag_that_scales_logits_is_refused(model, force: str) -> None:
+    """T5: the flag alone multiplies the logits (C11), so no force helps; the hint names the verb that may."""
+    folder = model("t5")
+    edit(
+        folder,
+        lambda stored: stored.update(
+            {
+                name: stored["shared.weight"].clone()
+                for name in (H, "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+            }
+        ),
+    )
+    assert "multiplies its logits" in refused(f"set-tie false{force}", folder)
+    assert "tieconv untie" in run(f"set-tie false{force}", folder).stderr
+
+
+def test_t5_with_its_own_head_cannot_be_tied_by_the_flag(model, tmp_path: Path) -> None:
+    """After `untie` the head is scaled: the flag alone would scale it twice."""
+    ok("untie", model("t5"), "-o", tmp_path / "untied")
+    assert "multiplies its logits" in refused("set-tie true", tmp_path / "untied")
+    for flag in ("false", "auto"):
+        assert operations(plan(f"set-tie {flag}", tmp_path / "untied")) == {}
+
+
+def cast(stored) -> None:
+    stored[H] = stored[E].float()
+    stored[E] = stored[E]
+
+
+def sign_of_zero(stored) -> None:
+    stored[E][0, 0] = 0.0
+    stored[H] = stored[E].clone()
+    stored[H][0, 0] = -0.0
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (cast, "equal after a cast"),
+        (sign_of_zero, "sign of zeros"),
+        (lambda stored: stored.update({H: stored.pop(E)}), "is absent and another name of its group is stored"),
+        (lambda stored: stored.update({H: stored[E][:100].clone()}), "shapes"),
+        (lambda stored: stored.pop(E), "neither"),
+    ],
+)
+def test_auto_refuses_what_is_open(model, change, why: str) -> None:
+    """A rounded copy, a sign of zero, an inverted tie, another shape, nothing at all: the user decides."""
+    folder = model("llama-tied")
+    edit(folder, change)
+    assert why in refused("set-tie auto", folder)
+
+
+def test_auto_refuses_a_group_of_which_some_are_apart(model) -> None:
+    """BART with a head of its own and no encoder embedding fits neither value."""
+    folder = model("bart")
+    edit(folder, lambda stored: stored.update({H: torch.randn(160, 32)}))
+    assert "is absent while another name is stored apart" in refused("set-tie auto", folder)
+
+
+def test_an_inverted_tie_is_not_declared(model) -> None:
+    """With the canonical name absent transformers 4 finds nothing to tie to (C08)."""
+    folder = model("llama-tied")
+    edit(folder, lambda stored: stored.update({H: stored.pop(E)}))
+    assert "transformers 4 finds the tied values under that name alone" in refused("set-tie true", folder)
+
+
+def test_a_copy_that_stays_is_told(model) -> None:
+    """True beside an equal copy is right and wasteful."""
+    folder = model("llama-duplicated")
+    configure(folder, tie_word_embeddings=False)
+    assert "tieconv retie drops it" in ok("set-tie true", folder).stdout
+
+
+def test_there_must_be_a_config_and_a_directory(model) -> None:
+    """Without a config there is nothing to write; a lone file is written alone."""
+    folder = model("llama-untied")
+    file = folder / "model.safetensors"
+    configure(folder, tie_word_embeddings=True)
+    assert "must change with it" in refused("set-tie false", file)
+    (folder / "config.json").unlink()
+    pair = f"--embed {E} --head {H}"
+    assert "no config.json" in refused(f"set-tie false {pair}", folder)
+
+
+def test_an_unknown_architecture_needs_names(model) -> None:
+    """What ties is a guess until it is named."""
+    folder = model("llama-diverged")
+    configure(folder, architectures=["NovelForCausalLM"], model_type="novel")
+    assert "is a guess" in refused("set-tie auto", folder)
+    assert operations(plan(f"set-tie auto --embed {E} --head {H}", folder)) == {"tie_word_embeddings": "SetConfig"}
+
+
+def test_python_api(model, tmp_path: Path) -> None:
+    """The same plan as a function."""
+    assert tieconv.plan_set_tie("auto", model("llama-diverged")).execute(tmp_path / "out").verified

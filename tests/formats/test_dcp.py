@@ -1,0 +1,178 @@
+"""torch's distributed checkpoints: inspected from their metadata, which nothing of runs; never written."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tieconv import api
+from tieconv.checkpoint.inspection import Depth, State
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.formats import dcp_pickle
+
+torch = pytest.importorskip("torch")
+EMBED, HEAD = "model.model.embed_tokens.weight", "model.lm_head.weight"
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `torch.distributed.checkpoint.save` writes for a model, an optimizer and a counter."""
+    import torch.distributed.checkpoint as dcp
+
+    state: dict[str, Any] = {
+        "model": {
+            "model.embed_tokens.weight": torch.zeros(8, 4),
+            "lm_head.weight": torch.ones(8, 4, dtype=torch.bfloat16),
+            "codes": torch.zeros(3, dtype=torch.float8_e4m3fn),
+        },
+        "optim": {"lr": 0.1, "state": {"exp_avg": torch.zeros(8, 4)}},
+        "step": 3,
+        "scalar": torch.tensor(1.0),
+        "empty": torch.zeros(0, 4),
+    }
+    folder = tmp_path_factory.mktemp("dcp") / "checkpoint"
+    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "checkpoint"))
+
+
+def code(path: Path) -> str:
+    with pytest.raises(TieconvError) as caught:
+        api.inspect(path)
+    return caught.value.code
+
+
+def test_names_shapes_and_types(saved: Path) -> None:
+    """The tensors of the metadata, by torch's own reader."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    expected = {
+        name: tuple(entry.size)
+        for name, entry in FileSystemReader(saved).read_metadata().state_dict_metadata.items()
+        if hasattr(entry, "size")
+    }
+    tensors = api.inspect(saved).checkpoint.tensors
+    assert {name: record.shape for name, record in tensors.items()} == expected
+    assert (tensors[EMBED].dtype, tensors[HEAD].dtype, tensors["model.codes"].dtype) == ("F32", "BF16", "F8_E4M3")
+    assert tensors[HEAD].nbytes == 64
+
+
+@pytest.mark.parametrize("depth", list(Depth))
+def test_states_are_unread(saved: Path, depth: Depth) -> None:
+    """Bytes lie in chunks that are not read, so nothing is claimed to be equal, at any depth."""
+    inspection = api.inspect(saved, depth=depth)
+    assert inspection.depth is Depth.HEADER
+    assert inspection.word_tie is not None
+    assert {member.name: member.state for member in inspection.word_tie.members} == {
+        EMBED: State.CANONICAL,
+        HEAD: State.UNREAD,
+    }
+    assert [finding.rule for finding in inspection.findings] == ["TIE012"]
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_by_one_of_its_files(saved: Path, name: str) -> None:
+    assert EMBED in api.inspect(saved / name).checkpoint.tensors
+
+
+@pytest.mark.parametrize("plan", [api.plan_untie, api.plan_retie])
+def test_no_command_writes_it(plan: Any, saved: Path) -> None:
+    """A refusal with the next step."""
+    with pytest.raises(RefusedError) as caught:
+        plan(saved)
+    assert caught.value.code == "format.read-only" and "dcp_to_torch" in caught.value.hint
+
+
+def test_incomplete_checkpoints(folder: Path) -> None:
+    """A missing file, a short one, missing metadata: each says which."""
+    data = folder / "__0_0.distcp"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-400])
+    assert code(folder) == "dcp.truncated"
+    data.unlink()
+    (folder / "__1_0.distcp").write_bytes(whole)
+    assert code(folder) == "dcp.absent-file"
+    (folder / ".metadata").unlink()
+    assert code(folder) == "dcp.no-metadata"
+
+
+def test_path_in_the_metadata_cannot_leave(folder: Path) -> None:
+    metadata = folder / ".metadata"
+    metadata.write_bytes(metadata.read_bytes().replace(b"__0_0.distcp", b"../../passwd"))
+    assert code(folder) == "dcp.escape"
+
+
+class _Canary:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+def test_nothing_of_the_pickle_runs(folder: Path, tmp_path: Path) -> None:
+    """A payload is refused by the name that it calls, and does not fire."""
+    canary = tmp_path / "canary"
+    (folder / ".metadata").write_bytes(pickle.dumps(_Canary(canary)))
+    assert code(folder) == "dcp.global"
+    assert not canary.exists()
+
+
+MALFORMED = {
+    "empty": b"",
+    "no pickle": b"\x93NUMPY",
+    "another value": pickle.dumps({"a": 1}),
+    "an open end": pickle.dumps({"a": 1})[:-1],
+    "no stack": b"\x80\x04s.",
+    "no memo": b"\x80\x04h\x07.",
+    "a call of a number": b"\x80\x04K\x01)R.",
+    "a long number": b"\x80\x04\x8b\xff\xff\xff\x7f.",
+    "persistent id": b"\x80\x04X\x01\x00\x00\x00aQ.",
+    "an extension": b"\x80\x04\x82\x01.",
+}
+
+
+@pytest.mark.parametrize("case", MALFORMED)
+def test_malformed(case: str, folder: Path) -> None:
+    (folder / ".metadata").write_bytes(MALFORMED[case])
+    assert code(folder) == "dcp.malformed"
+
+
+def test_every_cut_is_refused(folder: Path) -> None:
+    """No prefix of the metadata passes for it, and none is an unexpected failure."""
+    metadata = folder / ".metadata"
+    whole = metadata.read_bytes()
+    for length in range(0, len(whole) - 1, 13):
+        metadata.write_bytes(whole[:length])
+        assert code(folder) == "dcp.malformed"
+
+
+def test_flipped_bytes_never_crash(folder: Path) -> None:
+    """Every damaged byte gives a checkpoint or a sentence."""
+    metadata = folder / ".metadata"
+    whole = metadata.read_bytes()
+    for place in range(0, len(whole), 5):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0x15
+        metadata.write_bytes(damaged)
+        try:
+            api.inspect(folder)
+        except TieconvError as error:
+            assert error.code.startswith(("dcp.", "path."))
+
+
+def test_size_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dcp_pickle, "LIMIT", 10)
+    monkeypatch.setattr("tieconv.formats.dcp.LIMIT", 10)
+    assert code(folder) == "dcp.too-large"

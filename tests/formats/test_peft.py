@@ -1,0 +1,168 @@
+"""PEFT adapters: what they change of their base model, and whether that is a tied pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests.checks.fixtures.model import EMBED, GEMMA, Array, flagged, matrix, save, weights
+from tests.checks.fixtures.more import LORA, base_of, save_adapter
+from tieconv import api
+from tieconv.errors import RefusedError, TieconvError
+
+SCHEMA = json.loads((Path(__file__).parents[2] / "tieconv/reporters/schemas/inspect.schema.json").read_text())
+WRAPPED = "base_model.model."
+EMBEDDING = {
+    f"{WRAPPED}model.embed_tokens.lora_embedding_A": matrix(2, 8),
+    f"{WRAPPED}model.embed_tokens.lora_embedding_B": matrix(4, 2),
+}
+QUERY = {f"{WRAPPED}model.layers.0.self_attn.q_proj.lora_A.weight": matrix(2, 4)}
+
+
+def rules(folder: Path) -> list[str]:
+    return [f"{finding.rule} {finding.level}" for finding in api.inspect(folder).findings]
+
+
+def test_what_it_says(tmp_path: Path) -> None:
+    """The base, the modules, and whether the base ties are part of the evidence."""
+    folder = tmp_path / "model"
+    base = base_of(folder)
+    save_adapter(folder, LORA, base, target_modules=["q_proj", "lm_head"], modules_to_save=["score"])
+    inspection = api.inspect(folder)
+    document = inspection.to_dict()
+    jsonschema.validate(document, SCHEMA)
+    assert document["adapter"] == {
+        "kind": "LORA",
+        "base_model": str(base),
+        "base_tied": True,
+        "target_modules": ["q_proj", "lm_head"],
+        "modules_to_save": ["score"],
+    }
+    assert (inspection.checkpoint.format, inspection.ties, inspection.head.output_head) == ("peft", (), None)
+
+
+@pytest.mark.parametrize("tensors", [LORA, EMBEDDING], ids=["head", "embedding"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_either_side_of_a_tied_pair(tensors: dict[str, Array], tied: bool, tmp_path: Path) -> None:
+    """An error with the untie of the base where that is tied, silence where it is not."""
+    folder = tmp_path / "model"
+    base = base_of(folder, tied=tied)
+    save_adapter(folder, tensors, base)
+    assert rules(folder) == (["PEF001 error"] if tied else [])
+    if tied:
+        (finding,) = api.inspect(folder).findings
+        assert finding.remedy is not None
+        assert (finding.remedy.command, finding.remedy.safe) == (f"tieconv untie {base} -o OUT", True)
+
+
+@pytest.mark.parametrize("base", [None, "org/absent", "", "\x1b[31m"])
+def test_base_that_is_not_here(base: str | None, tmp_path: Path) -> None:
+    """It may tie: a warning, and no command for a model that is not there."""
+    folder = save_adapter(tmp_path / "model", LORA, None, base_model_name_or_path=base)
+    (finding,) = api.inspect(folder).findings
+    assert (finding.rule, str(finding.level), finding.remedy) == ("PEF001", "warning", None)
+    assert finding.message.isprintable()
+
+
+def test_class_of_an_absent_base_is_named(tmp_path: Path) -> None:
+    mapping = {"base_model_class": "Qwen3ForCausalLM", "parent_library": "transformers"}
+    folder = save_adapter(tmp_path / "model", LORA, None, auto_mapping=mapping)
+    assert "Qwen3ForCausalLM" in api.inspect(folder).findings[0].message
+
+
+def test_base_that_ties_by_default(tmp_path: Path) -> None:
+    """The base's own class decides where its config says nothing."""
+    base = save(tmp_path / "base", GEMMA, {EMBED: matrix()})
+    assert rules(save_adapter(tmp_path / "model", LORA, base)) == ["PEF001 error"]
+
+
+def test_base_that_cannot_be_read(tmp_path: Path) -> None:
+    """A damaged base is not this model's fault; a directory without a config, such as `/`, is not even listed."""
+    base = save(tmp_path / "base", flagged(GEMMA, True), {EMBED: matrix()})
+    (base / "model.safetensors").write_bytes(b"damaged")
+    assert rules(save_adapter(tmp_path / "one", LORA, base)) == ["PEF001 warning"]
+    for other in (tmp_path / "two", Path("/")):
+        assert api.inspect(save_adapter(tmp_path / "two", LORA, other)).base is None
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"target_modules": "all-linear"}, {"target_modules": r".*\.(q|v)_proj"}, {"trainable_token_indices": [1]}],
+    ids=str,
+)
+def test_other_targets_are_silent(config: dict[str, object], tmp_path: Path) -> None:
+    """What counts is which modules have parts; a pattern of the file is never run."""
+    folder = tmp_path / "model"
+    assert rules(save_adapter(folder, QUERY, base_of(folder), **config)) == []
+
+
+def test_weight_tying_that_peft_ensures(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    assert rules(save_adapter(folder, LORA, base_of(folder), ensure_weight_tying=True)) == []
+
+
+def test_copies_of_both(tmp_path: Path) -> None:
+    """Whole copies, as a resized vocabulary leaves them: one note names both."""
+    folder = tmp_path / "model"
+    copies = {f"{WRAPPED}model.embed_tokens.weight": matrix(10), f"{WRAPPED}lm_head.weight": matrix(10, seed=1)}
+    save_adapter(folder, copies | QUERY, base_of(folder), modules_to_save=["embed_tokens", "lm_head"])
+    (finding,) = api.inspect(folder).findings
+    assert finding.rule == "PEF002" and "embed_tokens and lm_head" in finding.message
+
+
+def test_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:
+    folder = base_of(tmp_path / "model")
+    save_adapter(folder, LORA, None)
+    assert api.inspect(folder).checkpoint.format == "safetensors"
+    assert api.inspect(folder / "adapter_model.safetensors").checkpoint.format == "peft"
+
+
+def test_text_names_the_base(tmp_path: Path) -> None:
+    from tieconv.reporters.inspect_text import render
+
+    folder = tmp_path / "model"
+    save_adapter(folder, QUERY, base_of(folder), modules_to_save=["lm_head"])
+    text = render(api.inspect(folder))
+    for word in ("adapter of", "tied", "changes", "q_proj", "replaces", "lm_head"):
+        assert word in text
+
+
+@pytest.mark.parametrize("plan", [api.plan_untie, api.plan_retie])
+def test_no_command_writes_it(plan, tmp_path: Path) -> None:
+    with pytest.raises(RefusedError) as caught:
+        plan(save_adapter(tmp_path / "model", LORA, None))
+    assert caught.value.code == "format.read-only" and "base" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (lambda folder: (folder / "adapter_model.safetensors").unlink(), "peft.no-weights"),
+        (lambda folder: (folder / "adapter_config.json").write_text("{"), "json.malformed"),
+        (lambda folder: (folder / "adapter_model.safetensors").write_bytes(b""), "safetensors.empty"),
+    ],
+    ids=["no weights", "config", "weights"],
+)
+def test_malformed(damage, code: str, tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path / "model", LORA, None)
+    damage(folder)
+    with pytest.raises(TieconvError) as caught:
+        api.inspect(folder)
+    assert caught.value.code == code
+
+
+def test_odd_config_values(tmp_path: Path) -> None:
+    """Values of other types are taken for absent."""
+    folder = save_adapter(tmp_path / "model", QUERY, None, target_modules=3, modules_to_save={"a": 1}, peft_type=None)
+    adapter = api.inspect(folder).checkpoint.adapter
+    assert adapter is not None and (adapter.targets, adapter.saved, adapter.kind) == ((), (), "")
+
+
+def test_adapter_file_is_whole(tmp_path: Path) -> None:
+    """The adapter's tensors are listed under their names in the file."""
+    folder = save_adapter(tmp_path / "model", QUERY, None)
+    assert (folder / "adapter_model.safetensors").read_bytes() == weights(QUERY)
+    assert set(api.inspect(folder).checkpoint.tensors) == set(QUERY)

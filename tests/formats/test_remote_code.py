@@ -1,0 +1,73 @@
+"""Python beside the weights is read as text, within limits, and never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checks.fixtures.model import LLAMA, flagged, llama, save
+from tieconv import api
+from tieconv.formats import remote_code
+
+CLASS = "class A:\n    _tied_weights_keys{} = {}\n"
+
+
+def rules(folder: Path, source: bytes | str, *, used: bool = True) -> list[str]:
+    config = flagged(LLAMA, True) | ({"auto_map": {"AutoModelForCausalLM": "modeling_a.A"}} if used else {})
+    save(folder, config, llama())
+    (folder / "modeling_a.py").write_bytes(source.encode() if isinstance(source, str) else source)
+    return [f"{finding.rule} {finding.level}" for finding in api.inspect(folder).findings]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CLASS.format("", '["lm_head.weight"]'), ["COD001 error"]),
+        (CLASS.format(": list[str]", '["lm_head.weight"]'), ["COD001 error"]),
+        (CLASS.format("", '("lm_head.weight",)'), ["COD001 error"]),
+        (CLASS.format("", "[name for name in ()]"), []),
+        (CLASS.format("", '{"lm_head.weight": "lm_head.weight"}'), ["COD001 warning"]),
+        (CLASS.format("", '{"lm_head.weight": "model.embed_tokens.weight"}'), []),
+        (CLASS.format("", '{**{}, "lm_head.weight": "model.embed_tokens.weight"}'), []),
+        ("_tied_weights_keys = ['elsewhere']", []),
+        ("# _tied_weights_keys = ['a comment']", []),
+    ],
+    ids=range(9),
+)
+def test_declarations(source: str, expected: list[str], tmp_path: Path) -> None:
+    assert rules(tmp_path / "model", source) == expected
+
+
+def test_code_that_no_config_names_is_a_note(tmp_path: Path) -> None:
+    assert rules(tmp_path / "model", CLASS.format("", '["lm_head.weight"]'), used=False) == ["COD001 note"]
+
+
+def test_nothing_is_run_or_imported(tmp_path: Path) -> None:
+    """Statements at the top of the file, which an import would run, do not fire."""
+    canary = tmp_path / "canary"
+    source = f"open({str(canary)!r}, 'w')\n" + CLASS.format("", f'[open({str(canary)!r}, "w")]')
+    assert rules(tmp_path / "model", source) == ["COD001 error"]
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "_tied_weights_keys = [",
+        b"\x00_tied_weights_keys",
+        b"\xff_tied_weights_keys",
+        "_tied_weights_keys = " + "(" * 5000,
+        "_tied_weights_keys = " + "-" * 200_000 + "1",
+        "_tied_weights_keys = a" + ".a" * 100_000,
+        "_tied_weights_keys = '\\d'",
+    ],
+    ids=["syntax", "nul", "encoding", "parentheses", "signs", "attributes", "escape"],
+)
+def test_hostile_source_says_nothing(source: bytes | str, tmp_path: Path) -> None:
+    assert rules(tmp_path / "model", source) == []
+
+
+def test_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_code, "SIZE_LIMIT", 20)
+    assert rules(tmp_path / "model", CLASS.format("", '["lm_head.weight"]')) == []

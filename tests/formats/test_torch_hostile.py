@@ -1,0 +1,140 @@
+"""Torch files that would run something, cost too much or lie are refused at once; honest ones are read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fixtures.torch_files import Case, honest, hostile
+from tieconv.checkpoint.records import WeightFile
+from tieconv.errors import UnreadableError
+from tieconv.formats.torch_file import read_torch_file
+
+CANARY = Path("/nonexistent") / "canary"
+CASES = hostile(CANARY)
+
+
+def read(case: Case) -> WeightFile:
+    data = case.data
+    return read_torch_file(lambda size, offset: data[offset : offset + size], len(data), f"{case.name}.bin")[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_hostile_file_is_refused_by_its_code(case: Case) -> None:
+    """In less than a second, with the reason that belongs to the file, in one sentence that names it."""
+    start = time.process_time()
+    with pytest.raises(UnreadableError) as refusal:
+        read(case)
+    assert refusal.value.code == case.code
+    assert time.process_time() - start < 1
+    assert refusal.value.message.startswith(f"{case.name}.bin")
+    assert refusal.value.hint
+    assert len(refusal.value.message) < 1000
+    assert refusal.value.message.isprintable()
+
+
+@pytest.mark.parametrize("case", honest(), ids=lambda case: case.name)
+def test_honest_file_is_read(case: Case) -> None:
+    """What real writers make, and what is merely unusual, is no fault."""
+    tensors = read(case).tensors
+    assert [tensor.name for tensor in tensors] == (["weight"] if case.name != "empty-state" else [])
+
+
+def test_the_corpus_is_wide() -> None:
+    """At least 60 hostile files, each with a name of its own."""
+    assert len(CASES) >= 60
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+def test_a_refused_global_is_named() -> None:
+    """The sentence says what the file asked for and that nothing was run."""
+    case = next(case for case in CASES if case.name == "run-global-os-system")
+    with pytest.raises(UnreadableError, match=r"asks to import os\.system: refused; nothing was run"):
+        read(case)
+
+
+def test_nothing_runs_and_memory_stays_small(tmp_path: Path) -> None:
+    """The whole corpus through the command line in one process: no canary, exit 2 each, less than 256 MB."""
+    canary = tmp_path / "canary"
+    for case in hostile(canary):
+        (tmp_path / f"{case.name}{case.suffix}").write_bytes(case.data)
+    script = (
+        "import pathlib, sys\n"
+        "from tieconv.cli import main\n"
+        "codes = set()\n"
+        "for path in sorted(pathlib.Path(sys.argv[1]).glob('*.bin')):\n"
+        "    sys.argv = ['tieconv', 'inspect', str(path)]\n"
+        "    try:\n"
+        "        codes.add(main())\n"
+        "    except SystemExit as end:\n"
+        "        codes.add(end.code)\n"
+        "peak = next(line for line in open('/proc/self/status') if line.startswith('VmHWM'))\n"
+        "print(codes, int(peak.split()[1]) // 1024)\n"
+        "print(sorted({'torch', 'numpy', 'pickle'} & sys.modules.keys()))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        check=True,
+    )
+    codes, modules = run.stdout.strip().splitlines()[-2:]
+    assert codes.startswith("{2} ")
+    assert int(codes.split()[1]) < 256
+    assert modules == "[]"
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", ["run-global-os-system", "run-stack-global", "run-inst", "raw-pickle"])
+def test_the_canary_is_alive(name: str, tmp_path: Path) -> None:
+    """Python's own loader runs these files: that nothing ran is no accident of how they are written."""
+    import pickle
+    import zipfile
+
+    canary = tmp_path / "canary"
+    case = next(case for case in hostile(canary) if case.name == name)
+    path = tmp_path / "file.bin"
+    path.write_bytes(case.data)
+    body = zipfile.ZipFile(path).read("archive/data.pkl") if case.data.startswith(b"PK") else case.data
+    pickle.loads(body)
+    assert canary.exists()
+
+
+@pytest.mark.parametrize("lie", [1 << 20, 1 << 40, 1 << 62])
+def test_a_number_in_the_file_allocates_nothing(lie: int) -> None:
+    """A reader that is asked for more than the file holds would have to allocate it."""
+    asked = []
+
+    def pread(size: int, offset: int) -> bytes:
+        asked.append(size)
+        return b"PK\x03\x04"[offset : offset + size]
+
+    with pytest.raises(UnreadableError):
+        read_torch_file(pread, lie, "sparse.bin")
+    assert max(asked) <= 1 << 20
+
+
+def test_every_code_is_on_the_page() -> None:
+    """docs/formats.md lists the codes that the readers of torch files refuse with, and no others."""
+    root = Path(__file__).parents[2]
+    sources = [*(root / "tieconv/formats").glob("torch_*.py"), *(root / "tieconv/formats").glob("pickle_*.py")]
+    found = re.findall(r'"(pickle|zip|torch)\.([a-z0-9-]+)"', "".join(path.read_text() for path in sources))
+    kinds = re.findall(r'", "([a-z0-9-]+)", (?:"|_DOWNLOAD)', (root / "tieconv/formats/torch_disguise.py").read_text())
+    codes = {f"{group}.{code}" for group, code in found} | {f"torch.{kind}" for kind in kinds}
+    cautions = {"torch.training", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused"}
+    page = (root / "docs/formats.md").read_text().partition("### Codes of refusals")[2]
+    listed: set[str] = set()
+    for part in re.split(r"(?=`(?:pickle|zip|torch)\.\*`)", page):
+        group, *names = re.findall(r"`([a-z0-9-]+)(?:\.\*)?`", part) or [""]
+        listed |= {f"{group}.{name}" for name in names}
+    names_of_torch = {"torch.device", "torch.storage"}
+    assert codes - cautions - names_of_torch - listed == set()
+    assert listed - codes - {"torch.checksum", "torch.tar"} == set()

@@ -1,0 +1,47 @@
+"""A model's weights still hold the parts of an adapter.
+
+## What it does
+Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is no adapter.
+
+## Why it matters
+The file was saved from a wrapped model: the parts were never added to the weights. Loaders report them as
+unexpected and ignore them, so the fine-tune is lost without an error; names with `base_model.model.` in front
+are not found at all (C33).
+
+## Example
+A Llama saved with its adapter inside:
+
+    error PEF003: model.layers.0.q_proj.lora_A.weight and model.layers.0.q_proj.lora_B.weight are parts of an
+    adapter that was not merged: loaders of the model ignore them
+
+## How to fix
+Load the wrapped model again and save what `merge_and_unload()` returns, or save the adapter on its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    if inspection.checkpoint.adapter is not None:
+        return
+    parts = [name for name in inspection.checkpoint.tensors if _is_part(name)]
+    if parts:
+        yield RULE.finding(
+            f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged: loaders of the "
+            "model ignore them",
+            parts[:4],
+        )
+
+
+def _is_part(name: str) -> bool:
+    return any(segment in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B") for segment in name.split("."))
+
+
+RULE = Rule("PEF003", "unmerged-adapter", Level.ERROR, __doc__ or "", find)

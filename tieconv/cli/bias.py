@@ -1,0 +1,79 @@
+"""`tieconv bias`: one command for each thing that can be done to the head bias alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tieconv import api
+from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
+from tieconv.cli.write import WriteArguments, finish
+
+
+@click.group("bias", short_help="Add, remove, unify or resize the head bias; the tie stays as it is.")
+def command() -> None:
+    """Change the head bias and leave the tie as it is.
+
+    Names follow from how loaders read the config: the canonical one while the model is tied, each name once it
+    is not.
+    """
+
+
+@command.command("zero")
+@model_argument
+@write_options
+@name_options
+@json_option
+@traceback_option
+def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
+    """Add an all-zero head bias where there is none; one that is there stays."""
+    arguments = WriteArguments(**writing)
+    finish(api.plan_bias("zero", model, embed=embed, head=head), arguments, as_json=as_json)
+
+
+@command.command("strip")
+@model_argument
+@write_options
+@name_options
+@json_option
+@traceback_option
+def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
+    """Remove an all-zero head bias; one that is not is refused."""
+    arguments = WriteArguments(**writing)
+    finish(api.plan_bias("strip", model, embed=embed, head=head), arguments, as_json=as_json)
+
+
+@command.command("unify")
+@model_argument
+@write_options
+@click.option(
+    "survivor",
+    "--from",
+    type=click.Choice(["bias", "decoder"]),
+    help="Whose values stay where the copies differ: the outer name's (bias), or those beside the head's weight "
+    "(decoder).",
+)
+@name_options
+@json_option
+@traceback_option
+def unify(model: str, survivor: str | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
+    """Give both names of a head bias one value, and store the names that transformers 4 and 5 need.
+
+    Refuses where two copies differ, unless --from says whose values stay.
+    """
+    arguments = WriteArguments(**writing)
+    finish(api.plan_bias("unify", model, survivor=survivor, embed=embed, head=head), arguments, as_json=as_json)
+
+
+@command.command("resize")
+@model_argument
+@write_options
+@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Entries; those of the head where left out.")
+@name_options
+@json_option
+@traceback_option
+def resize(model: str, rows: int | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
+    """Make the head bias as long as the head: zeros at its end, or an all-zero end cut off."""
+    arguments = WriteArguments(**writing)
+    finish(api.plan_bias("resize", model, rows=rows, embed=embed, head=head), arguments, as_json=as_json)

@@ -1,0 +1,32 @@
+"""`tieconv diff`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tieconv import api
+from tieconv.cli.options import json_option, name_options, paint, traceback_option, width
+
+
+@click.command("diff")
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@name_options
+@json_option
+@traceback_option
+def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) -> None:
+    """What differs between the models A and B, tensor by tensor, ties and layout seen through.
+
+    Exits 0 where both compute the same by construction (every parameter equal in every loader, proved over all
+    bytes, and no config value that may change what is computed), 1 where they do not, 2 where one cannot be read.
+    """
+    comparison = api.diff(a, b, embed=embed, head=head)
+    if as_json:
+        click.echo(str(comparison))
+    else:
+        from tieconv.reporters.diff_text import render
+
+        click.echo(render(comparison, paint, width()))
+    sys.exit(0 if comparison.same_function else 1)

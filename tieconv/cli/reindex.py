@@ -1,0 +1,27 @@
+"""`tieconv reindex`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tieconv import api
+from tieconv.cli.options import json_option, model_argument, traceback_option, write_options
+from tieconv.cli.write import WriteArguments, finish
+
+
+@click.command("reindex")
+@model_argument
+@write_options
+@click.option("--prune", is_flag=True, help="Leave out the weight files that are outside the index.")
+@json_option
+@traceback_option
+def command(model: str, prune: bool, as_json: bool, **writing: Any) -> None:
+    """Rebuild the shard index from the headers of the shards.
+
+    Works where the index is missing, cannot be read, names tensors that are not there or has wrong totals. Refuses
+    where a shard is missing or one tensor stands in two shards with different bytes.
+    """
+    arguments = WriteArguments(**writing)
+    finish(api.plan_reindex(model, prune=prune), arguments, as_json=as_json)

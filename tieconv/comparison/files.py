@@ -1,0 +1,48 @@
+"""The other files of two model directories: tokenizer, generation config, card. They are told, not judged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tieconv.checkpoint.comparison import Contrast, FileDifference
+from tieconv.checkpoint.records import Checkpoint, Layout
+from tieconv.sources.local import open_regular
+
+_BLOCK = 1024 * 1024
+
+
+def compare_files(a: Checkpoint, b: Checkpoint) -> tuple[FileDifference, ...]:
+    """Companions that are in one directory only or differ in a byte; nothing for lone files."""
+    if Layout.FILE in (a.layout, b.layout):
+        return ()
+    return tuple(_differences(a, b))
+
+
+def _differences(a: Checkpoint, b: Checkpoint) -> Iterator[FileDifference]:
+    for name in sorted(a.companions.keys() | b.companions.keys()):
+        if name not in b.companions:
+            yield FileDifference(name, Contrast.ONLY_A)
+        elif name not in a.companions:
+            yield FileDifference(name, Contrast.ONLY_B)
+        elif a.companions[name] != b.companions[name] or not _same_bytes(Path(a.root), Path(b.root), name):
+            yield FileDifference(name, Contrast.DISTINCT)
+
+
+def _same_bytes(one: Path, two: Path, name: str) -> bool:
+    first, second = open_regular(one / name, one), -1
+    try:
+        second = open_regular(two / name, two)
+        if os.path.samestat(os.fstat(first), os.fstat(second)):
+            return True
+        offset = 0
+        while True:
+            left, right = os.pread(first, _BLOCK, offset), os.pread(second, _BLOCK, offset)
+            if left != right or not left:
+                return left == right
+            offset += len(left)
+    finally:
+        os.close(first)
+        if second >= 0:
+            os.close(second)

@@ -1,0 +1,112 @@
+"""Two models read as one, and how one tensor of the first relates to one of the second."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import frexp
+
+from tieconv.checkpoint.comparison import Contrast
+from tieconv.checkpoint.inspection import BiasState, Detail, State
+from tieconv.checkpoint.records import ByteRange, ByteReader, Checkpoint, TensorRecord
+from tieconv.comparison.views import Source
+from tieconv.inspection.equality import equal
+from tieconv.inspection.relation import relate
+from tieconv.inspection.values import bias_summary
+from tieconv.inspection.views import readable
+
+_CONTRASTS = {
+    State.TRANSPOSED: Contrast.TRANSPOSED,
+    State.CAST: Contrast.CAST,
+    State.SCALED: Contrast.SCALED,
+    State.NEAR: Contrast.NEAR,
+    State.DISTINCT: Contrast.DISTINCT,
+}
+
+
+@dataclass
+class Pair:
+    """Reads ranges of either model: the file names of each start with its letter."""
+
+    a: ByteReader
+    b: ByteReader
+    bytes_read: int = 0
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``span``; raises what the model's reader raises."""
+        side, name = span.file[0], span.file[2:]
+        reader = self.a if side == "A" else self.b
+        reader.read_into(ByteRange(name, span.start, span.end), offset, buffer)
+        self.bytes_read += len(buffer)
+
+
+Outcome = tuple[Contrast, Detail] | None
+"""How two tensors differ; ``None`` where they do not."""
+
+
+class Relations:
+    """Relations between tensors of two models, each computed once."""
+
+    def __init__(self, a: Checkpoint, b: Checkpoint, reader: Pair) -> None:
+        self.sides = (a, b)
+        self.reader = reader
+        self.known: dict[object, Outcome] = {}
+
+    def between(self, one: Source, two: Source) -> Outcome:
+        """How ``two`` of model B differs from ``one`` of model A. Equality is claimed after every byte was read."""
+        key = (_place(one.record), _place(two.record), one.scale / two.scale)
+        if key not in self.known:
+            self.known[key] = self._relate(one, two)
+        return self.known[key]
+
+    def is_zero(self, record: TensorRecord, *, in_a: bool) -> bool:
+        """Whether every value of a tensor of model A, or else B, is zero."""
+        state, _ = bias_summary(self.reader, _of_side(record, "A" if in_a else "B"))
+        return state is BiasState.ZERO
+
+    def _relate(self, one: Source, two: Source) -> Outcome:
+        a, b = _of_side(one.record, "A"), _of_side(two.record, "B")
+        alike = (a.dtype, a.shape) == (b.dtype, b.shape)
+        reader, (left, right) = readable(self.reader, (a, b))
+        same = alike and (self._same_file(one.record, two.record) or equal(reader, left.range, right.range))
+        if one.scale != two.scale:
+            return self._scaled(a, b, one.scale / two.scale, same)
+        if same:
+            return None
+        return self._contrast(a, b)
+
+    def _same_file(self, one: TensorRecord, two: TensorRecord) -> bool:
+        """One range of one file, reached through two directories: hard links."""
+        states = [side.states.get(record.range.file) for side, record in zip(self.sides, (one, two), strict=True)]
+        return (
+            states[0] is not None
+            and states[0] == states[1]
+            and (one.range.start, one.range.end, one.stride) == (two.range.start, two.range.end, two.stride)
+        )
+
+    def _scaled(self, a: TensorRecord, b: TensorRecord, factor: float, same: bool) -> Outcome:
+        """Equal where B's values are A's times ``factor``, exactly: the forward pass of A applies it."""
+        if same:
+            detail = {"forward_factor": factor, "reason": "equal bytes, but one forward pass scales the logits"}
+            return Contrast.SCALED, detail
+        relation = relate(self.reader, a, b)
+        exact = relation.state is State.SCALED and relation.detail.get("exact") is True
+        if exact and relation.detail.get("factor") == factor and frexp(factor)[0] == 0.5:
+            return None
+        return _CONTRASTS[relation.state], {**relation.detail, "forward_factor": factor}
+
+    def _contrast(self, a: TensorRecord, b: TensorRecord) -> Outcome:
+        relation = relate(self.reader, a, b)
+        if relation.state is State.IDENTICAL:
+            return None
+        if "shape" in relation.detail or relation.detail.get("empty"):
+            return Contrast.SHAPE, {"a": list(a.shape), "b": list(b.shape)}
+        return _CONTRASTS[relation.state], relation.detail
+
+
+def _place(record: TensorRecord) -> object:
+    return record.range, record.stride, record.dtype, record.shape
+
+
+def _of_side(record: TensorRecord, side: str) -> TensorRecord:
+    span = record.range
+    return replace(record, name=side, range=ByteRange(f"{side}/{span.file}", span.start, span.end))

@@ -1,0 +1,44 @@
+"""Strided views written out densely: the blocks of one, and the proof that a file holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.records import TensorRecord
+from tieconv.execute.copy import Tick, read_full, write_full
+from tieconv.sources.strided import StridedRange, dense, gather
+
+BLOCK = 4 * 1024 * 1024
+"""Dense bytes that are gathered at once, about."""
+
+
+def write_gathered(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
+    """Write the elements of a view of ``source``, in their row-major order, from ``offset`` on."""
+    for done, block in _blocks(source, content):
+        write_full(descriptor, bytes(block), offset + done)
+        tick(len(block))
+
+
+def first_not_gathered(source: int, descriptor: int, start: int, content: Gathered, tick: Tick) -> int | None:
+    """The first offset from ``start`` whose byte is not the view's."""
+    for done, block in _blocks(source, content):
+        found = bytearray(len(block))
+        read_full(descriptor, memoryview(found), start + done)
+        if found != block:
+            return start + done + next(i for i, (a, b) in enumerate(zip(block, found, strict=True)) if a != b)
+        tick(len(block))
+    return None
+
+
+def _blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
+    """(dense offset, bytes) of the view, block by block."""
+    span = dense(TensorRecord("", content.dtype, content.shape, content.range, content.stride)).range
+    assert isinstance(span, StridedRange)  # a dense tensor is a byte range
+
+    def read(position: int, buffer: memoryview) -> None:
+        read_full(source, buffer, position)
+
+    step = max(BLOCK // span.width, 1) * span.width
+    for first in range(0, span.end, step):
+        yield first, gather(read, span, first, min(first + step, span.end))

@@ -1,0 +1,19 @@
+"""Draft models for speculative decoding: small ones that borrow from the model that they draft for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+WHY = "Not tied: a draft model borrows its embedding, and often its head, from the model that it drafts for."
+_MAPS = frozenset({"d2t", "t2d"})
+"""EAGLE-3 maps its own, smaller vocabulary to the target's with these tensors."""
+_FUSIONS = frozenset({"fc.weight", "model.fc.weight"})
+"""Joins the target's hidden state with the draft's; vision-language models named Eagle have no such layer."""
+
+
+def is_draft(config: Mapping[str, object], names: Collection[str]) -> bool:
+    """Whether a config or the tensors are those of an EAGLE draft (SpecForge, EAGLE, vLLM speculators)."""
+    listed = config.get("architectures")
+    classes = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    fused = any("eagle" in name.lower() for name in classes) and not _FUSIONS.isdisjoint(names)
+    return fused or type(config.get("draft_vocab_size")) is int or _MAPS.issubset(names)

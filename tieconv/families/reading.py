@@ -1,0 +1,39 @@
+"""What each transformers version makes of the config: which level it reads, and what it finds there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.inspection import Inspection
+
+FLAG = "tie_word_embeddings"
+
+
+def levels(inspection: Inspection) -> dict[str, bool]:
+    """The flag at every level that a transformers version reads, where that level declares it."""
+    found = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    read = sorted(set(_levels_read(inspection.family)))
+    return {level: bool(found[level]) for level in read if found.get(level) is not None}
+
+
+def _levels_read(family: Family) -> Iterator[str]:
+    if family.level_v4 is not None:
+        yield family.level_v4
+    rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
+    if len(rows) < 2 or len(set(rows)) > 1:
+        yield ""
+    if len(rows) > 1 and any(len(set(row)) > 1 for row in rows):
+        yield family.levels[0]
+
+
+def reading_v4(inspection: Inspection) -> bool | None:
+    """What transformers 4 makes of the config; ``None`` where it has no such model."""
+    family, found = inspection.family, levels(inspection)
+    if family.default_v4 is None or family.level_v4 is None:
+        return None
+    path = f"{family.level_v4}.{FLAG}".lstrip(".")
+    if found and all(entry.path != path for entry in inspection.config.declared):
+        # Without an object at that level the whole config is the flat one of the text model.
+        return inspection.config.effective
+    return found.get(family.level_v4, family.default_v4)

@@ -1,0 +1,30 @@
+"""The DCP format: how a torch distributed checkpoint is recognised. What it holds is read by `dcp`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tieconv.checkpoint.records import Checkpoint, Files, Listing
+
+METADATA = ".metadata"
+SUFFIX = ".distcp"
+
+
+@dataclass(frozen=True, slots=True)
+class DistributedCheckpoint:
+    """See `tieconv.formats.interface.Format`."""
+
+    name: str = "dcp"
+
+    def claims(self, listing: Listing) -> bool:
+        if listing.named:
+            return listing.named == METADATA or listing.named.endswith(SUFFIX)
+        return any(entry.endswith(SUFFIX) for entry in listing.top)
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        from tieconv.formats.dcp import read_directory  # costs the pickle opcodes, which no other format needs
+
+        return read_directory(listing, files, self.name)
+
+
+DCP = DistributedCheckpoint()

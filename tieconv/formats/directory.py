@@ -1,0 +1,222 @@
+"""How a model lies in its directory: one weight file, or shards and their index. The same for each format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.errors import UnreadableError
+from tieconv.formats import index as index_format
+from tieconv.formats.documents import CONFIG, read_bytes, read_config
+from tieconv.text import count, shown
+
+ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
+"""Reads the header of one weight file, and says what is odd about it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """The file names of a format.
+
+    ``single`` is the name that loaders look for, ``suffixes`` end every weight file, ``shard`` finds the number in
+    a shard's name, ``others`` are files that end like weights and hold something else.
+    """
+
+    format: str
+    noun: str
+    single: str
+    suffixes: tuple[str, ...]
+    shard: re.Pattern[str]
+    others: re.Pattern[str] | None = None
+
+    @property
+    def index(self) -> str:
+        return self.single + index_format.SUFFIX
+
+    def is_index(self, name: str) -> bool:
+        return name.endswith(tuple(suffix + index_format.SUFFIX for suffix in self.suffixes))
+
+    def is_weights(self, name: str) -> bool:
+        return name.endswith(self.suffixes) and not (self.others and self.others.search(name))
+
+    def claims(self, listing: Listing) -> bool:
+        """Whether MODEL is of this format, by names alone. A file that the user names is taken at its suffix."""
+        if listing.named:
+            return listing.named.endswith(self.suffixes) or self.is_index(listing.named)
+        return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
+
+
+@dataclass
+class _Found:
+    """What reading gathers before it becomes a frozen `Checkpoint`."""
+
+    layout: Layout
+    weights: tuple[str, ...]
+    index: Document | None = None
+    weight_map: dict[str, str] = field(default_factory=dict)
+    cautions: list[Caution] = field(default_factory=list)
+    orphans: tuple[str, ...] = ()
+
+
+def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
+    """The checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
+    found = _find_weights(naming, listing, files)
+    read = [read_one(files, name) for name in found.weights]
+    weights = tuple(file for file, _ in read)
+    found.cautions += [caution for _, cautions in read for caution in cautions]
+    found.cautions += _index_cautions(found, weights)
+    config = _config(naming, listing, files, found)
+    named = [*found.weights, *(document.name for document in (found.index, config) if document)]
+    whole = found.layout is not Layout.FILE
+    return Checkpoint(
+        source=listing.source,
+        root=listing.root,
+        layout=found.layout,
+        format=naming.format,
+        files=weights,
+        config=config,
+        index=found.index,
+        companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
+        special=listing.special if whole else (),
+        cautions=(*found.cautions, *(_code_cautions(listing, files) if config else ())),
+        states={name: files.state(name) for name in named},
+        orphans=tuple(_readable(files, found.orphans, read_one)),
+    )
+
+
+def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
+    if listing.named and listing.named.endswith(naming.suffixes):
+        return _Found(Layout.FILE, (listing.named,))
+    if listing.named:
+        return _sharded(naming, listing, files, listing.named)
+    stored = [entry for entry in listing.top if naming.is_weights(entry)]
+    if naming.single in stored:
+        return _single(naming, listing, stored)
+    indexes = [entry for entry in listing.top if naming.is_index(entry)]
+    if indexes:
+        return _sharded(naming, listing, files, naming.index if naming.index in indexes else indexes[0])
+    return _without_index(naming, listing, stored)
+
+
+def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
+    found = _Found(Layout.SINGLE, (naming.single,))
+    if naming.index in listing.top:
+        found.cautions.append(
+            Caution(
+                "layout.ambiguous",
+                f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
+                "other loaders read the shards",
+            )
+        )
+    else:
+        _note_orphans(found, stored)
+    return found
+
+
+def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Found:
+    data = read_bytes(files, name, index_format.LIMIT)
+    value, weight_map = index_format.read_index(data, name)
+    shards = tuple(sorted(set(weight_map.values())))
+    for shard in shards:
+        if shard not in listing.entries:
+            kind = "is no regular file" if shard in listing.special else "is not there"
+            raise UnreadableError(
+                f"{shown(name)} names the shard {shown(shard)}, which {kind}",
+                "fetch the missing shard, or rebuild the index from the shards that are there",
+                "index.absent-shard",
+            )
+    found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
+    _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
+    return found
+
+
+def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
+    """No file of the usual name and no index: one file is the model, numbered shards are; else nobody knows."""
+    shards = [name for name in stored if naming.shard.search(name)]
+    if len(stored) == 1:
+        return _Found(Layout.SINGLE, tuple(stored))
+    if shards and len(shards) == len(stored):
+        absent = f"{count(len(shards), 'shard')} without {naming.index}: loaders need the index"
+        return _Found(Layout.SHARDED, tuple(shards), cautions=[Caution("index.absent", absent)])
+    raise UnreadableError(
+        f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, none named {naming.single}, and no index",
+        f"name the one that you mean: {shown(listing.source)}/{shown(stored[0])}",
+        "layout.ambiguous",
+    )
+
+
+def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
+    if not any(name.endswith(".py") for name in listing.top):
+        return ()
+    from tieconv.formats.remote_code import scan  # costs the parser of Python, which few models need
+
+    return scan(listing, files)
+
+
+def _note_orphans(found: _Found, stored: Iterable[str]) -> None:
+    left = sorted(set(stored) - set(found.weights))
+    if not left:
+        return
+    found.orphans = tuple(left)
+    listed = ", ".join(shown(name, 60) for name in left[:4])
+    message = f"{count(len(left), 'weight file')} that the model does not use: {listed}"
+    found.cautions.append(Caution("index.orphan", message))
+
+
+def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator[WeightFile]:
+    """The headers of files that the model does not use; one that cannot be read is none of its business."""
+    for name in names:
+        with suppress(UnreadableError):
+            yield read_one(files, name)[0]
+
+
+def _config(naming: Naming, listing: Listing, files: Files, found: _Found) -> Document | None:
+    """The config of the directory. For one shard of many it would describe tensors that are not in sight."""
+    if CONFIG not in listing.top:
+        return None
+    if found.layout is Layout.FILE and naming.shard.search(found.weights[0]):
+        found.cautions.append(
+            Caution("layout.one-shard", f"{shown(found.weights[0])} is one shard of a model; inspect its directory")
+        )
+        return None
+    document, cautions = read_config(files)
+    found.cautions += cautions
+    return document
+
+
+def _index_cautions(found: _Found, weights: tuple[WeightFile, ...]) -> list[Caution]:
+    """Where index and headers disagree. The headers are what is there."""
+    cautions: list[Caution] = []
+    homes: dict[str, list[str]] = {}
+    for file in weights:
+        for tensor in file.tensors:
+            homes.setdefault(tensor.name, []).append(file.name)
+    repeated = tuple(name for name, where in homes.items() if len(where) > 1)
+    if repeated:
+        cautions.append(Caution("index.repeated", f"{count(len(repeated), 'tensor')} in more than one shard", repeated))
+    if found.index is None:
+        return cautions
+    absent = tuple(name for name, shard in found.weight_map.items() if shard not in homes.get(name, ()))
+    if absent:
+        cautions.append(
+            Caution("index.absent-tensor", f"the index places {count(len(absent), 'tensor')} where it is not", absent)
+        )
+    extra = tuple(name for name in homes if name not in found.weight_map)
+    if extra:
+        cautions.append(Caution("index.extra-tensor", f"{count(len(extra), 'tensor')} the index does not name", extra))
+    return cautions + _total_cautions(found.index, weights)
+
+
+def _total_cautions(index: Document, weights: tuple[WeightFile, ...]) -> list[Caution]:
+    metadata = index.value.get("metadata")
+    declared = metadata.get("total_size") if isinstance(metadata, dict) else None
+    tensors = [tensor for file in weights for tensor in file.tensors]
+    actual = sum(tensor.nbytes for tensor in tensors)
+    # Writers of shared storages count them once or once a name; both are in use.
+    once = sum({(tensor.range, tensor.stride): tensor.nbytes for tensor in tensors}.values())
+    if declared is None or declared in (actual, once):
+        return []
+    return [Caution("index.total-size", f"the index declares total_size {shown(declared)}, the shards hold {actual}")]

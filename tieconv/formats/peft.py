@@ -1,0 +1,89 @@
+"""A PEFT adapter: `adapter_config.json` and the tensors that it adds to a base model. Read only.
+
+Source: peft 0.21 (`PeftConfigMixin`, `save_peft_model_state_dict`). Modules that an adapter changes have tensors such
+as `base_model.model.<module>.lora_A.weight`; modules that it replaces are stored whole, without such an ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tieconv.checkpoint.records import Adapter, Checkpoint, Files, Layout, Listing
+from tieconv.errors import UnreadableError
+from tieconv.formats.documents import CONFIG_LIMIT, read_bytes
+from tieconv.formats.safetensors import SUFFIX, read_weight_file
+from tieconv.formats.strict_json import loads
+from tieconv.text import shown
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+OTHER_WEIGHTS = "adapter_model.bin"
+NEXT_STEP = "untie or retie the base model, then load the adapter on that"
+
+
+@dataclass(frozen=True, slots=True)
+class PeftAdapter:
+    """The adapter format; see `tieconv.formats.interface.Format`."""
+
+    name: str = "peft"
+
+    def claims(self, listing: Listing) -> bool:
+        if CONFIG not in listing.top:
+            return False
+        if listing.named:
+            return listing.named in (CONFIG, WEIGHTS)
+        # A model with an adapter beside it is a model.
+        whole = (name for name in listing.top if name not in (WEIGHTS, OTHER_WEIGHTS))
+        return not any(name.endswith((SUFFIX, ".bin", ".index.json")) for name in whole)
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        if WEIGHTS not in listing.top:
+            other = f"only {OTHER_WEIGHTS}" if OTHER_WEIGHTS in listing.top else "no weights"
+            raise UnreadableError(
+                f"{shown(listing.source)} is a PEFT adapter with {other}: {WEIGHTS} is not there",
+                "save it again with safe_serialization=True",
+                "peft.no-weights",
+            )
+        value = loads(read_bytes(files, CONFIG, CONFIG_LIMIT), CONFIG, limit=CONFIG_LIMIT, lenient=True)
+        size = files.state(WEIGHTS).size
+        weights = read_weight_file(lambda count, offset: files.pread(WEIGHTS, count, offset), size, WEIGHTS)
+        used = (CONFIG, WEIGHTS)
+        return Checkpoint(
+            source=listing.source,
+            root=listing.root,
+            layout=Layout.SINGLE,
+            format=self.name,
+            files=(weights,),
+            companions={name: size for name, size in listing.entries.items() if name not in used},
+            special=listing.special,
+            states={name: files.state(name) for name in used},
+            adapter=_adapter(value),
+            read_only=NEXT_STEP,
+        )
+
+
+def _adapter(value: Mapping[str, object]) -> Adapter:
+    mapping = value.get("auto_mapping")
+    base_class = mapping.get("base_model_class") if isinstance(mapping, Mapping) else None
+    return Adapter(
+        kind=_text(value.get("peft_type")),
+        base=_text(value.get("base_model_name_or_path")),
+        base_class=_text(base_class),
+        targets=_texts(value.get("target_modules")),
+        saved=_texts(value.get("modules_to_save")),
+        tied=value.get("ensure_weight_tying") is True,
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(entry for entry in value if isinstance(entry, str)) if isinstance(value, list) else ()
+
+
+PEFT = PeftAdapter()

@@ -1,0 +1,160 @@
+"""The shards of a model whose index is missing or wrong: found by their names and read by their headers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.formats import index as index_format
+from tieconv.formats.directory import Naming
+from tieconv.formats.documents import read_bytes
+from tieconv.formats.safetensors import read_weight_file
+from tieconv.formats.safetensors_model import NAMING
+from tieconv.formats.strict_json import loads
+from tieconv.text import shown
+
+_NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class _Set:
+    """Numbered shards that belong together: ``prefix``-NNNNN-of-``total``."""
+
+    prefix: str
+    total: int
+    shards: Mapping[int, str]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        suffix = _NUMBERED.fullmatch(next(iter(self.shards.values())))
+        end = suffix["suffix"] if suffix else ""
+        numbers = (number for number in range(1, self.total + 1) if number not in self.shards)
+        return tuple(f"{self.prefix}-{number:05d}-of-{self.total:05d}{end}" for number in numbers)
+
+
+def read_shards(listing: Listing, files: Files) -> Checkpoint:
+    """The sharded model that ``listing`` names, whatever its index says; ``index`` is ``None`` where none parses.
+
+    The shards are the numbered ones, those of tieconv beside them and those that the index names. Raises
+    `RefusedError` for a model of one file and where the set of shards is open, `UnreadableError` for a shard that
+    is malformed.
+    """
+    name = _index_name(NAMING, listing)
+    document, cautions = _read_index(files, name) if name in listing.top else (None, ())
+    weights = tuple(_read_one(files, shard) for shard in _members(NAMING, listing, document))
+    named = [*(file.name for file in weights), *([name] if name in listing.top else [])]
+    return Checkpoint(
+        source=listing.source,
+        root=listing.root,
+        layout=Layout.SHARDED,
+        format=NAMING.format,
+        files=weights,
+        index=document,
+        companions={entry: size for entry, size in listing.entries.items() if entry not in named},
+        special=listing.special,
+        cautions=cautions,
+        states={entry: files.state(entry) for entry in named},
+    )
+
+
+def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """Weight files and indexes at the top of the directory that the model does not use."""
+    return tuple(
+        name for name in checkpoint.companions if "/" not in name and (NAMING.is_weights(name) or NAMING.is_index(name))
+    )
+
+
+def index_name(checkpoint: Checkpoint) -> str:
+    """The name that the index has or is to have."""
+    found = [name for name in checkpoint.states if NAMING.is_index(name)]
+    if found:
+        return found[0]
+    matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
+    prefix = next((match["prefix"] for match in matches if match), "model")
+    return f"{prefix}{NAMING.suffixes[0]}{index_format.SUFFIX}"
+
+
+def _read_one(files: Files, name: str) -> WeightFile:
+    return read_weight_file(lambda count, offset: files.pread(name, count, offset), files.state(name).size, name)
+
+
+def _index_name(naming: Naming, listing: Listing) -> str:
+    if listing.named and naming.is_index(listing.named):
+        return listing.named
+    if listing.named:
+        raise RefusedError(
+            f"{shown(listing.named)} is one file, which has no index", "give the model's directory", "reindex.one-file"
+        )
+    indexes = [entry for entry in listing.top if naming.is_index(entry)]
+    return naming.index if naming.index in indexes or not indexes else indexes[0]
+
+
+def _read_index(files: Files, name: str) -> tuple[Document | None, tuple[Caution, ...]]:
+    data = read_bytes(files, name, index_format.LIMIT)
+    try:
+        value = loads(data, name, limit=index_format.LIMIT)
+    except UnreadableError as error:
+        return None, (Caution("index.unreadable", error.message),)
+    return Document(name, data.decode("utf-8"), value), ()
+
+
+def weight_map(document: Document | None) -> dict[str, str]:
+    """The entries of an index that are names mapped to names; empty where there are none."""
+    entries = document.value.get("weight_map") if document else None
+    if not isinstance(entries, Mapping):
+        return {}
+    return {name: shard for name, shard in entries.items() if isinstance(name, str) and isinstance(shard, str)}
+
+
+def _members(naming: Naming, listing: Listing, document: Document | None) -> list[str]:
+    stored = [entry for entry in listing.top if naming.is_weights(entry)]
+    entries = set(weight_map(document).values())
+    named = entries & set(stored)
+    numbered = _numbered_set(listing, stored, named)
+    if numbered is None:
+        if not named - {naming.single}:
+            _refuse_one_file(naming, listing, stored)
+        return sorted(named)
+    _check_complete(listing, numbered, entries, document)
+    beside = re.compile(rf"{re.escape(numbered.prefix)}-head(-\d+)?\.\w+")
+    return sorted(named | set(numbered.shards.values()) | {entry for entry in stored if beside.fullmatch(entry)})
+
+
+def _numbered_set(listing: Listing, stored: Iterable[str], named: set[str]) -> _Set | None:
+    sets: dict[tuple[str, int], dict[int, str]] = {}
+    for name in stored:
+        match = _NUMBERED.fullmatch(name)
+        if match:
+            sets.setdefault((match["prefix"], int(match["total"])), {})[int(match["number"])] = name
+    if len(sets) > 1:
+        sets = {key: shards for key, shards in sets.items() if named & set(shards.values())}
+        if len(sets) != 1:
+            raise RefusedError(
+                f"{shown(listing.source)} holds shards of more than one model",
+                "move those of the other model out of the directory",
+                "reindex.two-sets",
+            )
+    return next((_Set(prefix, total, shards) for (prefix, total), shards in sets.items()), None)
+
+
+def _check_complete(listing: Listing, numbered: _Set, entries: set[str], document: Document | None) -> None:
+    """A shard may be missing only where an index that parses does not name it: a re-tie can empty one."""
+    for missing in numbered.missing:
+        if missing in entries or not weight_map(document):
+            raise RefusedError(
+                f"{shown(listing.source)} lacks the shard {shown(missing)}, so its tensors cannot be indexed",
+                "fetch the missing shard",
+                "reindex.absent-shard",
+            )
+
+
+def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
+    what = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
+    raise RefusedError(
+        f"{shown(listing.source)} has no shards to index: {what}",
+        "tieconv convert --to safetensors --max-shard-size 5GB splits a model",
+        "reindex.one-file",
+    )

@@ -1,0 +1,38 @@
+"""Weight files that the model does not use, held against it: the same names, and other bytes?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from tieconv.checkpoint.inspection import Depth, Shadow
+from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.inspection.equality import equal
+
+
+def find_shadows(
+    checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]
+) -> tuple[Shadow, ...]:
+    """One `Shadow` for each name that an unused file repeats.
+
+    Bytes are compared for ``candidates``, or for every name at full depth. Raises what the reader raises.
+    """
+    if not checkpoint.orphans:
+        return ()
+    return tuple(_shadows(checkpoint, reader, depth, candidates))
+
+
+def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]) -> Iterator[Shadow]:
+    tensors = checkpoint.tensors
+    for file in checkpoint.orphans:
+        for record in file.tensors:
+            used = tensors.get(record.name)
+            if used is None:
+                continue
+            compared = depth is Depth.FULL or (depth is Depth.CANDIDATES and record.name in candidates)
+            yield Shadow(record.name, file.name, _differs(reader, used, record, compared))
+
+
+def _differs(reader: ByteReader, used: TensorRecord, other: TensorRecord, compared: bool) -> bool | None:
+    if (used.dtype, used.shape) != (other.dtype, other.shape):
+        return True
+    return not equal(reader, used.range, other.range) if compared else None

@@ -1,0 +1,47 @@
+"""What two tensors of one storage are to each other, by their places alone: nothing is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tieconv.checkpoint.inspection import Relation, State
+from tieconv.checkpoint.records import TensorRecord
+from tieconv.sources.strided import StridedRange, row_major
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """Where a tensor's elements lie. Sides of length 1 are left out: their strides say nothing."""
+
+    file: str
+    start: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def turned(self) -> _View:
+        return _View(self.file, self.start, self.shape[::-1], self.stride[::-1])
+
+
+def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
+    """`aliased` or `transposed` where both names are the same elements of the same bytes, else ``None``.
+
+    Two names without an element share nothing.
+    """
+    if canonical.dtype != other.dtype or canonical.storage is None or not (canonical.elements and other.elements):
+        return None
+    one, two = _view(canonical), _view(other)
+    if canonical.shape == other.shape and one == two:
+        return Relation(State.ALIASED)
+    if len(canonical.shape) == 2 and canonical.shape == other.shape[::-1] and one == two.turned:
+        return Relation(State.TRANSPOSED, {"view": True})
+    return None
+
+
+def _view(record: TensorRecord) -> _View:
+    span = record.range
+    start = span.base if isinstance(span, StridedRange) else span.start
+    sides = list(zip(record.shape, record.stride or row_major(record.shape), strict=True))
+    kept = [(side, step) for side, step in sides if side != 1]
+    return _View(span.file, start, tuple(side for side, _ in kept), tuple(step for _, step in kept))
+

@@ -1,0 +1,176 @@
+"""How tensors lie in their storages: who shares bytes with whom, and which bytes no tensor uses."""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from math import gcd
+
+from tieconv.checkpoint.inspection import Overlap, Slack, State, StorageUse
+from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord, WeightFile
+from tieconv.errors import UnreadableError
+from tieconv.inspection.blocks import stream
+from tieconv.inspection.sharing import sharing
+from tieconv.sources.strided import row_major
+from tieconv.text import shown
+
+_MOST_PAIRS = 200_000
+
+
+def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
+    """The use of the storages; ``None`` for a format in which every tensor has its bytes for itself."""
+    files = [file for file in checkpoint.files if file.storages]
+    if not files:
+        return None
+    overlaps: list[Overlap] = []
+    slack: list[Slack] = []
+    for file in files:
+        held = _by_storage(file)
+        for storage in file.storages:
+            tensors = held[storage.key]
+            overlaps += _overlaps(tensors)
+            unused = storage.range.size - _used(tensors)
+            if unused > 0:
+                slack.append(Slack(file.name, _names(tensors), storage.range.size, unused))
+    stored = sum(storage.range.size for file in files for storage in file.storages)
+    return StorageUse(sum(len(file.storages) for file in files), stored, tuple(overlaps), tuple(slack))
+
+
+def check_sums(checkpoint: Checkpoint, reader: ByteReader) -> None:
+    """Raise `UnreadableError` where the bytes of a storage do not have the checksum that the file gives them."""
+    for file in checkpoint.files:
+        for storage in file.storages:
+            crc = 0
+            for block in stream(reader, storage.range):
+                crc = zlib.crc32(block, crc)
+            if storage.crc not in (None, crc):
+                name = next(record.name for record in file.tensors if record.storage == storage.key)
+                raise UnreadableError(
+                    f"{shown(file.name)}: the bytes of tensor {shown(name)} do not have their checksum",
+                    "the file is damaged: fetch it again",
+                    "torch.checksum",
+                )
+
+
+def _by_storage(file: WeightFile) -> dict[str, list[TensorRecord]]:
+    held: dict[str, list[TensorRecord]] = defaultdict(list)
+    for record in file.tensors:
+        if record.storage is not None:
+            held[record.storage].append(record)
+    return held
+
+
+def _names(tensors: Iterable[TensorRecord]) -> tuple[str, ...]:
+    return tuple(record.name for record in tensors)
+
+
+def _used(tensors: list[TensorRecord]) -> int:
+    """Bytes that the tensors reach at most: each view once, none of them beyond the spans of all."""
+    own = {(record.range, record.shape, record.stride): _own(record) for record in tensors}
+    return min(sum(own.values()), sum(end - start for start, end, _ in _clusters(tensors)))
+
+
+def _own(record: TensorRecord) -> int:
+    """Bytes of a view's elements, one that is repeated counted once."""
+    if record.stride is None:
+        return record.range.size
+    repeated = 1
+    for side, step in zip(record.shape, record.stride, strict=True):
+        repeated *= side if step == 0 else 1
+    return min(record.nbytes // repeated, record.range.size)
+
+
+def _clusters(tensors: Iterable[TensorRecord]) -> Iterator[tuple[int, int, list[TensorRecord]]]:
+    """Tensors whose spans touch the same bytes, directly or through others, with the bytes that they cover.
+
+    The end of a cluster is the furthest so far: a tensor within a longer one does not end it.
+    """
+    cluster: list[TensorRecord] = []
+    start = end = 0
+    for record in sorted(tensors, key=lambda record: (record.range.start, -record.range.end)):
+        if not record.range.size:
+            continue
+        if cluster and record.range.start >= end:
+            yield start, end, cluster
+            cluster = []
+        if not cluster:
+            start = record.range.start
+        end = max(end, record.range.end) if cluster else record.range.end
+        cluster.append(record)
+    if cluster:
+        yield start, end, cluster
+
+
+def _overlaps(tensors: list[TensorRecord]) -> Iterator[Overlap]:
+    """One entry for each cluster of two or more tensors that share elements."""
+    for _, _, cluster in _clusters(tensors):
+        if len(cluster) < 2:
+            continue
+        kinds = list(_kinds(cluster))
+        if kinds:
+            yield Overlap(max(kinds, key=_WORST.index), _names(cluster))
+
+
+_WORST = ("aliased", "transposed", "view", "slice", "overlap")
+"""Kinds of sharing from the plainest on; a cluster is named by its last."""
+
+
+def _kinds(cluster: list[TensorRecord]) -> Iterator[str]:
+    """How neighbours of a cluster share bytes. Clusters are compared pair by pair up to a bound."""
+    pairs = 0
+    for place, one in enumerate(cluster):
+        for two in cluster[place + 1 :]:
+            if two.range.start >= one.range.end:
+                break
+            pairs += 1
+            if pairs > _MOST_PAIRS:
+                yield "overlap"
+                return
+            kind = _kind(one, two)
+            if kind:
+                yield kind
+
+
+def _kind(one: TensorRecord, two: TensorRecord) -> str:
+    """What two tensors with common span bytes share; empty where their elements interleave."""
+    relation = sharing(one, two)
+    if relation is not None:
+        return "aliased" if relation.state is State.ALIASED else "transposed"
+    if _apart(one, two):
+        return ""
+    if one.range == two.range and one.nbytes == two.nbytes == one.range.size:
+        return "view"
+    inner, outer = sorted((one.range, two.range), key=lambda span: span.size)
+    return "slice" if outer.start <= inner.start and inner.end <= outer.end else "overlap"
+
+
+def _apart(one: TensorRecord, two: TensorRecord) -> bool:
+    """Whether two views are proved to have no byte in common, as columns of one matrix have none.
+
+    Their elements fall into windows of one period; where the windows' runs do not meet, the views do not.
+    """
+    period = 0
+    reaches = []
+    for record in (one, two):
+        sides = zip(record.shape, record.stride or row_major(record.shape), strict=True)
+        width = record.range.size // (1 + _last(record))
+        moving = sorted((step * width, side) for side, step in sides if side > 1 and step)
+        if not moving:
+            return False
+        period = gcd(period, moving[-1][0])
+        reaches.append((moving[:-1], width))
+    runs = []
+    for record, (inner, width) in zip((one, two), reaches, strict=True):
+        length = width + sum(step * (side - 1) for step, side in inner)
+        first = record.range.start % period
+        if first + length > period:
+            return False
+        runs.append((first, first + length))
+    return runs[0][1] <= runs[1][0] or runs[1][1] <= runs[0][0]
+
+
+def _last(record: TensorRecord) -> int:
+    strides = record.stride or row_major(record.shape)
+    return sum((side - 1) * step for side, step in zip(record.shape, strides, strict=True))
+

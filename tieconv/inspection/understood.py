@@ -1,0 +1,84 @@
+"""What a checkpoint's names mean, and whether they tie: by its config, or by the rule of its format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+from tieconv.checkpoint.inspection import ConfigView
+from tieconv.checkpoint.records import Checkpoint
+from tieconv.families import find
+from tieconv.families.draft import WHY, is_draft
+from tieconv.families.named import with_names
+from tieconv.inspection.declared import view_config
+
+_EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
+
+
+def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> tuple[Family, ConfigView]:
+    """The family, and what the config makes of it; ``embed`` and ``head`` are names that the user gave."""
+    if checkpoint.format == "gguf":
+        return _gguf(checkpoint)
+    if checkpoint.adapter is not None:
+        why = "Whether the pair is tied is up to the base model."
+        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why)
+    if is_draft(checkpoint.config_values, checkpoint.tensors):
+        return _draft(checkpoint)
+    shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
+    family = with_names(find(checkpoint.config_values, shapes), embed, head)
+    return family, view_config(checkpoint.config_values, family)
+
+
+def _draft(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
+    found = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
+    architecture = found.architectures[0] if found.architectures else ""
+    family = _without_groups(architecture, Tying.HEADLESS)
+    return replace(family, model_type=found.model_type), replace(found, why=WHY)
+
+
+def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
+    """llama.cpp has no flag: it takes the token embedding for the head exactly where ``output.weight`` is absent.
+
+    Source: llama-model.cpp (``TENSOR_NOT_REQUIRED``, then ``TENSOR_DUPLICATED``); a file without token embedding,
+    such as a projector, ties nothing.
+    """
+    metadata = checkpoint.files[0].metadata or {}
+    architecture = metadata.get("general.architecture", "")
+    names = checkpoint.tensors
+    if _EMBEDDING not in names:
+        family = _without_groups(architecture, Tying.HEADLESS)
+        return family, ConfigView(architecture, (), (), False, f"Not tied: the file holds no {_EMBEDDING}.")
+    tied = _HEAD not in names
+    why = f"{'Tied' if tied else 'Not tied'}: llama.cpp uses {_EMBEDDING} as the head where {_HEAD} is absent."
+    return _gguf_family(architecture, tied, _BIAS in names), ConfigView(architecture, (), (), tied, why)
+
+
+def _gguf_family(architecture: str, tied: bool, biased: bool) -> Family:
+    return replace(
+        _without_groups(architecture, Tying.ALWAYS if tied else Tying.NEVER),
+        input_embedding=_EMBEDDING,
+        output_head=_HEAD,
+        output_biases=(_BIAS,) if biased else (),
+        groups=(TieGroup(Role.WORD_EMBEDDING, _EMBEDDING, (_HEAD,), gated=not tied),),
+    )
+
+
+def _without_groups(architecture: str, tying: Tying) -> Family:
+    return Family(
+        architecture=architecture,
+        model_type=architecture,
+        knowledge=Knowledge.TABLE,
+        tying=tying,
+        prefix="",
+        input_embedding=None,
+        output_head=None,
+        output_biases=(),
+        bias_is_row=False,
+        groups=(),
+        renames=(),
+        levels=(),
+        truth="",
+        default_v4=None,
+        meaning_v4=FlagMeaning.STORAGE,
+        meaning_v5=FlagMeaning.STORAGE,
+    )

@@ -1,0 +1,149 @@
+"""Views of a storage read as if they were stored densely, a bounded block at a time, without numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from tieconv.checkpoint.records import ByteRange, TensorRecord
+
+SPAN_LIMIT = 8 * 1024 * 1024
+"""Bytes of the storage held at a time."""
+
+ReadAt = Callable[[int, memoryview], None]
+"""``read(position, buffer)``: fill ``buffer`` from byte ``position`` of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class StridedRange(ByteRange):
+    """The bytes of a view as they would lie densely: 0 to ``end``. ``base`` is where its first element is stored."""
+
+    base: int
+    width: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides, in elements, of a dense tensor, as torch gives them."""
+    strides: list[int] = []
+    step = 1
+    for side in reversed(shape):
+        strides.append(step)
+        step *= max(side, 1)
+    return tuple(reversed(strides))
+
+
+def dense(record: TensorRecord) -> TensorRecord:
+    """The record with a range that reads densely: itself, unless it is a strided view."""
+    if record.stride is None or isinstance(record.range, StridedRange):
+        return record
+    last = sum((side - 1) * step for side, step in zip(record.shape, record.stride, strict=True))
+    width = record.range.size // (last + 1)
+    span = record.range
+    place = StridedRange(span.file, 0, prod(record.shape) * width, span.start, width, record.shape, record.stride)
+    return TensorRecord(record.name, record.dtype, record.shape, place, record.stride, record.storage)
+
+
+def gather(read: ReadAt, span: StridedRange, first: int, last: int) -> bytearray:
+    """Dense bytes ``first`` to ``last`` of a view, both on the border of an element."""
+    out = bytearray(last - first)
+    if out:
+        rows = _Rows(read, span)
+        for corner, shape, place in _boxes(span.shape, first // span.width, last // span.width):
+            rows.copy(corner, shape, memoryview(out), place - first // span.width)
+    return out
+
+
+_Box = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Corner, sides, and the dense place of the corner."""
+
+
+def _boxes(shape: Sequence[int], first: int, last: int) -> list[_Box]:
+    """Elements ``first`` to ``last`` in row-major order as boxes."""
+    if not shape:
+        return [((), (), 0)]
+    inner = prod(shape[1:])
+    row, end_row = first // inner, last // inner
+    start, stop = first - row * inner, last - end_row * inner
+    if row == end_row:
+        return _under(shape, row, start, stop)
+    found = []
+    if start:
+        found += _under(shape, row, start, inner)
+        row += 1
+    if row < end_row:
+        corner = (row, *(0 for _ in shape[1:]))
+        found.append((corner, (end_row - row, *shape[1:]), row * inner))
+    if stop:
+        found += _under(shape, end_row, 0, stop)
+    return found
+
+
+def _under(shape: Sequence[int], row: int, start: int, stop: int) -> list[_Box]:
+    """The boxes of one row, from its element ``start`` to ``stop``."""
+    before = row * prod(shape[1:])
+    return [
+        ((row, *corner), (1, *sides), before + place) for corner, sides, place in _boxes(shape[1:], start, stop)
+    ]
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Copies boxes of a view, split until the stored bytes that one spans can be held."""
+
+    read: ReadAt
+    span: StridedRange
+
+    def copy(self, corner: tuple[int, ...], shape: tuple[int, ...], out: memoryview, place: int) -> None:
+        """Copy the box at ``corner`` to dense element ``place`` of ``out``, in the row-major order of the view."""
+        reach = [(side - 1) * step for side, step in zip(shape, self.span.stride, strict=True)]
+        if (sum(reach) + 1) * self.span.width > SPAN_LIMIT and max(shape) > 1:
+            axis = max(range(len(shape)), key=lambda i: reach[i])
+            half = shape[axis] // 2
+            self.copy(corner, _with(shape, axis, half), out, place)
+            moved = _with(corner, axis, corner[axis] + half)
+            skipped = half * prod(self.span.shape[axis + 1 :])
+            self.copy(moved, _with(shape, axis, shape[axis] - half), out, place + skipped)
+            return
+        self._copy_held(corner, shape, sum(reach) + 1, out, place)
+
+    def _copy_held(
+        self, corner: tuple[int, ...], shape: tuple[int, ...], elements: int, out: memoryview, place: int
+    ) -> None:
+        """Copy a box whose stored bytes are read at once, one run along its longest side at a time."""
+        width, stride = self.span.width, self.span.stride
+        held = bytearray(elements * width)
+        first = sum(at * step for at, step in zip(corner, stride, strict=True))
+        self.read(self.span.base + width * first, memoryview(held))
+        cast, per_element = _words(width)
+        source, target = cast(memoryview(held)), cast(out)
+        steps = row_major(self.span.shape)
+        inner = max(range(len(shape)), key=lambda i: shape[i] if stride[i] else 0, default=-1)
+        if inner >= 0 and not stride[inner]:
+            inner = -1
+        outer = [range(1) if axis == inner else range(side) for axis, side in enumerate(shape)]
+        count, step, jump = (shape[inner], stride[inner], steps[inner]) if inner >= 0 else (1, 1, 1)
+        step, jump = step * per_element, jump * per_element
+        for index in product(*outer):
+            here = sum(i * s for i, s in zip(index, stride, strict=True)) * per_element
+            there = (place + sum(i * s for i, s in zip(index, steps, strict=True))) * per_element
+            for a, b in zip(range(here, here + per_element), range(there, there + per_element), strict=True):
+                target[b : b + (count - 1) * jump + 1 : jump] = source[a : a + (count - 1) * step + 1 : step]
+
+
+def _words(width: int) -> tuple[Callable[[memoryview], memoryview], int]:
+    """A cast to the widest machine words that make up an element, and how many do."""
+    if width == 2:
+        return (lambda view: view.cast("B").cast("H")), 1
+    if width % 4:
+        return (lambda view: view.cast("B")), width
+    if width % 8:
+        return (lambda view: view.cast("B").cast("I")), width // 4
+    return (lambda view: view.cast("B").cast("Q")), width // 8
+
+
+def _with(values: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*values[:axis], value, *values[axis + 1 :])
