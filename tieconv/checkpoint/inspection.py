@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint
 
 Detail = Mapping[str, object]
@@ -53,7 +54,7 @@ class Level(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relation:
     """What comparing two tensors proved. ``detail`` holds the figures the state carries."""
 
@@ -61,7 +62,7 @@ class Relation:
     detail: Detail = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Member:
     """One name of a tie group; ``loads_as`` where the loader gives it another name."""
 
@@ -72,7 +73,7 @@ class Member:
     loads_as: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tie:
     """Names that the architecture makes one parameter.
 
@@ -95,7 +96,7 @@ class Tie:
         return tuple(member for member in self.members if member.stored)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Duplicate:
     """Tensors outside the tie groups that hold the same values; ``kind`` is a `State` value."""
 
@@ -104,7 +105,7 @@ class Duplicate:
     bytes_wasted: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Declared:
     """A tie flag found in the config, or ``value=None`` where a level that could hold one has none."""
 
@@ -112,7 +113,7 @@ class Declared:
     value: object
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConfigView:
     """What the config declares and what follows from it in transformers 5."""
 
@@ -123,7 +124,7 @@ class ConfigView:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorView:
     """A tensor that plays a part in the head."""
 
@@ -132,7 +133,7 @@ class TensorView:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputHead:
     """The output embedding: stored, or absent because tied (``tied_to``), or simply missing."""
 
@@ -143,7 +144,7 @@ class OutputHead:
     dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputBias:
     """The head's bias: one name (the one that is, or would be, read)."""
 
@@ -152,7 +153,7 @@ class OutputBias:
     max_abs: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Head:
     """Input embedding, output embedding and bias, by their names in the file."""
 
@@ -161,7 +162,7 @@ class Head:
     output_bias: OutputBias | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Remedy:
     """The next command; ``safe`` where it provably keeps the function."""
 
@@ -169,7 +170,7 @@ class Remedy:
     safe: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """One thing that a rule says about an inspection."""
 
@@ -180,7 +181,7 @@ class Finding:
     remedy: Remedy | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Inspection:
     """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON."""
 

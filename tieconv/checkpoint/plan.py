@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeepTensor:
     """The tensor stays, byte for byte, under its own name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DropTensor:
     """The tensor is left out; ``because`` says where its values live on."""
 
@@ -24,7 +25,7 @@ class DropTensor:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyTensor:
     """A new tensor ``name`` with the bytes of ``source``."""
 
@@ -32,7 +33,7 @@ class CopyTensor:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RenameTensor:
     """The tensor stays, byte for byte, under another name."""
 
@@ -40,7 +41,7 @@ class RenameTensor:
     to: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FillTensor:
     """A new tensor whose every byte is zero."""
 
@@ -50,7 +51,7 @@ class FillTensor:
     beside: str  # the tensor whose file it joins
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScaleTensor:
     """A new tensor ``name`` = ``source`` × 2**``exponent``, exact in its dtype."""
 
@@ -59,7 +60,7 @@ class ScaleTensor:
     exponent: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetConfig:
     """A value in config.json; ``before`` is ``None`` with ``present`` false where the key is new."""
 
@@ -69,7 +70,7 @@ class SetConfig:
     present: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetMetadata:
     """A metadata entry of a weight file changes; ``value=None`` removes it."""
 
@@ -78,7 +79,7 @@ class SetMetadata:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LinkFile:
     """A file comes along unchanged."""
 
@@ -99,14 +100,14 @@ Operation = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Zeros:
     """A tensor's bytes, all zero."""
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scaled:
     """A tensor's bytes: those at ``range``, each element times 2**``exponent``."""
 
@@ -118,7 +119,7 @@ class Scaled:
 Content = ByteRange | Zeros | Scaled
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputTensor:
     """A tensor of a file to write, and where its bytes come from (ranges are of the source's files)."""
 
@@ -132,7 +133,7 @@ class OutputTensor:
         return self.content.size if not isinstance(self.content, Scaled) else self.content.range.size
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputWeights:
     """A safetensors file to write, its tensors in the order of their bytes."""
 
@@ -141,7 +142,7 @@ class OutputWeights:
     metadata: Mapping[str, str] | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputText:
     """A small document to write."""
 
@@ -149,7 +150,7 @@ class OutputText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TiePromise:
     """After the write a fresh inspection finds this group: which names are stored, and tied or not.
 
@@ -162,7 +163,7 @@ class TiePromise:
     absent: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Promises:
     """What is checked on the written bytes before the rename, beyond the byte comparison."""
 
@@ -170,7 +171,7 @@ class Promises:
     ties: tuple[TiePromise, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """A promise. Pure data: making one reads nothing beyond the inspection it came from.
 
@@ -218,7 +219,7 @@ class Plan:
         return sum(link.bytes for link in self.links)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """What became of a plan. ``str()`` gives the `tieconv.plan/1` JSON."""
 

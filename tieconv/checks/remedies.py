@@ -13,7 +13,6 @@ from tieconv.checks import evidence
 from tieconv.text import shown
 
 
-
 def untie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
     """`tieconv untie`, or ``None`` where it would refuse."""
     if any(_is_misshapen(inspection, tie, member) for tie in inspection.ties for member in tie.members):

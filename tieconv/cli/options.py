@@ -79,6 +79,8 @@ def _colourful() -> bool:
 
 def width() -> int | None:
     """The terminal's columns, ``None`` where stdout is no terminal: piped text is not wrapped."""
+    if not sys.stdout.isatty():
+        return None
     import shutil
 
-    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
+    return max(shutil.get_terminal_size().columns, 40)
