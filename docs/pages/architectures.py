@@ -33,7 +33,9 @@ def page() -> str:
     families = [find({"architectures": [name]}) for name in table.names()]
     kinds = Counter(family.tying for family in families)
     counts = ", ".join(f"{kinds[tying]} {word}" for tying, word in _KINDS.items() if kinds[tying])
-    intro = INTRO.format(v5=table.measured_with(5), v4=table.measured_with(4), counts=f"{len(families)} classes: {counts}.")
+    intro = INTRO.format(
+        v5=table.measured_with(5), v4=table.measured_with(4), counts=f"{len(families)} classes: {counts}."
+    )
     return "\n".join((intro, *_refused(families), "", *_all(families))) + "\n"
 
 

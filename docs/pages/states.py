@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pages.rules import anchor
-
 from tieconv.checks import RULES
 from tieconv.checks.table import OUTPUT_BIAS, WORD_EMBEDDING, Table
 
@@ -55,9 +54,7 @@ def _table(table: Table) -> str:
         return "consistent" if read else "not decided"
 
     lines = [f"## {table.title}", ""]
-    lines.append(
-        " | ".join(("| state", "the file holds", *(column.title for column in table.columns))) + " |"
-    )
+    lines.append(" | ".join(("| state", "the file holds", *(column.title for column in table.columns))) + " |")
     lines.append("|---" * (2 + len(table.columns)) + "|")
     for row in table.rows:
         cells = (cell(row.rule(column), row.decides(column)) for column in table.columns)

@@ -217,7 +217,9 @@ def bench_in_place(verb: str, source: Path, layout: str, runs: int, store: dict[
         f"tieconv {verb} --in-place --verify structure": Command(
             [TIECONV, verb, str(work), "--in-place", "--verify", "structure"], (work,), fresh
         ),
-        f"tieconv {verb} --in-place (every byte compared)": Command([TIECONV, verb, str(work), "--in-place"], (work,), fresh),
+        f"tieconv {verb} --in-place (every byte compared)": Command(
+            [TIECONV, verb, str(work), "--in-place"], (work,), fresh
+        ),
     }
     report(f"{verb} in place, {layout}", compare(commands, runs), "cp + fsync of the changed shards", store)
     shutil.rmtree(kept)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tieconv
 from tests.checks.fixtures.model import (
     BART,
     BERT,
@@ -26,7 +27,6 @@ from tests.checks.fixtures.model import (
     save,
     vector,
 )
-import tieconv
 from tieconv import api
 from tieconv.checkpoint.inspection import Depth, Level
 from tieconv.checks import is_plain
@@ -101,9 +101,7 @@ def test_every_class_as_saved_is_silent(tie: bool | None, tmp_path: Path) -> Non
             if tie and "tie_word_embeddings" in str(error):  # the class refuses to be tied
                 continue
             raise
-        found = [
-            finding for finding in api.inspect(tmp_path / name).findings if finding.level is not Level.NOTE
-        ]
+        found = [finding for finding in api.inspect(tmp_path / name).findings if finding.level is not Level.NOTE]
         if found:
             loud[name] = [f"{finding.rule}: {finding.message}" for finding in found]
     assert loud == {}

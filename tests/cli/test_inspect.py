@@ -34,7 +34,7 @@ def test_text_names_what_matters(models: Path, name: str) -> None:
     text = ok("inspect", models / name).stdout
     for word in ("input embedding", "output head", "head bias", "config", "ties", "findings"):
         assert word in text
-    assert text.isprintable() or set(text) - set("\n") and text.replace("\n", "").isprintable()
+    assert text.isprintable() or (set(text) - set("\n") and text.replace("\n", "").isprintable())
 
 
 def test_a_tied_model_names_its_absent_head(models: Path) -> None:
@@ -148,7 +148,11 @@ def test_no_color_on_a_terminal(models: Path) -> None:
     script = f"{sys.executable} -m tieconv inspect {models / 'llama-diverged'}"
     coloured = subprocess.run(["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True)
     plain = subprocess.run(
-        ["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True, env=os.environ | {"NO_COLOR": "1"}
+        ["script", "-qec", script, "/dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"NO_COLOR": "1"},
     )
     assert "\x1b[" in coloured.stdout
     assert "\x1b[" not in plain.stdout

@@ -88,15 +88,7 @@ class LinkFile:
 
 
 Operation = (
-    KeepTensor
-    | DropTensor
-    | CopyTensor
-    | RenameTensor
-    | FillTensor
-    | ScaleTensor
-    | SetConfig
-    | SetMetadata
-    | LinkFile
+    KeepTensor | DropTensor | CopyTensor | RenameTensor | FillTensor | ScaleTensor | SetConfig | SetMetadata | LinkFile
 )
 
 
@@ -207,10 +199,7 @@ class Plan:
     def bytes_read(self) -> int:
         """Bytes of source tensors that the changed files are made from."""
         return sum(
-            tensor.nbytes
-            for file in self.weights
-            for tensor in file.tensors
-            if not isinstance(tensor.content, Zeros)
+            tensor.nbytes for file in self.weights for tensor in file.tensors if not isinstance(tensor.content, Zeros)
         )
 
     @property

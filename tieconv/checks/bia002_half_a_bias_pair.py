@@ -42,13 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
     bias, stored = inspection.head.output_bias, evidence.reference(tie)
     trained = bias is not None and bias.state is BiasState.NONZERO
-    state = (
-        "is not zero"
-        if trained
-        else "is all zero"
-        if bias and bias.state is BiasState.ZERO
-        else "was not read"
-    )
+    state = "is not zero" if trained else "is all zero" if bias and bias.state is BiasState.ZERO else "was not read"
     word_tie = inspection.word_tie
     whole = word_tie is None or word_tie.consistent is True
     return RULE.finding(

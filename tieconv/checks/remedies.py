@@ -27,9 +27,7 @@ def retie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
     """`tieconv retie`, or ``None`` where it would refuse: copies that differ, a flag that scales logits."""
     merged = filter(is_merged, inspection.ties)
     flips = (
-        not inspection.config.effective
-        or evidence.unheeded_false(inspection)
-        or evidence.levels_disagree(inspection)
+        not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
     )
     if not all(_is_equal(tie) for tie in merged) or (flips and not flag_is_storage(inspection)):
         return None

@@ -44,9 +44,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    empty = evidence.is_empty(inspection, member.name) or evidence.is_empty(
-        inspection, evidence.reference(tie)
-    )
+    empty = evidence.is_empty(inspection, member.name) or evidence.is_empty(inspection, evidence.reference(tie))
     if tie.role is Role.OUTPUT_BIAS or empty or evidence.shapes_differ(inspection, tie, member):
         return False
     disputed = evidence.disputed(inspection) and evidence.head_member(inspection, tie) is member

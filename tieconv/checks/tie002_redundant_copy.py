@@ -35,9 +35,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each tied group with identical copies; those with a NaN are NUM001's."""
     for tie in evidence.declared_tied(inspection):
         copies = [
-            member.name
-            for member in tie.members
-            if member.state is State.IDENTICAL and not member.detail.get("nan")
+            member.name for member in tie.members if member.state is State.IDENTICAL and not member.detail.get("nan")
         ]
         if copies and tie.role is not Role.OUTPUT_BIAS:
             yield _report(inspection, tie, copies)

@@ -41,11 +41,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 def _is_redundant(tie: Tie) -> bool:
     states = {member.state for member in tie.members}
-    return (
-        tie.role is Role.WORD_EMBEDDING
-        and State.IDENTICAL in states
-        and states <= evidence.EQUAL - {State.ABSENT}
-    )
+    return tie.role is Role.WORD_EMBEDDING and State.IDENTICAL in states and states <= evidence.EQUAL - {State.ABSENT}
 
 
 def _names(tie: Tie) -> tuple[str, ...]:

@@ -37,25 +37,18 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     names = [name for name in (family.input_embedding, family.output_head) if name]
     if family.knowledge is not Knowledge.TABLE or family.tying is Tying.HEADLESS or len(names) < 2:
         return
-    supplied = (
-        head.input_embedding
-        or (head.output_head and head.output_head.stored)
-        or evidence.head_tie(inspection)
-    )
+    supplied = head.input_embedding or (head.output_head and head.output_head.stored) or evidence.head_tie(inspection)
     if supplied or any(evidence.is_quantised(inspection, name) for name in names):
         return
     pair = " nor ".join(evidence.listed([name]) for name in names)
     yield RULE.finding(
-        f"neither {pair} is stored: transformers fills both with random numbers"
-        f"{_elsewhere(inspection, names)}",
+        f"neither {pair} is stored: transformers fills both with random numbers{_elsewhere(inspection, names)}",
         names,
     )
 
 
 def _elsewhere(inspection: Inspection, names: list[str]) -> str:
-    found = [
-        name for name in inspection.checkpoint.tensors if name.endswith(tuple(f".{name}" for name in names))
-    ]
+    found = [name for name in inspection.checkpoint.tensors if name.endswith(tuple(f".{name}" for name in names))]
     return f" ({evidence.clause(found, 'has', 'have')} another prefix)" if found else ""
 
 

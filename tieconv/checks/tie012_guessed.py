@@ -37,15 +37,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
-    subject = (
-        f"the architecture {shown(named[0])} is not in the table"
-        if named
-        else "no config names an architecture"
-    )
+    subject = f"the architecture {shown(named[0])} is not in the table" if named else "no config names an architecture"
     if not names:
-        yield RULE.finding(
-            f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE
-        )
+        yield RULE.finding(f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE)
         return
     pair = named and len(names) == 2
     yield RULE.finding(

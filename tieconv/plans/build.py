@@ -32,7 +32,8 @@ def build(
         files = with_text(files, text, changes)
     if tied is not None and checkpoint.config is None:
         value = str(tied).lower()
-        notes = (*notes, f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it")
+        advice = f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"
+        notes = (*notes, advice)
         promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
     return Plan(
         command=command,

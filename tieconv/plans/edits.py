@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.plan import (
-    Content,
     CopyTensor,
     DropTensor,
     FillTensor,
@@ -22,7 +22,6 @@ from tieconv.checkpoint.plan import (
     SetMetadata,
     Zeros,
 )
-from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.records import Checkpoint, Layout, TensorRecord, WeightFile
 from tieconv.formats.index import edit_index
 
@@ -135,9 +134,7 @@ def _sharded(edits: Edits) -> Files:
     return _assemble(edits, tuple(weights), text, tuple(removed))
 
 
-def _rewrite(
-    file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]
-) -> OutputWeights | None:
+def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
     """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
     mine = {tensor.name for tensor in file.tensors}
     metadata, changed = _metadata(file, edits)
@@ -165,9 +162,7 @@ def _metadata(file: WeightFile, edits: Edits) -> tuple[Mapping[str, str] | None,
         return None, False
     tensors = edits.checkpoint.tensors
     stored = edits.after()
-    stale = [
-        key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)
-    ]
+    stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
     for key in stale:
         edits.operations.append(SetMetadata(file.name, key, None))
     return {key: value for key, value in file.metadata.items() if key not in stale}, bool(stale)

@@ -15,10 +15,12 @@ from tieconv.text import shown
 
 
 def refuse(message: str, hint: str, code: str) -> NoReturn:
+    """Raise `RefusedError`."""
     raise RefusedError(message, hint, code)
 
 
 def inspect_hint(inspection: Inspection) -> str:
+    """The command that shows the evidence."""
     return f"tieconv inspect {shlex.quote(inspection.checkpoint.source)}"
 
 
@@ -62,8 +64,11 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
     family = inspection.family
     label = family.architecture or shown(inspection.checkpoint.source)
     if family.tying is Tying.HEADLESS:
-        refuse(f"{label} has no output embedding by design, so there is nothing to {verb}",
-               inspect_hint(inspection), "tie.headless")
+        refuse(
+            f"{label} has no output embedding by design, so there is nothing to {verb}",
+            inspect_hint(inspection),
+            "tie.headless",
+        )
     if family.tying is Tying.NEVER:
         refuse(
             f"{label} never ties its output embedding, whatever the config says, so there is nothing to {verb}",

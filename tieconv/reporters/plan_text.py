@@ -23,9 +23,7 @@ from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
 
-def render(
-    outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False
-) -> str:
+def render(outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False) -> str:
     """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
     plan = outcome.plan
     lines = [f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}"]
