@@ -60,8 +60,9 @@ def make_model(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Pa
     layer = 16_777_216
     layers = max(1, int((gigabytes * 1e9 - matrix) // layer))
     tensors = [("model.embed_tokens.weight", (VOCABULARY, WIDTH), matrix)]
-    tensors += [(f"model.layers.{i}.mlp.up_proj.weight", (4096, WIDTH), layer) for i in range(layers)]
-    tensors += [(f"model.layers.{i}.input_layernorm.weight", (WIDTH,), WIDTH * 2) for i in range(layers)]
+    for i in range(layers):
+        tensors.append((f"model.layers.{i}.input_layernorm.weight", (WIDTH,), WIDTH * 2))
+        tensors.append((f"model.layers.{i}.mlp.up_proj.weight", (4096, WIDTH), layer))
     if head:
         tensors.append(("lm_head.weight", (VOCABULARY, WIDTH), matrix))
     names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
@@ -87,6 +88,13 @@ def make_model(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Pa
         "tie_word_embeddings": not head,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+    return folder
+
+
+def make_apart(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Path:
+    """`make_model` in a process of its own: a child's peak memory starts at what its parent holds."""
+    words = [PYTHON, "-m", "tests.bench.bench", "--gigabytes", str(gigabytes)]
+    subprocess.run([*words, "--make", str(folder), str(head), str(shards)], check=True)
     return folder
 
 
@@ -250,14 +258,19 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "tieconv-bench")
     parser.add_argument("--no-peers", action="store_true", help="leave safetensors and transformers out")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--make", nargs=3, metavar=("DIR", "HEAD", "SHARDS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.make:
+        folder, head, shards = arguments.make
+        make_model(Path(folder), arguments.gigabytes, head=head == "True", shards=int(shards))
+        return
     root: Path = arguments.folder
     shutil.rmtree(root, ignore_errors=True)
     store: dict[str, object] = {}
     peers = not arguments.no_peers
     try:
         for shards, layout in ((1, "single file"), (8, "8 shards")):
-            untied = make_model(root / f"untied-{shards}", arguments.gigabytes, head=True, shards=shards)
+            untied = make_apart(root / f"untied-{shards}", arguments.gigabytes, head=True, shards=shards)
             if shards == 8:
                 fixture = Path(__file__).parents[2] / "fixtures" / "models" / "llama-tied"
                 bench_inspect(untied, fixture, arguments.runs, store)
@@ -265,7 +278,7 @@ def main() -> None:
             bench_scan(untied, arguments.runs, store)
             bench_verb("retie", untied, root / "expected", layout, arguments.runs, store, peers=peers)
             shutil.rmtree(untied)
-            tied = make_model(root / f"tied-{shards}", arguments.gigabytes, head=False, shards=shards)
+            tied = make_apart(root / f"tied-{shards}", arguments.gigabytes, head=False, shards=shards)
             if shards == 8:
                 bench_in_place("untie", tied, layout, arguments.runs, store)
             bench_verb("untie", tied, root / "expected", layout, arguments.runs, store, peers=peers)

@@ -9,10 +9,12 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 
 from tests.cli.run import ok, run
+from tieconv.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
@@ -114,6 +116,19 @@ def test_heavy_modules_stay_out(command: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_the_list_of_commands_is_theirs() -> None:
+    """The help lists each command with its own first line, without importing it."""
+    for name, line in COMMANDS.items():
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert command.get_short_help_str(200) == line
+    code = (
+        "import sys\nfrom tieconv.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tieconv.cli.errors" in result.stdout and "tieconv.api" not in result.stdout
 
 
 def test_equality_needs_no_numpy(models: Path) -> None:

@@ -9,25 +9,29 @@ import click
 from tieconv.cli.errors import ErrorBoundary
 from tieconv.version import VERSION
 
-_COMMANDS = {
-    "completion": "tieconv.cli.completion",
-    "inspect": "tieconv.cli.inspect",
-    "retie": "tieconv.cli.retie",
-    "untie": "tieconv.cli.untie",
+COMMANDS = {
+    "completion": "Print the completion script for SHELL.",
+    "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
+    "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
+    "untie": "Write the head, and every other tied name, as a tensor of its own.",
 }
+"""Each command, in the module of its name, and its line in the help: listing them imports none of them."""
 
 
 class LazyGroup(ErrorBoundary):
     """A group whose help lists the commands and whose call imports only the one that is named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return sorted(COMMANDS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module = _COMMANDS.get(cmd_name)
-        if module is None:
+        if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(module).command
+        command = importlib.import_module(f"tieconv.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
