@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,7 +43,18 @@ def _unreadable(path: Path, error: OSError) -> UnreadableError:
             f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
         )
     reason = (error.strerror or "unknown error").lower()
-    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", "check the path", "path.unreadable")
+    hint = _HINTS.get(error.errno or 0, "check the path and the disk")
+    if error.errno == errno.ENOENT and path.is_symlink():
+        hint = "the link leads nowhere: fetch the file again, or remove the link"
+    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", hint, "path.unreadable")
+
+
+_HINTS = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "ask its owner for permission to read it",
+    errno.EPERM: "ask its owner for permission to read it",
+    errno.EMFILE: "allow more open files: ulimit -n 8192",
+}
 
 
 def _kind(mode: int) -> str:
@@ -59,9 +71,10 @@ def _kind(mode: int) -> str:
 def _resolve(path: Path, root: Path) -> Path:
     if not path.is_symlink():
         return path
-    real_root = root.resolve()
-    target = path.resolve()
-    if target.is_relative_to(real_root) or any(target.is_relative_to(blobs) for blobs in _blob_stores(real_root)):
+    real_root = Path(os.path.realpath(root))
+    # Unlike Path.resolve, realpath raises nothing for a loop: it is found when the link itself cannot be opened.
+    target = Path(os.path.realpath(path))
+    if target.is_relative_to(real_root) or _is_blob(target, real_root):
         return target
     raise UnsafePathError(
         f"{shown(path)} is a link to {shown(target)}, outside the model directory",
@@ -70,28 +83,33 @@ def _resolve(path: Path, root: Path) -> Path:
     )
 
 
-def _blob_stores(real_root: Path) -> Iterator[Path]:
-    """Where a hub cache keeps the files of the snapshot that ``real_root`` lies in."""
+_HUB_REPOSITORY = ("models--", "datasets--", "spaces--")
+_SHARED_BLOB = re.compile(r"[0-9a-f]{2}/[0-9a-f]{64}")
+
+
+def _hub_repository(real_root: Path) -> Path | None:
+    """The repository in a hub cache whose snapshot ``real_root`` is or lies in."""
     for parent in real_root.parents:
-        if parent.name == "snapshots":
-            yield parent.parent / "blobs"
-            yield parent.parent.parent / "blobs"  # shared by all repositories since huggingface_hub 2.4
+        if parent.name == "snapshots" and parent.parent.name.startswith(_HUB_REPOSITORY):
+            return parent.parent
+    return None
+
+
+def _is_blob(target: Path, real_root: Path) -> bool:
+    """Whether a hub cache keeps ``target`` for the snapshot ``real_root``: as a blob of the repository, or shared."""
+    repository = _hub_repository(real_root)
+    if repository is None:
+        return False
+    shared = repository.parent / "blobs"  # since huggingface_hub 2.4
+    if target.is_relative_to(shared):
+        return _SHARED_BLOB.fullmatch(str(target.relative_to(shared))) is not None
+    return target.is_relative_to(repository / "blobs")
 
 
 def in_hub_cache(root: Path) -> bool:
     """True for a snapshot of a hub cache, whose files other snapshots share."""
-    return any(store.is_dir() for store in _blob_stores(root.resolve()))
-
-
-def read_small(path: Path, root: Path, limit: int) -> bytes:
-    """The whole of a small file; one byte more than ``limit`` at most, so that a caller can refuse it."""
-    descriptor = open_regular(path, root)
-    try:
-        size = os.fstat(descriptor).st_size
-        with os.fdopen(os.dup(descriptor), "rb") as stream:
-            return stream.read(min(size, limit) + 1)
-    finally:
-        os.close(descriptor)
+    repository = _hub_repository(Path(os.path.realpath(root)))
+    return repository is not None and any((home / "blobs").is_dir() for home in (repository, repository.parent))
 
 
 def file_state(descriptor: int) -> FileState:
@@ -156,7 +174,9 @@ def open_files(root: Path) -> Iterator[FileSet]:
         files.close()
 
 
-SKIPPED_DIRECTORIES = frozenset({".git"})
+def _is_skipped(directory: str) -> bool:
+    """Version control, and what a killed write left behind: no part of the model."""
+    return directory == ".git" or (directory.startswith(".") and directory.endswith(".tieconv-staging"))
 
 
 def locate(source: str) -> Listing:
@@ -188,7 +208,8 @@ def _walk(root: Path, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
     regular: dict[str, int] = {}
     special: list[str] = []
     for directory, subdirectories, files in os.walk(root, onerror=_raise_unreadable):
-        subdirectories[:] = sorted(name for name in subdirectories if deep and name not in SKIPPED_DIRECTORIES)
+        _check_extent(root, directory, len(regular) + len(special) + len(files))
+        subdirectories[:] = sorted(name for name in subdirectories if deep and not _is_skipped(name))
         for name in list(subdirectories):
             if os.path.islink(os.path.join(directory, name)):
                 subdirectories.remove(name)
@@ -202,6 +223,19 @@ def _walk(root: Path, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
             else:
                 regular[relative] = size
     return dict(sorted(regular.items())), tuple(sorted(special))
+
+
+MAX_FILES = 100_000
+MAX_LEVELS = 64
+"""The most files and nested directories under MODEL: beyond, it is no model directory."""
+
+
+def _check_extent(root: Path, directory: str, files: int) -> None:
+    levels = directory.count(os.sep) - str(root).count(os.sep)
+    if files <= MAX_FILES and levels <= MAX_LEVELS:
+        return
+    what = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
+    raise UnreadableError(f"{shown(root)} holds {what}", "give the directory that the weights lie in", "path.too-large")
 
 
 def _raise_unreadable(error: OSError) -> None:
