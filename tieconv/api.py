@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth, Inspection
@@ -13,6 +12,8 @@ from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tieconv.planned import PlannedWrite
 
 
@@ -29,7 +30,7 @@ def inspect(
     `UnreadableError` for input that is missing or malformed.
     """
     listing = locate(str(path))
-    with open_files(Path(listing.root)) as files:
+    with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth(depth), embed=embed, head=head)
     return replace(evidence, findings=run_checks(evidence))

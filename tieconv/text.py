@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 
 # Marks that Python calls printable and that no terminal shows: they hide, join or stretch what stands beside them.
-_INVISIBLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
-)
-_HASHES = re.compile(r"##(?=\[|vso\[)")
+_INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+_HASHES = r"##(?=\[|vso\[)"
 _LIMIT = 200
 
 
@@ -20,13 +18,13 @@ def shown(value: object, limit: int = _LIMIT) -> str:
     text = str(value)
     if len(text) > limit:
         text = f"{text[: limit - 1]}…"
-    if not (text.isprintable() and (text.isascii() or not _INVISIBLE.search(text))):
+    if not (text.isprintable() and (text.isascii() or not re.search(_INVISIBLE, text))):
         text = "".join(map(_escape, text))
     return _disarmed(text)
 
 
 def _escape(character: str) -> str:
-    if character.isprintable() and not _INVISIBLE.match(character):
+    if character.isprintable() and not re.match(_INVISIBLE, character):
         return character
     point = ord(character)
     if point < 0x100:
@@ -37,12 +35,12 @@ def _escape(character: str) -> str:
 def _disarmed(text: str) -> str:
     """``text`` that gives no order to a CI runner: one obeys a line that starts with `::`, and `##[` anywhere."""
     if "##" in text:
-        text = _HASHES.sub(r"#\\x23", text)
+        text = re.sub(_HASHES, r"#\\x23", text)
     indent = len(text) - len(text.lstrip())
     return f"{text[:indent]}:\\x3a{text[indent + 2 :]}" if text.startswith("::", indent) else text
 
 
-_BARE = re.compile(rb"[^A-Za-z0-9_./:=@%+, -]")
+_BARE = rb"[^A-Za-z0-9_./:=@%+, -]"
 
 
 def shell_word(value: str) -> str:
@@ -58,7 +56,7 @@ def shell_word(value: str) -> str:
         raw = value.encode("utf-8", "surrogateescape")  # as file names are decoded
     except UnicodeEncodeError:
         raw = value.encode("utf-8", "surrogatepass")
-    escaped = _BARE.sub(lambda match: b"\\x%02x" % match.group()[0], raw)
+    escaped = re.sub(_BARE, lambda match: b"\\x%02x" % match.group()[0], raw)
     return f"$'{escaped.decode('ascii')}'"
 
 

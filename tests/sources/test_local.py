@@ -12,7 +12,8 @@ import pytest
 from tieconv.checkpoint.records import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources import local
-from tieconv.sources.local import FileSet, in_hub_cache, locate, open_files, open_regular
+from tieconv.sources.links import in_hub_cache
+from tieconv.sources.local import FileSet, locate, open_files, open_regular
 
 DIGEST = "0f" * 32
 

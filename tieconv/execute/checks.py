@@ -23,7 +23,8 @@ from tieconv.execute.target import (
     source_root,
 )
 from tieconv.formats.safetensors import SUFFIX
-from tieconv.sources.local import file_state, in_hub_cache, open_regular
+from tieconv.sources.links import in_hub_cache
+from tieconv.sources.local import file_state, open_regular
 from tieconv.text import shown
 
 _INDEX = SUFFIX + ".index.json"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import (
     Caution,
     Checkpoint,
@@ -24,12 +25,12 @@ from tieconv.text import count, shell_word, shown
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_SHARD = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")
+_SHARD = r"-\d{5}-of-\d{5}\.safetensors$"
 
 
-@dataclass
+@record
 class _Found:
-    """What reading gathers before it becomes a frozen `Checkpoint`."""
+    """What reading gathers before it becomes a `Checkpoint`; its two collections grow."""
 
     layout: Layout
     weights: tuple[str, ...]
@@ -38,7 +39,7 @@ class _Found:
     cautions: list[Caution] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SafetensorsModel:
     """The safetensors format; see `tieconv.formats.interface.Format`."""
 
@@ -51,7 +52,7 @@ class SafetensorsModel:
     def read(self, listing: Listing, files: Files) -> Checkpoint:
         found = _find_weights(listing, files)
         weights = tuple(_read_one(files, name) for name in found.weights)
-        found.cautions += _index_cautions(found, weights)
+        found.cautions.extend(_index_cautions(found, weights))
         config = _config(listing, files, found)
         named = [*found.weights, *(document.name for document in (found.index, config) if document)]
         whole = found.layout is not Layout.FILE
@@ -113,7 +114,7 @@ def _single(listing: Listing, stored: list[str]) -> _Found:
             )
         )
     else:
-        found.cautions += _orphans(stored, {SINGLE})
+        found.cautions.extend(_orphans(stored, {SINGLE}))
     return found
 
 
@@ -130,13 +131,13 @@ def _sharded(listing: Listing, files: Files, name: str) -> _Found:
                 "index.absent-shard",
             )
     found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
-    found.cautions += _orphans((entry for entry in listing.top if entry.endswith(SUFFIX)), set(shards))
+    found.cautions.extend(_orphans((entry for entry in listing.top if entry.endswith(SUFFIX)), set(shards)))
     return found
 
 
 def _without_index(listing: Listing, stored: list[str]) -> _Found:
     """No ``model.safetensors`` and no index: one file is the model, numbered shards are; else nobody knows."""
-    shards = [name for name in stored if _SHARD.search(name)]
+    shards = [name for name in stored if re.search(_SHARD, name)]
     if len(stored) == 1:
         return _Found(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
@@ -166,13 +167,13 @@ def _config(listing: Listing, files: Files, found: _Found) -> Document | None:
     _require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
         return None
-    if found.layout is Layout.FILE and _SHARD.search(found.weights[0]):
+    if found.layout is Layout.FILE and re.search(_SHARD, found.weights[0]):
         found.cautions.append(
             Caution("layout.one-shard", f"{shown(found.weights[0])} is one shard of a model; inspect its directory")
         )
         return None
     document, cautions = read_config(files)
-    found.cautions += cautions
+    found.cautions.extend(cautions)
     return document
 
 
