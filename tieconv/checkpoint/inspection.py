@@ -107,10 +107,14 @@ class Duplicate:
 
 @record
 class Declared:
-    """A tie flag found in the config, or ``value=None`` where a level that could hold one has none."""
+    """A tie flag found in the config; ``present`` is false where a level that could hold one has none.
+
+    A flag that is present and ``None`` is a JSON null.
+    """
 
     path: str
     value: object
+    present: bool = True
 
 
 @record
