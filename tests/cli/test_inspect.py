@@ -45,7 +45,7 @@ def test_a_tied_model_names_its_absent_head(models: Path) -> None:
     assert document["head"]["output_head"]["name"] == "lm_head.weight"
     assert document["head"]["output_head"]["tied_to"] == "model.embed_tokens.weight"
     assert document["findings"] == []
-    assert document["config"]["declared"] == [{"path": "tie_word_embeddings", "value": True}]
+    assert document["config"]["declared"] == [{"path": "tie_word_embeddings", "value": True, "present": True}]
 
 
 def test_an_equal_copy_costs_bytes(models: Path) -> None:
