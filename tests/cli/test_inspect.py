@@ -190,3 +190,14 @@ def test_traceback_only_on_request() -> None:
 def test_completion_scripts(shell: str) -> None:
     """Each shell gets a script that names the command."""
     assert "_TIECONV_COMPLETE" in ok(f"completion {shell}").stdout
+
+
+def test_the_hub_is_pointed_at() -> None:
+    """A bare org/name is offered its hf:// form; that form says how to fetch the model."""
+    bare = run("inspect org/name")
+    assert bare.exit_code == 2 and "hf://org/name" in bare.stderr.splitlines()[1]
+    hub = run("inspect hf://org/name@main")
+    assert (
+        hub.exit_code == 2
+        and hub.stderr.splitlines()[1] == "hint: fetch it first: hf download org/name --local-dir name"
+    )
