@@ -153,9 +153,10 @@ def locate(source: str) -> Listing:
     """
     if source.startswith("hf://"):
         name = source.removeprefix("hf://").partition("@")[0]
+        folder = os.path.basename(name) or "model"
         raise UnreadableError(
             f"{shown(source)} is on the Hub, and this version reads local files only",
-            f"fetch it first: hf download {shell_word(name)} --local-dir {shell_word(os.path.basename(name) or 'model')}",
+            f"fetch it first: hf download {shell_word(name)} --local-dir {shell_word(folder)}",
             "path.hub",
         )
     if not os.path.lexists(source):
