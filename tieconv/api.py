@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth, Inspection
@@ -15,6 +14,8 @@ from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.records import TensorRecord
     from tieconv.planned import PlannedWrite
@@ -33,7 +34,7 @@ def inspect(
     `UnreadableError` for input that is missing or malformed.
     """
     listing = locate(str(path))
-    with open_files(Path(listing.root)) as files:
+    with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth(depth), embed=embed, head=head)
     evidence = _with_base(evidence)
@@ -48,7 +49,7 @@ def _with_base(evidence: Inspection) -> Inspection:
         return evidence
     try:
         listing = locate(adapter.base)
-        with open_files(Path(listing.root)) as files:
+        with open_files(listing.root) as files:
             base = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
     except UnreadableError:
         return evidence
@@ -129,7 +130,7 @@ def plan_bias(
     evidence = inspect(path, embed=embed, head=head)
 
     def is_zero(record: TensorRecord) -> bool:
-        with open_files(Path(evidence.checkpoint.root)) as files:
+        with open_files(evidence.checkpoint.root) as files:
             return bias_summary(files, record)[0] is BiasState.ZERO
 
     match action:
@@ -214,7 +215,7 @@ def plan_reindex(path: str | Path = ".", *, prune: bool = False) -> PlannedWrite
     from tieconv.plans.reindex import plan_reindex as make
 
     listing = locate(str(path))
-    with open_files(Path(listing.root)) as files:
+    with open_files(listing.root) as files:
         plan = make(read_shards(listing, files), lambda a, b: equal(files, a.range, b.range), prune=prune)
     return PlannedWrite(plan, _indexed)
 
@@ -244,5 +245,5 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
                 "convert it to safetensors first",
                 "diff.headers-only",
             )
-    with open_files(Path(one.checkpoint.root)) as files_a, open_files(Path(two.checkpoint.root)) as files_b:
+    with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
         return compare(one, two, files_a, files_b)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.plan import Outcome, Plan
-from tieconv.execute import Target, check_target, execute
+from tieconv.execute import Target, check_target, execute, replaces_directory
 
 Progress = Callable[[int, int], None]
 Verify = Literal["full", "structure"]
@@ -37,6 +37,10 @@ class PlannedWrite:
     ) -> None:
         """Every refusal that needs no writing, as `execute` would make it."""
         check_target(self.plan, self._target(out, in_place, overwrite, hardlink, verify))
+
+    def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
+        """Whether writing exchanges a whole directory: a shell that stands in it must enter it again."""
+        return replaces_directory(self.plan, self._target(out, in_place, not in_place, False, "full"))
 
     def execute(
         self,

@@ -4,28 +4,60 @@ from __future__ import annotations
 
 import re
 
-_UNSAFE = re.compile(
-    "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202f\u2060-\u206f"
-    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]"
-)
+# Marks that Python calls printable and that no terminal shows: they hide, join or stretch what stands beside them.
+_INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+_HASHES = r"##(?=\[|vso\[)"
 _LIMIT = 200
 
 
 def shown(value: object, limit: int = _LIMIT) -> str:
-    """``value`` as text that cannot move the cursor, reorder or hide anything, at most ``limit`` characters."""
+    """``value`` as text that cannot move the cursor, reorder or hide anything, at most ``limit`` characters.
+
+    An escape takes up to ten characters for one.
+    """
     text = str(value)
     if len(text) > limit:
         text = f"{text[: limit - 1]}…"
-    safe = _UNSAFE.sub(_escape, text)
-    # A printed line that starts with `::` is a command to a CI runner.
-    return safe.replace("::", ":\\x3a") if safe.startswith("::") else safe
+    if not (text.isprintable() and (text.isascii() or not re.search(_INVISIBLE, text))):
+        text = "".join(map(_escape, text))
+    return _disarmed(text)
 
 
-def _escape(match: re.Match[str]) -> str:
-    point = ord(match.group())
+def _escape(character: str) -> str:
+    if character.isprintable() and not re.match(_INVISIBLE, character):
+        return character
+    point = ord(character)
     if point < 0x100:
         return f"\\x{point:02x}"
     return f"\\u{point:04x}" if point < 0x10000 else f"\\U{point:08x}"
+
+
+def _disarmed(text: str) -> str:
+    """``text`` that gives no order to a CI runner: one obeys a line that starts with `::`, and `##[` anywhere."""
+    if "##" in text:
+        text = re.sub(_HASHES, r"#\\x23", text)
+    indent = len(text) - len(text.lstrip())
+    return f"{text[:indent]}:\\x3a{text[indent + 2 :]}" if text.startswith("::", indent) else text
+
+
+_BARE = rb"[^A-Za-z0-9_./:=@%+, -]"
+
+
+def shell_word(value: str) -> str:
+    """``value`` as one word of a command that can be copied to a shell, as harmless to print as `shown` text.
+
+    What cannot be shown stands as `$'…'` with its bytes escaped, which bash, zsh and ksh read.
+    """
+    if shown(value, len(value)) == value:
+        import shlex
+
+        return shlex.quote(value)
+    try:
+        raw = value.encode("utf-8", "surrogateescape")  # as file names are decoded
+    except UnicodeEncodeError:
+        raw = value.encode("utf-8", "surrogatepass")
+    escaped = re.sub(_BARE, lambda match: b"\\x%02x" % match.group()[0], raw)
+    return f"$'{escaped.decode('ascii')}'"
 
 
 def size(number: int) -> str:

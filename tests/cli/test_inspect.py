@@ -9,10 +9,12 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import click
 import jsonschema
 import pytest
 
 from tests.cli.run import ok, run
+from tieconv.cli import COMMANDS, main
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
@@ -34,7 +36,7 @@ def test_text_names_what_matters(models: Path, name: str) -> None:
     text = ok("inspect", models / name).stdout
     for word in ("input embedding", "output head", "head bias", "config", "ties", "findings"):
         assert word in text
-    assert text.isprintable() or set(text) - set("\n") and text.replace("\n", "").isprintable()
+    assert text.isprintable() or (set(text) - set("\n") and text.replace("\n", "").isprintable())
 
 
 def test_a_tied_model_names_its_absent_head(models: Path) -> None:
@@ -43,7 +45,7 @@ def test_a_tied_model_names_its_absent_head(models: Path) -> None:
     assert document["head"]["output_head"]["name"] == "lm_head.weight"
     assert document["head"]["output_head"]["tied_to"] == "model.embed_tokens.weight"
     assert document["findings"] == []
-    assert document["config"]["declared"] == [{"path": "tie_word_embeddings", "value": True}]
+    assert document["config"]["declared"] == [{"path": "tie_word_embeddings", "value": True, "present": True}]
 
 
 def test_an_equal_copy_costs_bytes(models: Path) -> None:
@@ -116,6 +118,19 @@ def test_heavy_modules_stay_out(command: str) -> None:
     assert result.stderr.strip().splitlines()[-1] == "[]"
 
 
+def test_the_list_of_commands_is_theirs() -> None:
+    """The help lists each command with its own first line, without importing it."""
+    for name, line in COMMANDS.items():
+        command = main.get_command(click.Context(main), name)
+        assert command is not None
+        assert command.get_short_help_str(200) == line
+    code = (
+        "import sys\nfrom tieconv.cli import main\ntry: main(['--help'])\nexcept SystemExit: print(sorted(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "tieconv.cli.errors" in result.stdout and "tieconv.api" not in result.stdout
+
+
 def test_equality_needs_no_numpy(models: Path) -> None:
     """Proving a copy identical imports no numpy."""
     code = (
@@ -148,7 +163,11 @@ def test_no_color_on_a_terminal(models: Path) -> None:
     script = f"{sys.executable} -m tieconv inspect {models / 'llama-diverged'}"
     coloured = subprocess.run(["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True)
     plain = subprocess.run(
-        ["script", "-qec", script, "/dev/null"], capture_output=True, text=True, check=True, env=os.environ | {"NO_COLOR": "1"}
+        ["script", "-qec", script, "/dev/null"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"NO_COLOR": "1"},
     )
     assert "\x1b[" in coloured.stdout
     assert "\x1b[" not in plain.stdout
@@ -171,3 +190,14 @@ def test_traceback_only_on_request() -> None:
 def test_completion_scripts(shell: str) -> None:
     """Each shell gets a script that names the command."""
     assert "_TIECONV_COMPLETE" in ok(f"completion {shell}").stdout
+
+
+def test_the_hub_is_pointed_at() -> None:
+    """A bare org/name is offered its hf:// form; that form says how to fetch the model."""
+    bare = run("inspect org/name")
+    assert bare.exit_code == 2 and "hf://org/name" in bare.stderr.splitlines()[1]
+    hub = run("inspect hf://org/name@main")
+    assert (
+        hub.exit_code == 2
+        and hub.stderr.splitlines()[1] == "hint: fetch it first: hf download org/name --local-dir name"
+    )

@@ -32,7 +32,11 @@ def names(folder: Path) -> set[str]:
 
 def flags(folder: Path) -> list[object]:
     config = json.loads((folder / "config.json").read_text())
-    nested = [value["tie_word_embeddings"] for value in config.values() if isinstance(value, dict) and "tie_word_embeddings" in value]
+    nested = [
+        value["tie_word_embeddings"]
+        for value in config.values()
+        if isinstance(value, dict) and "tie_word_embeddings" in value
+    ]
     return [config["tie_word_embeddings"], *nested]
 
 
@@ -93,7 +97,9 @@ def test_keep_flag_leaves_the_config_alone(model, tmp_path: Path) -> None:
     assert "lm_head.weight" in names(out)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl", "gpt2-unprefixed"])
+@pytest.mark.parametrize(
+    "name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl", "gpt2-unprefixed"]
+)
 @pytest.mark.parametrize("how", ["-o", "--in-place", "--hardlink"])
 def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, how: str) -> None:
     """Untie, then retie: the files are the first ones again, byte for byte, in each way of writing."""
@@ -120,7 +126,9 @@ def test_a_sharded_untie_leaves_the_shards_alone(model, tmp_path: Path) -> None:
         assert (out / shard.name).read_bytes() == shard.read_bytes()
     index = json.loads((out / "model.safetensors.index.json").read_text())
     assert index["weight_map"]["lm_head.weight"] == "model-head.safetensors"
-    assert index["metadata"]["total_size"] == sum(t.nbytes for f in out.glob("*.safetensors") for t in load_torch(f).values())
+    assert index["metadata"]["total_size"] == sum(
+        t.nbytes for f in out.glob("*.safetensors") for t in load_torch(f).values()
+    )
     assert set(index["weight_map"]) == names(out)
 
 
@@ -163,13 +171,20 @@ def test_force_and_from_go_together(model) -> None:
         ("llama-tied-sharded", "untie", (192,), {"lm_head.bias"}),
     ],
 )
-def test_zero_bias_for_a_class_without_one(model, tmp_path: Path, name: str, verb: str, shape: tuple[int, ...], stored: set[str]) -> None:
+def test_zero_bias_for_a_class_without_one(
+    model, tmp_path: Path, name: str, verb: str, shape: tuple[int, ...], stored: set[str]
+) -> None:
     """An all-zero bias in the head's rows and dtype, with a warning; a second time changes nothing more."""
     out = tmp_path / "out"
     result = ok(f"{verb} --bias zero", model(name), "-o", out)
     assert "note:" in result.stdout
     found = {n: t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n.endswith("lm_head.bias")}
-    head = next(t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n in ("lm_head.weight", "model.embed_tokens.weight", "shared.weight"))
+    head = next(
+        t
+        for f in out.glob("*.safetensors")
+        for n, t in load_torch(f).items()
+        if n in ("lm_head.weight", "model.embed_tokens.weight", "shared.weight")
+    )
     assert set(found) == stored
     for bias in found.values():
         assert tuple(bias.shape) == shape and bias.dtype == head.dtype and not bias.any()
@@ -308,7 +323,9 @@ def test_a_lone_file_is_written_alone(model, tmp_path: Path) -> None:
     result = ok(f"retie {pair}", lone, "-o", tmp_path / "out.safetensors")
     assert "set tie_word_embeddings to true" in result.stdout
     assert "lm_head.weight" not in load_torch(tmp_path / "out.safetensors")
-    assert "must change with it" in refused("untie", tmp_path / "llama-duplicated" / "model.safetensors", "-o", tmp_path / "x")
+    assert "must change with it" in refused(
+        "untie", tmp_path / "llama-duplicated" / "model.safetensors", "-o", tmp_path / "x"
+    )
 
 
 @pytest.mark.parametrize("verb", ["untie", "retie"])
@@ -321,6 +338,16 @@ def test_done_already_is_fine(model, tmp_path: Path, verb: str) -> None:
     result = ok(f"{verb} --in-place", folder)
     assert "already" in result.stdout
     assert snapshot(folder) == before
+
+
+def test_in_place_from_inside_says_to_enter_again(model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and config change in one exchange of directories; a shell that stands inside is told."""
+    folder = model("llama-tied")
+    monkeypatch.chdir(folder)
+    assert "cd ." in ok("untie --in-place").stderr
+    assert "lm_head.weight" in ok("inspect").stdout
+    monkeypatch.chdir(folder.parent)
+    assert "cd ." not in ok("retie --in-place", folder).stderr
 
 
 def test_companions_come_along(model, tmp_path: Path) -> None:

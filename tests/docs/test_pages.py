@@ -58,3 +58,15 @@ def test_links_lead_somewhere() -> None:
         for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_promises_name_tests_that_exist() -> None:
+    """Each test that the safety page names stands in the tests."""
+    text = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.findall(r"`(test_\w+)`", text)
+    assert len(named) >= 12
+    for name in named:
+        assert f"def {name}(" in sources, name
+    for path in re.findall(r"`(tests/[\w./]*)`", text):
+        assert (ROOT / path).exists(), path

@@ -127,7 +127,8 @@ def test_every_code_is_on_the_page() -> None:
     root = Path(__file__).parents[2]
     sources = [*(root / "tieconv/formats").glob("torch_*.py"), *(root / "tieconv/formats").glob("pickle_*.py")]
     found = re.findall(r'"(pickle|zip|torch)\.([a-z0-9-]+)"', "".join(path.read_text() for path in sources))
-    kinds = re.findall(r'", "([a-z0-9-]+)", (?:"|_DOWNLOAD)', (root / "tieconv/formats/torch_disguise.py").read_text())
+    disguises = (root / "tieconv/formats/torch_disguise.py").read_text()
+    kinds = [*re.findall(r'", "([a-z0-9-]+)", (?:f?"|_DOWNLOAD)', disguises), "shape"]
     codes = {f"{group}.{code}" for group, code in found} | {f"torch.{kind}" for kind in kinds}
     cautions = {"torch.training", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused"}
     page = (root / "docs/formats.md").read_text().partition("### Codes of refusals")[2]

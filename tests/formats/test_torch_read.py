@@ -192,6 +192,15 @@ def test_state_dict_is_found_under_any_key(key: str, value: int, tmp_path: Path)
     assert list(read(path).tensors) == list(state)
 
 
+def test_a_tensor_beside_the_model_is_not_the_model(tmp_path: Path) -> None:
+    """A random state at the top of a training checkpoint; and a small dictionary within a state dict."""
+    weights = {"a": torch.ones(2), "b": torch.ones(2)}
+    path = save(tmp_path / "step.pt", {"rng_state": torch.get_rng_state(), "module": weights})
+    assert list(read(path).tensors) == ["a", "b"]
+    path = save(tmp_path / "model.pt", {**weights, "model": {"c": torch.ones(1)}})
+    assert list(read(path).tensors) == ["a", "b"]
+
+
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod."])
 def test_wrapper_prefix_is_named(prefix: str, tmp_path: Path) -> None:
     """Names stay as they are in the file; the caution says what was put before them."""

@@ -32,9 +32,7 @@ class Memory:
         start = span.start + offset
         buffer[:] = self.files[span.file][start : start + len(buffer)]
 
-    def store(
-        self, name: str, dtype: str, content: Array | bytes, shape: tuple[int, ...] = ()
-    ) -> TensorRecord:
+    def store(self, name: str, dtype: str, content: Array | bytes, shape: tuple[int, ...] = ()) -> TensorRecord:
         """Store bits (an array, whose shape is taken) or bytes of the given shape."""
         if not isinstance(content, bytes):
             shape, content = content.shape, np.ascontiguousarray(content).tobytes()

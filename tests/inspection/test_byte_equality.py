@@ -14,9 +14,7 @@ from .stored import Memory
 
 def pair(left: bytes, right: bytes) -> tuple[Memory, ByteRange, ByteRange]:
     memory = Memory()
-    ranges = [
-        memory.store(name, "U8", data, (len(data),)).range for name, data in (("a", left), ("b", right))
-    ]
+    ranges = [memory.store(name, "U8", data, (len(data),)).range for name, data in (("a", left), ("b", right))]
     return memory, ranges[0], ranges[1]
 
 
@@ -81,9 +79,7 @@ def test_common_prefix_of_different_sizes_stops_at_the_shorter() -> None:
 @settings(deadline=None)
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(1, 30))
 def test_pieces_cover_a_span_once(start: int, size: int, length: int) -> None:
-    covered = [
-        at for offset, count in pieces(start, start + size, length) for at in range(offset, offset + count)
-    ]
+    covered = [at for offset, count in pieces(start, start + size, length) for at in range(offset, offset + count)]
     assert covered == list(range(start, start + size))
 
 

@@ -37,9 +37,7 @@ def test_classes_are_those_of_type_shape_and_bytes(contents: list[tuple[str, byt
         tensors.append(memory.store(f"t{number:02}", dtype, data, shape))
         expected[dtype, data].append(f"t{number:02}")
     found = find_duplicates(memory, tensors)
-    assert identical(found) == {
-        tuple(names) for (_, data), names in expected.items() if data and len(names) > 1
-    }
+    assert identical(found) == {tuple(names) for (_, data), names in expected.items() if data and len(names) > 1}
 
 
 @settings(deadline=None)

@@ -88,9 +88,7 @@ class TestTransposed:
     @pytest.mark.parametrize("shape", [(7, 5), (6, 6), (1, 9), (300, 2), (130, 1100), (2, 3000)])
     def test_by_the_bits_of_every_element(self, dtype: str, shape: tuple[int, int]) -> None:
         width = BITS[dtype] // 8
-        bits = (
-            np.random.default_rng(2).integers(0, 256, (*shape, width), dtype="u1").view(f"<u{width}")[..., 0]
-        )
+        bits = np.random.default_rng(2).integers(0, 256, (*shape, width), dtype="u1").view(f"<u{width}")[..., 0]
         expected = State.TRANSPOSED
         assert relation((dtype, bits), (dtype, bits.T)).state is expected
         changed = bits.T.copy()
@@ -99,9 +97,7 @@ class TestTransposed:
 
     @settings(deadline=None)
     @given(st.integers(1, 70), st.integers(1, 70), st.integers(0, 2**32), st.data())
-    def test_one_changed_element_refutes_it(
-        self, rows: int, columns: int, seed: int, data: st.DataObject
-    ) -> None:
+    def test_one_changed_element_refutes_it(self, rows: int, columns: int, seed: int, data: st.DataObject) -> None:
         bits = np.random.default_rng(seed).integers(0, 2**16, (rows, columns), dtype="<u2")
         turned = bits.T.copy()
         same = np.array_equal(bits, turned)
@@ -235,9 +231,7 @@ class TestScaled:
         assert (found.detail["exact"], found.detail["max_ulp"]) == (False, 1)
         assert relation((dtype, bits), (dtype, bump(product, 4))).state is State.DISTINCT
 
-    @pytest.mark.parametrize(
-        ("one", "two"), [("BF16", "F32"), ("F32", "BF16"), ("F16", "F64"), ("F32", "F64")]
-    )
+    @pytest.mark.parametrize(("one", "two"), [("BF16", "F32"), ("F32", "BF16"), ("F16", "F64"), ("F32", "F64")])
     def test_between_types(self, one: str, two: str) -> None:
         bits = matrix(one)
         found = relation((one, bits), (two, bits_of(values_of(bits, one) * -3, two)))
@@ -332,9 +326,7 @@ class TestDifference:
             "rows_listed_completely": True,
             "max_ulp": 3,
             "max_abs": pytest.approx(distance.max(), rel=1e-6),
-            "relative_rms": pytest.approx(
-                sqrt((distance**2).sum() / (values_of(bits, dtype) ** 2).sum()), rel=1e-5
-            ),
+            "relative_rms": pytest.approx(sqrt((distance**2).sum() / (values_of(bits, dtype) ** 2).sum()), rel=1e-5),
             "sign_of_zero_only": False,
             "nan_rows": 0,
         }
@@ -347,9 +339,7 @@ class TestDifference:
         assert found.state is State.DISTINCT
         assert found.detail["rows_differing"] == 12
         assert found.detail["max_abs"] == pytest.approx(abs(b - a).max(), rel=1e-6)
-        assert found.detail["relative_rms"] == pytest.approx(
-            sqrt(((b - a) ** 2).sum() / (a**2).sum()), rel=1e-5
-        )
+        assert found.detail["relative_rms"] == pytest.approx(sqrt(((b - a) ** 2).sum() / (a**2).sum()), rel=1e-5)
         cosine = (a * b).sum() / sqrt((a**2).sum() * (b**2).sum())
         assert found.detail["cosine"] == pytest.approx(cosine, abs=1e-6)
 
@@ -491,9 +481,7 @@ class TestShapesAndTypes:
         bits = matrix("BF16")
         for dtype, other in (("BF16", bits[:, :-1]), ("BF16", bits.ravel()), ("F16", bits[:5])):
             found = relation(("BF16", bits), (dtype, other))
-            assert found == Relation(
-                State.DISTINCT, {"shape": list(other.shape), "canonical_shape": [12, 32]}
-            )
+            assert found == Relation(State.DISTINCT, {"shape": list(other.shape), "canonical_shape": [12, 32]})
 
     def test_placeholder(self) -> None:
         found = relation(("BF16", matrix("BF16")), ("BF16", np.empty((0,), "<u2")))

@@ -29,9 +29,7 @@ def test_summary_and_nan_of_any_patterns(dtype: str, data: st.DataObject) -> Non
         st.sampled_from([0, 1, INFINITY[dtype] - 1, INFINITY[dtype], INFINITY[dtype] + 1, sign - 1]),
         st.integers(0, INFINITY[dtype] - 1),
     )
-    patterns = data.draw(
-        st.lists(st.builds(lambda m, s: m | s, magnitude, st.sampled_from([0, sign])), max_size=9)
-    )
+    patterns = data.draw(st.lists(st.builds(lambda m, s: m | s, magnitude, st.sampled_from([0, sign])), max_size=9))
     values = [abs(value_of(pattern, dtype)) for pattern in patterns]
     memory = Memory()
     record = memory.store("bias", dtype, integers(dtype, patterns))

@@ -83,9 +83,7 @@ def save_torch(model: Any, folder: Path) -> Path:
     return folder
 
 
-def differences(
-    before: Loaded, after: Loaded, *, shares_head: bool | None, head_factor: float = 1.0
-) -> list[str]:
+def differences(before: Loaded, after: Loaded, *, shares_head: bool | None, head_factor: float = 1.0) -> list[str]:
     """What changed, in words; empty where the function is the same bit for bit.
 
     ``head_factor``: what the head is multiplied by where the forward pass no longer scales the logits itself.

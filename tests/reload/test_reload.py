@@ -57,8 +57,12 @@ def test_the_sample_is_wide() -> None:
 @pytest.mark.matrix
 def test_every_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every class that builds here, both layouts: exact, or refused with a reason. Prints the table."""
-    rows = [(name, layout, _verdicts(name, layout, tmp_path / f"{name}-{layout}")) for name in zoo.classes()
-            if name not in zoo.UNBUILDABLE for layout in LAYOUTS]
+    rows = [
+        (name, layout, _verdicts(name, layout, tmp_path / f"{name}-{layout}"))
+        for name in zoo.classes()
+        if name not in zoo.UNBUILDABLE
+        for layout in LAYOUTS
+    ]
     with capsys.disabled():
         for name, layout, verdicts in rows:
             print(f"{name:60} {layout:8} untie {verdicts['untie'][:90]:90} retie {verdicts['retie'][:60]}")

@@ -38,7 +38,9 @@ def inspection_document(inspection: Inspection) -> dict[str, object]:
         "config": {
             "model_type": config.model_type,
             "architectures": list(config.architectures),
-            "declared": [{"path": entry.path, "value": plain(entry.value)} for entry in config.declared],
+            "declared": [
+                {"path": entry.path, "value": plain(entry.value), "present": entry.present} for entry in config.declared
+            ],
             "effective": config.effective,
             "why": config.why,
         },

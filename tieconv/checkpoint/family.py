@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from tieconv.checkpoint.record import record
 
 
 class Knowledge(StrEnum):
@@ -40,7 +41,7 @@ class FlagMeaning(StrEnum):
     DERIVES = "derives"  # as SCALES, through `scale_decoder_outputs` where the config names that key
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TieGroup:
     """Names (as stored in files) that the class makes one parameter.
 
@@ -54,7 +55,7 @@ class TieGroup:
     gated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Family:
     """What is known of one architecture class.
 

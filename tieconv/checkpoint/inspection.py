@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint
 
 Detail = Mapping[str, object]
@@ -53,7 +54,7 @@ class Level(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Relation:
     """What comparing two tensors proved. ``detail`` holds the figures the state carries."""
 
@@ -61,7 +62,7 @@ class Relation:
     detail: Detail = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Member:
     """One name of a tie group; ``loads_as`` where the loader gives it another name."""
 
@@ -72,7 +73,7 @@ class Member:
     loads_as: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tie:
     """Names that the architecture makes one parameter.
 
@@ -95,7 +96,7 @@ class Tie:
         return tuple(member for member in self.members if member.stored)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Duplicate:
     """Tensors outside the tie groups that hold the same values; ``kind`` is a `State` value."""
 
@@ -104,15 +105,19 @@ class Duplicate:
     bytes_wasted: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Declared:
-    """A tie flag found in the config, or ``value=None`` where a level that could hold one has none."""
+    """A tie flag found in the config; ``present`` is false where a level that could hold one has none.
+
+    A flag that is present and ``None`` is a JSON null.
+    """
 
     path: str
     value: object
+    present: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConfigView:
     """What the config declares and what follows from it in transformers 5."""
 
@@ -123,7 +128,7 @@ class ConfigView:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorView:
     """A tensor that plays a part in the head."""
 
@@ -132,7 +137,7 @@ class TensorView:
     dtype: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputHead:
     """The output embedding: stored, or absent because tied (``tied_to``), or simply missing."""
 
@@ -143,7 +148,7 @@ class OutputHead:
     dtype: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputBias:
     """The head's bias: one name (the one that is, or would be, read)."""
 
@@ -152,7 +157,7 @@ class OutputBias:
     max_abs: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Head:
     """Input embedding, output embedding and bias, by their names in the file."""
 
@@ -161,7 +166,7 @@ class Head:
     output_bias: OutputBias | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shadow:
     """A tensor's name in a weight file that the model does not use; ``differs`` is ``None`` where nothing compared."""
 
@@ -170,7 +175,7 @@ class Shadow:
     differs: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Overlap:
     """Tensors of one storage that share bytes.
 
@@ -182,7 +187,7 @@ class Overlap:
     tensors: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slack:
     """A storage with bytes that no tensor uses: at least ``unused`` of its ``stored``."""
 
@@ -192,7 +197,7 @@ class Slack:
     unused: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StorageUse:
     """How the tensors lie in their storages, for a format that lets them share."""
 
@@ -207,7 +212,7 @@ class StorageUse:
         return sum(entry.unused for entry in self.slack)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Remedy:
     """The next command; ``safe`` where it provably keeps the function."""
 
@@ -215,7 +220,7 @@ class Remedy:
     safe: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """One thing that a rule says about an inspection."""
 
@@ -226,7 +231,7 @@ class Finding:
     remedy: Remedy | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Inspection:
     """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON.
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeepTensor:
     """The tensor stays, byte for byte, under its own name."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DropTensor:
     """The tensor is left out; ``because`` says where its values live on."""
 
@@ -25,7 +26,7 @@ class DropTensor:
     because: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CopyTensor:
     """A new tensor ``name`` with the bytes of ``source``."""
 
@@ -33,7 +34,7 @@ class CopyTensor:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RenameTensor:
     """The tensor stays, byte for byte, under another name."""
 
@@ -41,7 +42,7 @@ class RenameTensor:
     to: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FillTensor:
     """A new tensor whose every byte is zero."""
 
@@ -51,7 +52,7 @@ class FillTensor:
     beside: str  # the tensor whose file it joins
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ScaleTensor:
     """A new tensor ``name`` = ``source`` × 2**``exponent``, exact in its dtype."""
 
@@ -60,7 +61,7 @@ class ScaleTensor:
     exponent: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ResizeTensor:
     """The tensor gets another length: zeros are added at its end, or zeros there are cut off."""
 
@@ -69,7 +70,7 @@ class ResizeTensor:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ShareTensor:
     """The tensor becomes a view of the storage of ``source``, which holds the same bytes."""
 
@@ -77,7 +78,7 @@ class ShareTensor:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrimStorage:
     """The storage of tensor ``name`` loses ``freed`` bytes that no tensor is a view of."""
 
@@ -85,7 +86,7 @@ class TrimStorage:
     freed: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetConfig:
     """A value in config.json; ``before`` is ``None`` with ``present`` false where the key is new."""
 
@@ -95,7 +96,7 @@ class SetConfig:
     present: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SetMetadata:
     """A metadata entry of a weight file changes; ``value=None`` removes it."""
 
@@ -104,7 +105,7 @@ class SetMetadata:
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LinkFile:
     """A file comes along unchanged."""
 
@@ -128,14 +129,14 @@ Operation = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Zeros:
     """A tensor's bytes, all zero."""
 
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scaled:
     """A tensor's bytes: those at ``range``, each element times 2**``exponent``."""
 
@@ -144,7 +145,7 @@ class Scaled:
     exponent: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gathered:
     """A strided view's elements in row-major order; ``range`` runs from its first to its last stored element."""
 
@@ -161,7 +162,7 @@ class Gathered:
 Content = ByteRange | Zeros | Scaled | Gathered
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Padded:
     """A tensor's bytes: those at ``range``, then ``zeros`` zero bytes."""
 
@@ -173,7 +174,7 @@ class Padded:
         return self.range.size + self.zeros
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputStorage:
     """Bytes of a torch file to write of which its tensors are views; ``crc`` where their checksum is known."""
 
@@ -181,7 +182,7 @@ class OutputStorage:
     crc: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputTensor:
     """A tensor of a file to write, and where its bytes come from (ranges are of the source's files).
 
@@ -208,7 +209,7 @@ class OutputTensor:
         return (self.content,)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputWeights:
     """A weight file to write, its tensors in the order of their bytes."""
 
@@ -246,7 +247,7 @@ def _taken(content: Content | Padded) -> int:
     return content.size if isinstance(content, ByteRange) else content.range.size
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OutputText:
     """A small document to write."""
 
@@ -254,7 +255,7 @@ class OutputText:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TiePromise:
     """After the write a fresh inspection finds this group: which names are stored, and tied or not.
 
@@ -267,7 +268,7 @@ class TiePromise:
     absent: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Promises:
     """What is checked on the written bytes before the rename, beyond the byte comparison."""
 
@@ -275,7 +276,7 @@ class Promises:
     ties: tuple[TiePromise, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plan:
     """A promise. Pure data: making one reads nothing beyond the inspection it came from.
 
@@ -318,7 +319,7 @@ class Plan:
         return sum(link.bytes for link in self.links)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """What became of a plan. ``str()`` gives the `tieconv.plan/1` JSON."""
 

@@ -9,6 +9,7 @@ from math import prod
 from typing import Protocol
 
 from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.record import record
 
 
 class Layout(StrEnum):
@@ -60,7 +61,7 @@ class TensorRecord:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Storage:
     """Bytes that several tensors of one file may be views of; ``key`` is unique within the file.
 
@@ -72,7 +73,7 @@ class Storage:
     crc: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WeightFile:
     """One weight file: its tensors in the order of their bytes.
 
@@ -89,7 +90,7 @@ class WeightFile:
     storages: tuple[Storage, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Document:
     """A JSON file beside the weights: the parsed value and the exact text it came from."""
 
@@ -98,7 +99,7 @@ class Document:
     value: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Caution:
     """Something read that has two readings, or is out of place; a rule turns it into a finding."""
 
@@ -120,7 +121,7 @@ BLOCKING = {
 """Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileState:
     """What identifies a file's content at reading time, so that a stale plan can fail."""
 
@@ -130,7 +131,7 @@ class FileState:
     mtime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Listing:
     """What MODEL names on disk.
 
@@ -151,7 +152,7 @@ class Listing:
         return tuple(entry for entry in self.entries if "/" not in entry)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Adapter:
     """What the config of a PEFT adapter says: its base, and which modules it changes or replaces.
 
@@ -167,7 +168,7 @@ class Adapter:
     tied: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Checkpoint:
     """Everything that is known without reading tensor bytes.
 

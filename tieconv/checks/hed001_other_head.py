@@ -34,7 +34,7 @@ _TYPES = frozenset({"deberta", "deberta-v2"})
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     config = inspection.checkpoint.config_values
-    if config.get("model_type") not in _TYPES or not inspection.family.architecture.endswith("ForMaskedLM"):
+    if str(config.get("model_type")) not in _TYPES or not inspection.family.architecture.endswith("ForMaskedLM"):
         return
     legacy = bool(config.get("legacy", True))
     stored = {value: _first(inspection, start) for value, start in _HEADS.items()}

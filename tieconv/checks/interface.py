@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy
+from tieconv.checkpoint.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rule:
     """One thing that can be wrong.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import PurePath
 
 from tieconv.checkpoint.dtypes import FLOATS
@@ -10,7 +9,7 @@ from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, Remedy, State, Tie
 from tieconv.checkpoint.records import BLOCKING, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
 
 
 def untie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
@@ -55,7 +54,15 @@ def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
         return None
     if checkpoint.index is None and not _is_complete(checkpoint):
         return None
-    return Remedy(f"tieconv reindex {shlex.quote(checkpoint.source)} -o OUT", safe)
+    return Remedy(f"tieconv reindex {shell_word(checkpoint.source)} -o OUT", safe)
+
+
+def dedup(inspection: Inspection) -> Remedy | None:
+    """`tieconv dedup`, which keeps every name and value; ``None`` where nothing may be written."""
+    checkpoint, source = inspection.checkpoint, _source(inspection)
+    if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
+        return None
+    return Remedy(f"tieconv dedup {shell_word(source)} -o OUT", True)
 
 
 def _is_complete(checkpoint: Checkpoint) -> bool:
@@ -95,7 +102,7 @@ def _remedy(inspection: Inspection, verb: str, *options: str, safe: bool) -> Rem
     source, names = _source(inspection), _names(inspection)
     if source is None or names is None or not _may_be_planned(inspection):
         return None
-    words = ("tieconv", verb, shlex.quote(source), *names, *options, "-o", "OUT")
+    words = ("tieconv", verb, shell_word(source), *names, *options, "-o", "OUT")
     return Remedy(" ".join(words), safe)
 
 
@@ -145,4 +152,4 @@ def _names(inspection: Inspection) -> tuple[str, ...] | None:
     # A name with control characters cannot be shown in a command as it is.
     if embed is None or head is None or shown(embed) != embed or shown(head) != head:
         return None
-    return ("--embed", shlex.quote(embed), "--head", shlex.quote(head))
+    return ("--embed", shell_word(embed), "--head", shell_word(head))

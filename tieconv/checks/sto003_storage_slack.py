@@ -15,8 +15,8 @@ A slice of a larger table, saved without a copy of its own:
     3.2 MB
 
 ## How to fix
-Save copies of the slices: `torch.save({name: tensor.clone() for name, tensor in state.items()}, file)`,
-which also takes tied tensors apart, or convert the model to safetensors, which stores tensors alone.
+`tieconv dedup` writes each storage from the first to the last byte that a tensor uses, and keeps what is
+shared shared; `tieconv convert --to safetensors` stores the tensors alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level, Slack
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size
 
@@ -44,6 +44,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         f"{size(storage.unused)} of {size(storage.stored)} are stored for no tensor: "
         f"{'; '.join(map(_phrase, shown))}{more}",
         [name for entry in shown for name in entry.tensors[: evidence.LISTED]],
+        remedy=remedies.dedup(inspection),
     )
 
 

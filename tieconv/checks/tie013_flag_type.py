@@ -21,7 +21,7 @@ Where the value was meant to be the opposite, edit the config instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy
 from tieconv.checks import evidence, remedies
@@ -32,22 +32,13 @@ from tieconv.text import shown
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each level whose value is of another type."""
     for entry in inspection.config.declared:
-        if not isinstance(entry.value, bool) and _is_present(inspection, entry.path):
+        if entry.present and not isinstance(entry.value, bool):
             value = "null" if entry.value is None else repr(entry.value)
             yield RULE.finding(
                 f"{shown(entry.path)} is {shown(value)}, which is neither true nor false: "
                 "transformers 5 refuses to load the config, and other readers disagree on what it means",
                 remedy=_remedy(inspection),
             )
-
-
-def _is_present(inspection: Inspection, path: str) -> bool:
-    value: object = inspection.checkpoint.config_values
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _remedy(inspection: Inspection) -> Remedy | None:

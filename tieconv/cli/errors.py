@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import click
@@ -12,13 +13,15 @@ from tieconv.errors import TieconvError
 from tieconv.text import shown
 
 _BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
-_MESSAGE_LIMIT = 4000
+_SYSTEM_HINT = "check the path, its permissions and the disk"
+_MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 
 
 class ErrorBoundary(click.Group):
     """A group that turns every failure below it into a sentence, and shows a traceback only on request."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        _print_anything()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
         if "--traceback" in argv:
             kwargs["args"] = [word for word in argv if word != "--traceback"]
@@ -34,9 +37,16 @@ class ErrorBoundary(click.Group):
         except MemoryError:
             _stop("out of memory", "close other programs, or report this: memory is meant to be bounded", 2)
         except OSError as error:
-            _stop(f"{shown(error.filename or 'a file')}: {(error.strerror or str(error)).lower()}", "", 2)
+            _stop(f"{shown(error.filename or 'a file')}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2)
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one too
             _stop(f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2)
+
+
+def _print_anything() -> None:
+    """A character that the terminal's encoding lacks is printed as an escape instead of stopping the program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _stop(message: str, hint: str, code: int) -> NoReturn:

@@ -63,6 +63,17 @@ def write_options(function: F) -> F:
     return function
 
 
+def bias_option(function: F) -> F:
+    """`--bias`."""
+    return click.option(
+        "--bias",
+        type=click.Choice(["keep", "zero", "strip"]),
+        default="keep",
+        show_default=True,
+        help="zero: the head ends with a bias, all zero where there was none; strip: an all-zero bias goes.",
+    )(function)
+
+
 def traceback_option(function: F) -> F:
     """`--traceback`; taken out of the arguments before any command sees it, declared for the help."""
     return click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")(function)
@@ -79,6 +90,8 @@ def _colourful() -> bool:
 
 def width() -> int | None:
     """The terminal's columns, ``None`` where stdout is no terminal: piped text is not wrapped."""
+    if not sys.stdout.isatty():
+        return None
     import shutil
 
-    return max(shutil.get_terminal_size().columns, 40) if sys.stdout.isatty() else None
+    return max(shutil.get_terminal_size().columns, 40)

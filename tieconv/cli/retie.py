@@ -8,6 +8,7 @@ import click
 
 from tieconv import api
 from tieconv.cli.options import (
+    bias_option,
     json_option,
     model_argument,
     name_options,
@@ -20,13 +21,7 @@ from tieconv.cli.write import WriteArguments, finish
 @click.command("retie")
 @model_argument
 @write_options
-@click.option(
-    "--bias",
-    type=click.Choice(["keep", "zero", "strip"]),
-    default="keep",
-    show_default=True,
-    help="zero: the head ends with a bias, all zero where there was none; strip: an all-zero bias goes.",
-)
+@bias_option
 @click.option("survivor", "--from", type=click.Choice(["embed", "head"]), help="Whose values --force keeps.")
 @click.option("--force", is_flag=True, help="Tie tensors that are not bit-equal; needs --from.")
 @name_options

@@ -8,6 +8,7 @@ import click
 
 from tieconv import api
 from tieconv.cli.options import (
+    bias_option,
     json_option,
     model_argument,
     name_options,
@@ -21,13 +22,7 @@ from tieconv.cli.write import WriteArguments, finish
 @model_argument
 @write_options
 @click.option("--keep-flag", is_flag=True, help="Write the copies out and leave the config tied.")
-@click.option(
-    "--bias",
-    type=click.Choice(["keep", "zero", "strip"]),
-    default="keep",
-    show_default=True,
-    help="zero: the head ends with a bias, all zero where there was none; strip: an all-zero bias goes.",
-)
+@bias_option
 @name_options
 @json_option
 @traceback_option

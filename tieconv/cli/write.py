@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -38,6 +39,7 @@ class WriteArguments:
 
 def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -> None:
     """Print the plan; write it where the user said where to."""
+    stands_inside = arguments.writes and _stands_inside(planned, arguments)
     if arguments.writes:
         outcome = _execute(planned, arguments)
     else:
@@ -50,6 +52,16 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
 
         click.echo(render(outcome, paint, width(), hardlink=arguments.hardlink))
     click.echo(_closing(outcome, arguments), err=True)
+    if stands_inside:
+        click.echo("your shell stands in the directory that was replaced: enter it again with `cd .`", err=True)
+
+
+def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
+    """Whether the working directory is, or lies in, a directory that the write exchanges."""
+    if not planned.replaces_directory(arguments.output, in_place=arguments.in_place):
+        return False
+    target = Path(planned.plan.checkpoint.root if arguments.in_place else str(arguments.output)).resolve()
+    return Path.cwd().is_relative_to(target)
 
 
 def _check_dry_run(planned: PlannedWrite, arguments: WriteArguments) -> None:

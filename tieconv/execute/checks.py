@@ -24,7 +24,8 @@ from tieconv.execute.target import (
 )
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch_model import SUFFIXES
-from tieconv.sources.local import file_state, in_hub_cache, open_regular
+from tieconv.sources.links import in_hub_cache
+from tieconv.sources.local import file_state, open_regular
 from tieconv.text import shown
 
 _WEIGHTS = (SUFFIX, *SUFFIXES)
@@ -99,9 +100,7 @@ def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
             "in-place.hub-cache",
         )
     if is_file(plan) and plan.weights and final.suffix not in _suffixes(plan):
-        raise RefusedError(
-            f"{shown(final.name)} would hold another format than its name says", hint, "in-place.format"
-        )
+        raise RefusedError(f"{shown(final.name)} would hold another format than its name says", hint, "in-place.format")
     weights = [file.name for file in plan.checkpoint.files]
     for name in (*weights, *changed_names(plan), *plan.removed):
         if os.path.islink(root / name):

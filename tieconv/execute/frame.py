@@ -95,15 +95,18 @@ def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
     return found
 
 
-def places(output: OutputWeights) -> Iterator[tuple[OutputTensor, int]]:
-    """The tensors with the offset of their first byte in the file to write."""
+def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTensor, int]]:
+    """The tensors with the offset of their first byte in a file whose tensor bytes start at ``data_start``.
+
+    A torch file has all of its offsets from its records.
+    """
     if output.format == "torch":
         keys = storages(output)
         starts = [record.start for record in _torch(output).archive.storages]
         for tensor in output.tensors:
             yield tensor, starts[keys[tensor.storage or tensor]] + offset_in_storage(tensor)
         return
-    position = len(layout.header(output))
+    position = data_start
     for tensor in output.tensors:
         yield tensor, position
         position += tensor.nbytes

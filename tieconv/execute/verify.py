@@ -141,7 +141,7 @@ def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
     if file.metadata != promised:
         _fail(name, "does not have the metadata that was promised", "header")
     found = {tensor.name: tensor for tensor in file.tensors}
-    for tensor, start in places(output):
+    for tensor, start in places(output, file.data_start):
         record = found.pop(tensor.name, None)
         if record is None:
             _fail(name, f"tensor {shown(tensor.name)} is not there", "header")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 
 # Path endings in the order of how surely they mean the tensor; counts of the 375 measured classes.
 _INPUTS = (
@@ -81,8 +82,10 @@ def _best(names: Shapes, endings: tuple[str, ...], vocabulary: int | None, like:
     """The surest candidate: by ending, then by fit to the vocabulary and shape, then the shortest path."""
     ranked = []
     for name, shape in names.items():
-        rank = _rank(name, endings)
-        if rank is None or len(shape) != 2 or _ELSEWHERE & set(name.split(".")):
+        if len(shape) != 2 or not name.endswith(".weight"):
+            continue
+        rank = _rank(name.removesuffix(".weight"), endings)
+        if rank is None or _ELSEWHERE & set(name.split(".")):
             continue
         if like is not None and shape[0] != like[0] and rank > 0:
             continue  # a vague name needs the vocabulary's size
@@ -91,8 +94,10 @@ def _best(names: Shapes, endings: tuple[str, ...], vocabulary: int | None, like:
     return min(ranked)[-1] if ranked else None
 
 
-def _rank(name: str, endings: tuple[str, ...]) -> int | None:
-    if not name.endswith(".weight"):
-        return None
-    path = name.removesuffix(".weight")
-    return next((i for i, ending in enumerate(endings) if re.search(rf"(^|\.)({ending})$", path)), None)
+def _rank(path: str, endings: tuple[str, ...]) -> int | None:
+    return next((place for place, ending in enumerate(_compiled(endings)) if ending.search(path)), None)
+
+
+@cache
+def _compiled(endings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(rf"(?:^|\.)(?:{ending})$") for ending in endings)

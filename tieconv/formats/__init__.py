@@ -27,10 +27,10 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     for candidate in FORMATS:
         if candidate.claims(listing):
             return candidate.read(listing, files)
-    raise _unclaimed(listing)
+    raise _unclaimed(listing, files)
 
 
-def _unclaimed(listing: Listing) -> UnreadableError:
+def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
     names = (listing.named,) if listing.named else listing.top
     for suffixes, kind in _KNOWN_ELSEWHERE.items():
         match = next((name for name in names if name.lower().endswith(suffixes)), None)
@@ -41,11 +41,9 @@ def _unclaimed(listing: Listing) -> UnreadableError:
                 "format.unsupported",
             )
     what = "is no weight file" if listing.named else "holds no weight file"
-    special = next((name for name in listing.special if name.endswith(".safetensors")), None)
-    if special:
-        return UnreadableError(
-            f"{shown(special)} is not a regular file", "move it out of the model directory", "path.not-regular"
-        )
+    special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
+    if special and not listing.named:
+        files.state(special)  # says what is wrong with it
     return UnreadableError(
         f"{shown(listing.source)} {what}", "give a model directory, a weight file or an index", "format.none"
     )

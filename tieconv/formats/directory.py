@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
-from tieconv.text import count, shown
+from tieconv.text import count, shell_word, shown
 
 ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
 """Reads the header of one weight file, and says what is odd about it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Naming:
     """The file names of a format.
 
@@ -51,7 +53,7 @@ class Naming:
 
 @dataclass
 class _Found:
-    """What reading gathers before it becomes a frozen `Checkpoint`."""
+    """What reading gathers before it becomes a `Checkpoint`."""
 
     layout: Layout
     weights: tuple[str, ...]
@@ -92,13 +94,31 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
         return _Found(Layout.FILE, (listing.named,))
     if listing.named:
         return _sharded(naming, listing, files, listing.named)
+    for name in (naming.single, naming.index):
+        _require_regular(listing, files, name)
     stored = [entry for entry in listing.top if naming.is_weights(entry)]
     if naming.single in stored:
         return _single(naming, listing, stored)
     indexes = [entry for entry in listing.top if naming.is_index(entry)]
-    if indexes:
+    if naming.index in indexes or len(indexes) == 1:
         return _sharded(naming, listing, files, naming.index if naming.index in indexes else indexes[0])
+    if indexes:
+        raise UnreadableError(
+            f"{shown(listing.source)} holds {len(indexes)} indexes, none named {naming.index}",
+            _name_one(listing, indexes[0]),
+            "layout.ambiguous",
+        )
     return _without_index(naming, listing, stored)
+
+
+def _require_regular(listing: Listing, files: Files, name: str) -> None:
+    """Raise where the file that a loader would open is there and may not be read: others must not stand for it."""
+    if name in listing.special:
+        files.state(name)
+
+
+def _name_one(listing: Listing, name: str) -> str:
+    return f"name the one that you mean: {shell_word(os.path.join(listing.source, name))}"
 
 
 def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
@@ -121,10 +141,10 @@ def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Foun
     value, weight_map = index_format.read_index(data, name)
     shards = tuple(sorted(set(weight_map.values())))
     for shard in shards:
+        _require_regular(listing, files, shard)
         if shard not in listing.entries:
-            kind = "is no regular file" if shard in listing.special else "is not there"
             raise UnreadableError(
-                f"{shown(name)} names the shard {shown(shard)}, which {kind}",
+                f"{shown(name)} names the shard {shown(shard)}, which is not there",
                 "fetch the missing shard, or rebuild the index from the shards that are there",
                 "index.absent-shard",
             )
@@ -143,7 +163,7 @@ def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Foun
         return _Found(Layout.SHARDED, tuple(shards), cautions=[Caution("index.absent", absent)])
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, none named {naming.single}, and no index",
-        f"name the one that you mean: {shown(listing.source)}/{shown(stored[0])}",
+        _name_one(listing, stored[0]),
         "layout.ambiguous",
     )
 
@@ -175,6 +195,7 @@ def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator
 
 def _config(naming: Naming, listing: Listing, files: Files, found: _Found) -> Document | None:
     """The config of the directory. For one shard of many it would describe tensors that are not in sight."""
+    _require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
         return None
     if found.layout is Layout.FILE and naming.shard.search(found.weights[0]):
@@ -190,16 +211,13 @@ def _config(naming: Naming, listing: Listing, files: Files, found: _Found) -> Do
 def _index_cautions(found: _Found, weights: tuple[WeightFile, ...]) -> list[Caution]:
     """Where index and headers disagree. The headers are what is there."""
     cautions: list[Caution] = []
-    homes: dict[str, list[str]] = {}
-    for file in weights:
-        for tensor in file.tensors:
-            homes.setdefault(tensor.name, []).append(file.name)
-    repeated = tuple(name for name, where in homes.items() if len(where) > 1)
+    homes, repeated = _homes(weights)
     if repeated:
         cautions.append(Caution("index.repeated", f"{count(len(repeated), 'tensor')} in more than one shard", repeated))
     if found.index is None:
         return cautions
-    absent = tuple(name for name, shard in found.weight_map.items() if shard not in homes.get(name, ()))
+    held = {(tensor.name, file.name) for file in weights for tensor in file.tensors} if repeated else homes.items()
+    absent = tuple(name for name, shard in found.weight_map.items() if (name, shard) not in held)
     if absent:
         cautions.append(
             Caution("index.absent-tensor", f"the index places {count(len(absent), 'tensor')} where it is not", absent)
@@ -208,6 +226,17 @@ def _index_cautions(found: _Found, weights: tuple[WeightFile, ...]) -> list[Caut
     if extra:
         cautions.append(Caution("index.extra-tensor", f"{count(len(extra), 'tensor')} the index does not name", extra))
     return cautions + _total_cautions(found.index, weights)
+
+
+def _homes(weights: tuple[WeightFile, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The first file that holds each tensor, and the tensors that more than one file holds."""
+    homes: dict[str, str] = {}
+    repeated: dict[str, None] = {}
+    for file in weights:
+        for tensor in file.tensors:
+            if homes.setdefault(tensor.name, file.name) != file.name:
+                repeated[tensor.name] = None
+    return homes, tuple(repeated)
 
 
 def _total_cautions(index: Document, weights: tuple[WeightFile, ...]) -> list[Caution]:

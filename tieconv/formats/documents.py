@@ -8,6 +8,7 @@ from tieconv.text import shown
 
 CONFIG = "config.json"
 CONFIG_LIMIT = 16_000_000
+_REPEATED_SAID = 8
 
 
 def read_bytes(files: Files, name: str, limit: int) -> bytes:
@@ -16,12 +17,15 @@ def read_bytes(files: Files, name: str, limit: int) -> bytes:
 
 
 def read_config(files: Files, name: str = CONFIG) -> tuple[Document, tuple[Caution, ...]]:
-    """The config and what is odd about it. Configs of real models hold NaN and repeated keys: accepted, said."""
+    """The config and what is odd about it. Configs of real models hold NaN and repeated keys: accepted, said.
+
+    Raises `UnreadableError` for a config that is no JSON object.
+    """
     data = read_bytes(files, name, CONFIG_LIMIT)
     repeated: list[str] = []
     value = loads(data, name, limit=CONFIG_LIMIT, lenient=True, duplicates=repeated)
     cautions = tuple(
         Caution("config.repeated-key", f"{name} holds the key {shown(key)} twice; readers take the last")
-        for key in repeated
+        for key in dict.fromkeys(repeated[:_REPEATED_SAID])
     )
     return Document(name, data.decode("utf-8"), value), cautions

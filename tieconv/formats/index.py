@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats import json_edit
 from tieconv.formats.strict_json import loads
 from tieconv.text import shown
 
@@ -29,11 +28,13 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not shard:
             raise UnreadableError(
-                f"{shown(name)}: tensor {shown(tensor)} is mapped to no file name", "", "index.shard-name"
+                f"{shown(name)}: tensor {shown(tensor)} is mapped to no file name",
+                "fetch the index again, or rebuild it from the shards",
+                "index.shard-name",
             )
         if "/" in shard or "\\" in shard or "\0" in shard or shard in {".", ".."} or shard.startswith("~"):
             raise UnsafePathError(
-                f"{shown(name)}: tensor {shown(tensor)} is mapped to {shown(shard)}, outside the model directory",
+                f"{shown(name)}: tensor {shown(tensor)} is mapped to {shown(shard)}, no file name of its directory",
                 "shards lie beside their index; do not trust this checkpoint",
                 "index.escape",
             )
@@ -49,6 +50,8 @@ def edit_index(
     ``total_parameters`` where the index has it: writers leave buffers out of that count, and a header does not
     say which tensors are buffers.
     """
+    from tieconv.formats import json_edit  # reading an index needs no editor
+
     value = json.loads(text)
     for name in drop:
         text = json_edit.remove_key(text, ("weight_map", name))

@@ -31,11 +31,7 @@ def set_value(text: str, path: Sequence[str], value: object) -> str:
     Every key of ``path`` but the last must name an object that exists; ``KeyError`` otherwise. Where a key
     is repeated the last one counts, as readers have it.
     """
-    start = _skip(text, 0)
-    for key in path[:-1]:
-        start = _find(text, start, key).value_start
-        if text[start] != "{":
-            raise KeyError(key)
+    start = _object_at(text, path[:-1])
     encoded = json.dumps(value, ensure_ascii=True)
     try:
         entry = _find(text, start, path[-1])
@@ -45,19 +41,40 @@ def set_value(text: str, path: Sequence[str], value: object) -> str:
 
 
 def remove_key(text: str, path: Sequence[str]) -> str:
-    """``text`` without the key at ``path`` and its comma; ``KeyError`` where it does not stand."""
-    start = _skip(text, 0)
-    for key in path[:-1]:
-        start = _find(text, start, key).value_start
+    """``text`` without the key at ``path`` and its comma; ``KeyError`` where it does not stand.
+
+    Where the key is repeated all of them go: an earlier one would count again.
+    """
+    start = _object_at(text, path[:-1])
     entries = list(_entries(text, start))
-    position = max((i for i, entry in enumerate(entries) if entry.key == path[-1]), default=None)
-    if position is None:
+    positions = [i for i, entry in enumerate(entries) if entry.key == path[-1]]
+    if not positions:
         raise KeyError(path[-1])
-    if position + 1 < len(entries):
-        return text[: entries[position].key_start] + text[entries[position + 1].key_start :]
+    for position in reversed(positions):
+        text = _without(text, start, entries, position)
+        del entries[position]
+    return text
+
+
+def _without(text: str, start: int, entries: list[_Entry], position: int) -> str:
+    """``text`` without one of an object's ``entries``; the offsets of those before it stay true."""
+    entry = entries[position]
+    following = _skip(text, entry.value_end)
+    if text[following] == ",":
+        return text[: entry.key_start] + text[_skip(text, following + 1) :]
     if position:
-        return text[: entries[position - 1].value_end] + text[entries[position].value_end :]
-    return text[: start + 1] + text[entries[position].value_end :].lstrip(_SPACE)
+        return text[: entries[position - 1].value_end] + text[entry.value_end :]
+    # An only key that follows its `{` directly may have been put into an empty object: its white space stays.
+    return text[: start + 1] + text[entry.value_end if entry.key_start == start + 1 else following :]
+
+
+def _object_at(text: str, path: Sequence[str]) -> int:
+    start = _skip(text, 0)
+    for key in path:
+        start = _find(text, start, key).value_start
+        if text[start] != "{":
+            raise KeyError(key)
+    return start
 
 
 def _find(text: str, start: int, key: str) -> _Entry:
@@ -86,7 +103,7 @@ def _insert(text: str, start: int, key: str, encoded: str) -> str:
     pair = f"{json.dumps(key)}: {encoded}"
     entries = list(_entries(text, start))
     if not entries:
-        return f"{text[: start + 1]}{pair}{text[_skip(text, start + 1) :]}"
+        return f"{text[: start + 1]}{pair}{text[start + 1 :]}"
     gap = text[start + 1 : entries[0].key_start]
     keys = [entry.key for entry in entries]
     later = [entry for entry in entries if entry.key > key]

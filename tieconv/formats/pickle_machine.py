@@ -47,9 +47,7 @@ def run(data: bytes, start: int, allowed: Globals, persistent: Callable[[object]
 
 
 class _Machine:
-    def __init__(
-        self, data: bytes, start: int, allowed: Globals, persistent: Callable[[object], object]
-    ) -> None:
+    def __init__(self, data: bytes, start: int, allowed: Globals, persistent: Callable[[object], object]) -> None:
         self.data = data
         self.position = start
         self.allowed = allowed

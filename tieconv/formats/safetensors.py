@@ -1,7 +1,9 @@
 """safetensors, read strictly by its specification and written with headers of our choosing.
 
 Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. Stricter than
-that reader in two places: no white space before the `{`, no repeated key at any depth.
+that reader in these places: no white space before the `{`, no repeated key at any depth, no further field in a
+tensor's entry, no entry written as a list, at most 64 dimensions. Looser in one: a tensor of a dtype that is not
+known is carried as bytes.
 """
 
 from __future__ import annotations
@@ -10,11 +12,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-from tieconv.checkpoint.dtypes import BITS, nbytes
+from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.records import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.strict_json import loads
-from tieconv.text import shown
+from tieconv.formats.strict_json import collector_paused, loads
+from tieconv.text import count, shown
 
 SUFFIX = ".safetensors"
 HEADER_LIMIT = 100_000_000
@@ -23,6 +25,8 @@ PAGE = 4096
 """File systems share whole blocks only: offsets that agree modulo this can be shared."""
 MAX_RANK = 64
 
+_INCOMPLETE = "the download may be incomplete; fetch the file again"
+
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""
 
@@ -30,50 +34,69 @@ Pread = Callable[[int, int], bytes]
 def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
     """The tensors of one file, from its header alone. Raises `UnreadableError` with a stable code."""
     length = _header_length(pread, size, name)
+    with collector_paused():
+        header = loads(_header(pread, length, name), f"{name} (header)", limit=HEADER_LIMIT)
+        metadata = _metadata(header.pop("__metadata__", None), name)
+        data_start = 8 + length
+        records = [_record(key, value, name, data_start) for key, value in header.items()]
+        records.sort(key=lambda record: (record.range.start, record.range.end))
+        _check_coverage(records, data_start, size, name)
+        return WeightFile(name, size, data_start, tuple(records), metadata)
+
+
+def _header(pread: Pread, length: int, name: str) -> bytes:
     raw = pread(length, 8)
     if len(raw) != length:
-        _refuse(name, "ends inside its header", "truncated-header")
-    if not raw.startswith(b"{"):
-        _refuse(name, "has a header that does not start with `{`", "header-start")
-    header = loads(raw, f"{name} (header)", limit=HEADER_LIMIT)
-    metadata = _metadata(header.pop("__metadata__", None), name)
-    data_start = 8 + length
-    records = [_record(key, value, name, data_start) for key, value in header.items()]
-    records.sort(key=lambda record: (record.range.start, record.range.end))
-    _check_coverage(records, data_start, size, name)
-    return WeightFile(name, size, data_start, tuple(records), metadata)
+        _refuse(name, "ends inside its header", "truncated-header", _INCOMPLETE)
+    return raw
 
 
 def _header_length(pread: Pread, size: int, name: str) -> int:
+    """The declared length, checked against the file before anything of that size is read."""
     if size == 0:
         _refuse(name, "is empty", "empty", "download or save it again")
     first = pread(min(size, 512), 0)
-    _check_disguise(first, name)
-    if size < 10:
-        _refuse(name, f"has {size} bytes, too few for a header", "too-small")
     length = int.from_bytes(first[:8], "little")
+    # A zip archive's first bytes are a possible length: what follows them decides.
+    if length > HEADER_LIMIT or not first[8:].startswith(b"{"):
+        _check_disguise(first, name)
+    if size < 10:
+        _refuse(name, f"has {size} bytes, too few for a header", "too-small", _INCOMPLETE)
     if length > HEADER_LIMIT:
         _refuse(name, f"declares a header of {length:,} bytes (limit {HEADER_LIMIT:,})", "header-too-large")
+    if length < 2:
+        _refuse(name, f"declares a header of {count(length, 'byte')}, too few for one", "header-too-small")
     if 8 + length > size:
         _refuse(
             name,
             f"declares a header of {length:,} bytes but has {size:,} in all",
             "truncated-header",
-            "the download may be incomplete; fetch the file again",
+            _INCOMPLETE,
         )
+    if first[8:9] != b"{":
+        _refuse(name, "has a header that does not start with `{`", "header-start")
     return length
+
+
+_SAVE_AGAIN = "load it with the tool that it was made for and save it as safetensors"
+_DISGUISES: tuple[tuple[bytes, str, str, str], ...] = (
+    (b"version https://git-lfs", "is a Git LFS pointer, not the weights", "lfs-pointer", "fetch them: git lfs pull"),
+    (b"PK\x03\x04", "is a zip archive (a torch file?), not safetensors", "zip", "if it is one, rename it to .bin"),
+    (b"\x80", "is a pickle (an old torch file?), not safetensors", "pickle", "if it is one, rename it to .bin"),
+    (b"GGUF", "is a GGUF file, not safetensors", "gguf", "rename it to .gguf"),
+    (b"\x89HDF", "is an HDF5 file, not safetensors", "hdf5", _SAVE_AGAIN),
+    (b"\x93NUMPY", "is a numpy array, not safetensors", "numpy", _SAVE_AGAIN),
+    (b"\x1f\x8b", "is compressed with gzip", "gzip", "unpack it: gunzip"),
+)
 
 
 def _check_disguise(first: bytes, name: str) -> None:
     """Files of another kind under this name, by their first bytes."""
-    if first.startswith(b"version https://git-lfs"):
-        _refuse(name, "is a Git LFS pointer, not the weights", "lfs-pointer", "git lfs pull")
+    for start, why, code, hint in _DISGUISES:
+        if first.startswith(start):
+            _refuse(name, why, code, hint)
     if first.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
         _refuse(name, "is an HTML page, not weights", "html", "the download failed; fetch the file again")
-    if first.startswith(b"PK\x03\x04"):
-        _refuse(name, "is a zip archive (a torch file?), not safetensors", "zip", "rename it to .bin")
-    if first.startswith(b"GGUF"):
-        _refuse(name, "is a GGUF file, not safetensors", "gguf", "rename it to .gguf")
 
 
 def _metadata(value: object, name: str) -> Mapping[str, str] | None:
@@ -84,41 +107,74 @@ def _metadata(value: object, name: str) -> Mapping[str, str] | None:
     return value
 
 
-def _record(name: str, value: object, file: str, data_start: int) -> TensorRecord:
-    def refuse(why: str, code: str) -> NoReturn:
-        _refuse(file, f"tensor {shown(name)} {why}", code)
+_FIELDS = {"dtype", "shape", "data_offsets"}
 
-    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
-        refuse("has no entry of dtype, shape and data_offsets", "entry")
+
+def _record(name: str, value: object, file: str, data_start: int) -> TensorRecord:
+    try:
+        dtype, shape, start, end = _entry(value)
+        _check_width(dtype, shape, end - start)
+    except _EntryProblem as problem:
+        _refuse(file, f"tensor {shown(name)} {problem}", problem.code)
+    return TensorRecord(name, dtype, shape, ByteRange(file, data_start + start, data_start + end))
+
+
+class _EntryProblem(ValueError):
+    """A fault of one tensor's entry; becomes an `UnreadableError` that names file and tensor."""
+
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def _entry(value: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Dtype, shape, start and end of a header's entry, each of its own type. Raises `_EntryProblem`."""
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
+        raise _EntryProblem("has no entry of dtype, shape and data_offsets alone", "entry")
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or not dtype:
-        refuse("has no dtype name", "dtype")
-    if not isinstance(shape, list) or len(shape) > MAX_RANK or not all(map(_natural, shape)):
-        refuse("has a shape that is no list of sizes", "shape")
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_natural, offsets)):
-        refuse("has data_offsets that are no pair of offsets", "offsets")
+        raise _EntryProblem("has no dtype name", "dtype")
+    if not _are_naturals(shape) or len(shape) > MAX_RANK:
+        raise _EntryProblem("has a shape that is no list of sizes", "shape")
+    if not _are_naturals(offsets) or len(offsets) != 2:
+        raise _EntryProblem("has data_offsets that are no pair of offsets", "offsets")
     start, end = offsets
     if start > end:
-        refuse(f"ends at byte {end}, before its start {start}", "offsets")
-    _check_width(dtype, tuple(shape), end - start, refuse)
-    return TensorRecord(name, dtype, tuple(shape), ByteRange(file, data_start + start, data_start + end))
+        raise _EntryProblem(f"ends at byte {end}, before its start {start}", "offsets")
+    return dtype, tuple(shape), start, end
 
 
-def _check_width(dtype: str, shape: tuple[int, ...], size: int, refuse: Callable[[str, str], NoReturn]) -> None:
-    """The declared bytes against shape × dtype. An unknown dtype is carried as bytes: nothing to check."""
-    if dtype not in BITS:
+def _check_width(dtype: str, shape: tuple[int, ...], size: int) -> None:
+    """The declared bytes against shape × dtype. An unknown dtype is carried as bytes: no width to check."""
+    product = 1
+    for side in shape:  # step by step like the reference: a later zero does not undo an overflow
+        product *= side
+        if product > _UINT64:
+            raise _EntryProblem("has a shape whose size overflows 64 bits", "overflow")
+    bits = BITS.get(dtype)
+    if bits is None:
         return
-    expected = nbytes(dtype, shape)
-    if expected is None:
-        refuse(f"of dtype {dtype} does not end on a whole byte", "sub-byte")
-    if expected > 1 << 63:
-        refuse("has a shape whose size overflows 64 bits", "overflow")
+    if product * bits > _UINT64:
+        raise _EntryProblem("has a shape whose size overflows 64 bits", "overflow")
+    expected, rest = divmod(product * bits, 8)
+    if rest:
+        raise _EntryProblem(f"of dtype {dtype} does not end on a whole byte", "sub-byte")
     if expected != size:
-        refuse(f"of dtype {dtype} and shape {list(shape)} needs {expected:,} bytes but declares {size:,}", "width")
+        needed = f"of dtype {dtype} and shape {shown(list(shape))} needs {expected:,} bytes"
+        raise _EntryProblem(f"{needed} but declares {size:,}", "width")
 
 
-def _natural(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
+_UINT64 = (1 << 64) - 1
+
+
+def _are_naturals(value: object) -> bool:
+    if type(value) is not list:
+        return False
+    # A loop, not all(): this runs a million times for a large header, and a boolean is no number.
+    for number in value:  # noqa: SIM110
+        if type(number) is not int or not 0 <= number <= _UINT64:
+            return False
+    return True
 
 
 def _check_coverage(records: list[TensorRecord], data_start: int, size: int, name: str) -> None:
@@ -131,7 +187,7 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
                 name,
                 f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}",
                 "truncated",
-                "the download may be incomplete; fetch the file again",
+                _INCOMPLETE,
             )
         if start < position:
             _refuse(name, f"tensor {shown(record.name)} overlaps the one before it", "overlap")
@@ -170,7 +226,9 @@ def encode_header(
     position = 0
     for name, dtype, shape, size in tensors:
         if name == "__metadata__" or name in header:
-            raise UnreadableError(f"tensor name {shown(name)} cannot be written", "", "safetensors.name")
+            raise UnreadableError(
+                f"tensor name {shown(name)} cannot be written", "give the tensor another name", "safetensors.name"
+            )
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
         position += size
     body = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
@@ -178,7 +236,9 @@ def encode_header(
     if congruent is not None:
         body += b" " * congruent(8 + len(body))
     if len(body) > HEADER_LIMIT:
-        raise UnreadableError(f"the header would take {len(body):,} bytes", "", "safetensors.header-too-large")
+        raise UnreadableError(
+            f"the header would take {len(body):,} bytes (limit {HEADER_LIMIT:,})",
+            "store the tensors in more than one file",
+            "safetensors.header-too-large",
+        )
     return len(body).to_bytes(8, "little") + body
-
-

@@ -6,8 +6,12 @@ to two readers, so weights and indexes refuse them. Configs may carry them: real
 
 from __future__ import annotations
 
+import gc
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isinf
 from typing import NoReturn
 
 from tieconv.errors import UnreadableError
@@ -15,6 +19,19 @@ from tieconv.text import shown
 
 MAX_DEPTH = 64
 MAX_INTEGER_DIGITS = 20  # a uint64 has 20
+MAX_CONTAINERS = 8_000_000  # a hundred bytes of memory for two of text: a full header has a third of these
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection inside: millions of new objects without a cycle would be looked through again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Problem(ValueError):
@@ -26,8 +43,9 @@ def loads(
 ) -> dict[str, object]:
     """The JSON object in ``data``.
 
-    ``limit`` is the largest size in bytes; ``lenient`` accepts NaN and Infinity and, for repeated keys,
-    keeps the last value and appends the key to ``duplicates``. Raises `UnreadableError` naming ``name``.
+    ``limit`` is the largest size in bytes; ``lenient`` accepts NaN, Infinity and lone surrogates and, for
+    repeated keys, keeps the last value and appends the key to ``duplicates``. Raises `UnreadableError` naming
+    ``name``.
     """
     if len(data) > limit:
         raise UnreadableError(
@@ -52,40 +70,98 @@ def loads(
             return float(text.replace("Infinity", "inf"))
         raise _Problem(f"{text} is no JSON number")
 
+    def decimal(text: str) -> float:
+        number = float(text)
+        if isinf(number) and not lenient:
+            raise _Problem(f"{shown(text, 40)} is larger than any number")
+        return number
+
     try:
         text = data.decode("utf-8", errors="strict")
-        _check_depth(text)
-        value = json.loads(text, object_pairs_hook=pairs, parse_constant=constant, parse_int=_integer)
+        _check_nesting(data)
+        with collector_paused():
+            value = json.loads(
+                text,
+                object_pairs_hook=pairs,
+                parse_constant=constant,
+                parse_int=_integer if _may_hold_odd_integers(data) else None,
+                parse_float=decimal,
+            )
+        if not lenient:
+            _check_surrogates(text, value)
     except UnicodeDecodeError as error:
         _refuse(name, f"byte {error.start} is not UTF-8", "json.not-utf8")
     except json.JSONDecodeError as error:
         _refuse(name, f"line {error.lineno}, column {error.colno}: {error.msg}", "json.malformed")
-    except (_Problem, RecursionError) as error:
-        _refuse(name, str(error) or "nested too deeply", "json.refused")
+    except _Problem as error:
+        _refuse(name, str(error), "json.refused")
     if not isinstance(value, dict):
-        _refuse(name, f"holds {type(value).__name__} where an object is expected", "json.not-an-object")
+        _refuse(name, f"holds {_KINDS[type(value)]} where an object is expected", "json.not-an-object")
     return value
 
 
-def _integer(digits: str) -> int:
+_KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
+
+
+_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
+
+
+def _may_hold_odd_integers(data: bytes) -> bool:
+    """Whether `_integer` has to look at them: a call for each of millions costs more than this search."""
+    return b"-0" in data or b"0" * (MAX_INTEGER_DIGITS + 1) in data.translate(_DIGITS)
+
+
+def _integer(digits: str) -> int | float:
     if len(digits.lstrip("-")) > MAX_INTEGER_DIGITS:
         raise _Problem(f"an integer of {len(digits)} digits")
-    return int(digits)
+    # Minus zero is no integer to the reference reader of safetensors.
+    return -0.0 if digits == "-0" else int(digits)
 
 
-_FLAT = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^{}\[\]"]+', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_PLAIN = bytes(code for code in range(256) if code not in b'{}[]"')
+# Every alternative takes at least the character that it starts at and gives none back, so that text that was made
+# to be slow (an open string of escaped quotes) takes one pass like any other.
+_STRING_OR_PLAIN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\]"]++', re.DOTALL)
 
 
-def _check_depth(text: str) -> None:
-    """Refuse deep nesting before the parser recurses into it."""
-    if text.count("{") + text.count("[") <= MAX_DEPTH:
+def _check_nesting(data: bytes) -> None:
+    """Refuse deep nesting, and containers by the million, before the parser builds them."""
+    if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
         return
-    depth = 0
-    for bracket in _FLAT.sub("", text):
-        depth += 1 if bracket in "{[" else -1
-        if depth > MAX_DEPTH:
-            raise _Problem(f"nested more than {MAX_DEPTH} deep")
+    brackets = _brackets(data)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        raise _Problem(f"more than {MAX_CONTAINERS:,} lists and objects")
+    for _ in range(MAX_DEPTH):  # one level a round
+        brackets = brackets.replace(b"[]", b"")
+    if b"[]" in brackets or brackets.count(b"[") > MAX_DEPTH:
+        raise _Problem(f"nested more than {MAX_DEPTH} deep")
+
+
+def _brackets(data: bytes) -> bytes:
+    """The brackets of ``data`` that stand outside strings, braces as brackets."""
+    if b"\\" not in data:
+        # Without escapes every quote opens or closes, so two that meet may go: what is left of most strings.
+        data = data.translate(None, _PLAIN).replace(b'""', b"")
+    if b'"' in data:
+        data = _STRING_OR_PLAIN.sub(b"", data)
+    return data.translate(_BRACKETS)
+
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def _check_surrogates(text: str, value: object) -> None:
+    """Refuse half of a surrogate pair: a string that has no UTF-8."""
+    if not _SURROGATE.search(text):
+        return
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise _Problem("half of a surrogate pair stands in a string") from error
 
 
 def _refuse(name: str, why: str, code: str) -> NoReturn:
-    raise UnreadableError(f"{shown(name)} is not readable as JSON: {why}", "", code)
+    raise UnreadableError(
+        f"{shown(name)} is not readable as JSON: {why}", "restore the file, or fetch or save it again", code
+    )

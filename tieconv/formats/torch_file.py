@@ -62,9 +62,7 @@ def _from_zip(pread: Pread, length: int, name: str) -> _Content:
     _check_entries(pread, entries)
     pickled = torch_zip.content(pread, entries["data.pkl"], PICKLE_LIMIT)
     records = {short.removeprefix(_DATA): entry for short, entry in entries.items() if short.startswith(_DATA)}
-    storages = {
-        key: Storage(key, ByteRange(name, entry.start, entry.end), entry.crc) for key, entry in records.items()
-    }
+    storages = {key: Storage(key, ByteRange(name, entry.start, entry.end), entry.crc) for key, entry in records.items()}
     try:
         value, end = pickle_machine.run(pickled, 0, ALLOWED, storage_reference)
     except pickle_machine.Truncated:

@@ -75,11 +75,13 @@ def _places(top: Pairs) -> Iterator[_Place]:
 
 
 def _choose(places: list[_Place]) -> _Place:
-    """The file's own dictionary where it holds tensors, else one with a usual name, else the one with most."""
-    if not places[0].path:
-        return places[0]
-    named = [place for place in places if place.path[-1] in _NAMED and "optimizer" not in place.path[0]]
-    return max(named or places, key=lambda place: place.number)
+    """The dictionary with most tensors; one with a usual name before others, the file's own before both.
+
+    A random state or a step count beside a model is a tensor too, so that the file's own has to hold more.
+    """
+    own = [place for place in places if not place.path]
+    named = [place for place in places if place.path and place.path[-1] in _NAMED and "optim" not in place.path[0]]
+    return max([*own, *(named or places)], key=lambda place: place.number)
 
 
 def _split(pairs: Pairs) -> tuple[dict[str, StoredTensor], list[object]]:

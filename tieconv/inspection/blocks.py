@@ -52,9 +52,7 @@ def read(reader: ByteReader, span: ByteRange, offset: int, size: int) -> bytearr
     return buffer
 
 
-def stream(
-    reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK
-) -> Iterator[bytearray]:
+def stream(reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK) -> Iterator[bytearray]:
     """The bytes of ``span`` from ``start`` on, in pieces of ``length`` bytes (the last may be shorter).
 
     Every piece but a shorter last one is the same buffer, overwritten: use it before asking for the next.

@@ -10,6 +10,7 @@ from tieconv.families import effective, gate
 
 FLAG = "tie_word_embeddings"
 _MAX_DEPTH = 6
+_ABSENT = object()
 
 
 def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
@@ -40,9 +41,10 @@ def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared
     for level in ("", *family.levels):
         path = f"{level}.{FLAG}" if level else FLAG
         if path not in found and nested(config, level) is not None:
-            found[path] = None
+            found[path] = _ABSENT
     for path in sorted(found, key=lambda path: (path.count("."), path)):
-        yield Declared(path, found[path])
+        present = found[path] is not _ABSENT
+        yield Declared(path, found[path] if present else None, present)
 
 
 def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, object]]:

@@ -78,9 +78,7 @@ class _Known:
 
     def joins(self, one: _Class, two: _Class) -> bool:
         """Whether a known group already holds a member of both classes."""
-        return not {self.unit(tensor.name) for tensor in one}.isdisjoint(
-            self.unit(tensor.name) for tensor in two
-        )
+        return not {self.unit(tensor.name) for tensor in one}.isdisjoint(self.unit(tensor.name) for tensor in two)
 
 
 def _by_name(group: Iterable[TensorRecord]) -> _Class:
@@ -157,8 +155,7 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
 
 def _may_be_cast(edges: dict[str, list[float]], one: TensorRecord, two: TensorRecord) -> bool:
     return one.dtype != two.dtype and all(
-        not (isfinite(a) and isfinite(b))
-        or abs(a - b) <= max(abs(a), abs(b)) * _CAST_RELATIVE + _CAST_ABSOLUTE
+        not (isfinite(a) and isfinite(b)) or abs(a - b) <= max(abs(a), abs(b)) * _CAST_RELATIVE + _CAST_ABSOLUTE
         for a, b in zip(edges[one.name], edges[two.name], strict=True)
     )
 
@@ -228,9 +225,7 @@ def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[Te
         pending += [(part, end) for part in parts]
 
 
-def _advance(
-    reader: ByteReader, members: list[TensorRecord], start: int
-) -> tuple[list[list[TensorRecord]], int]:
+def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tuple[list[list[TensorRecord]], int]:
     """Read on to the first block in which the members differ: the parts, and where they go on."""
     total = members[0].nbytes
     length = max(SAMPLE, min(BLOCK, _BUFFERED // len(members)))

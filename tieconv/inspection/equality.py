@@ -24,10 +24,7 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
 
 def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     """Whether the samples of two ranges of the same size agree, which proves nothing but a difference."""
-    return all(
-        read(reader, a, offset, size) == read(reader, b, offset, size)
-        for offset, size in sample_pieces(a.size)
-    )
+    return all(read(reader, a, offset, size) == read(reader, b, offset, size) for offset, size in sample_pieces(a.size))
 
 
 def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:

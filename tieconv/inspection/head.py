@@ -61,9 +61,7 @@ def head_bias_name(head: str) -> str:
     return f"{head.removesuffix('.weight')}.bias"
 
 
-def _bias(
-    family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
-) -> OutputBias | None:
+def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth) -> OutputBias | None:
     """The bias that transformers 5 reads: of a pair the head's own, where it is stored.
 
     One stored beside a head whose class has none counts too.

@@ -112,8 +112,7 @@ def difference(pair: Pair) -> Difference:
     found = Difference(rows)
     for row, start, stop in _row_pieces(rows, width):
         left, right = (
-            convert(bits, form, common)
-            for bits, form in zip(pair.read(start, stop), pair.formats, strict=True)
+            convert(bits, form, common) for bits, form in zip(pair.read(start, stop), pair.formats, strict=True)
         )
         if not _add_plain(found, left, right, common, row, width):
             _add_careful(found, left, right, common, row, width)

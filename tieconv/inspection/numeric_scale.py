@@ -83,12 +83,7 @@ class _Bounds:
     @property
     def admissible(self) -> bool:
         """Whether a factor may exist that keeps something (not 0) and changes something (not 1)."""
-        return (
-            self.informative
-            and self.close.low <= self.close.high
-            and 0 not in self.close
-            and 1 not in self.close
-        )
+        return self.informative and self.close.low <= self.close.high and 0 not in self.close and 1 not in self.close
 
 
 def scaling(pair: Pair) -> Scaling | None:
@@ -222,9 +217,7 @@ def _candidates(bounds: _Bounds, shape: tuple[int, ...]) -> list[float]:
     for interval in (bounds.exact, bounds.close):
         if interval.low <= interval.high and isfinite(interval.low) and isfinite(interval.high):
             chosen.update(dict.fromkeys(_likely(interval, shape)))
-    usable = (
-        factor for factor in chosen if factor not in (0, 1) and isfinite(factor) and isfinite(1 / factor)
-    )
+    usable = (factor for factor in chosen if factor not in (0, 1) and isfinite(factor) and isfinite(1 / factor))
     return list(islice(usable, _TRIES))
 
 

@@ -44,4 +44,3 @@ def _view(record: TensorRecord) -> _View:
     sides = list(zip(record.shape, record.stride or row_major(record.shape), strict=True))
     kept = [(side, step) for side, step in sides if side != 1]
     return _View(span.file, start, tuple(side for side, _ in kept), tuple(step for _, step in kept))
-

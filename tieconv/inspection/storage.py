@@ -173,4 +173,3 @@ def _apart(one: TensorRecord, two: TensorRecord) -> bool:
 def _last(record: TensorRecord) -> int:
     strides = record.stride or row_major(record.shape)
     return sum((side - 1) * step for side, step in zip(record.shape, strides, strict=True))
-

@@ -41,9 +41,7 @@ def _survey_one(
     if not stored:
         return None
     reference = tensors[stored[0]]
-    members = tuple(
-        _member(family, name, actual, reference, tensors, reader, depth) for name, actual in found.items()
-    )
+    members = tuple(_member(family, name, actual, reference, tensors, reader, depth) for name, actual in found.items())
     declared = tied if group.gated else True
     return Tie(
         role=group.role,

@@ -101,10 +101,7 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
         )
     tensors = inspection.checkpoint.tensors
     gone = {bias.name, *inspection.family.output_biases} | {
-        member.name
-        for tie in inspection.ties
-        if tie.role is Role.OUTPUT_BIAS
-        for member in tie.stored_members
+        member.name for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS for member in tie.stored_members
     }
     for name in sorted(gone & tensors.keys() | edits.additions.keys() & gone):
         _drop_zero(edits, name)

@@ -40,9 +40,9 @@ def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
     for entry in inspection.config.declared:
         if entry.value is tied:
             continue
-        if entry.value is None and entry.path != FLAG and entry.path not in _governing(inspection):
+        if not entry.present and entry.path != FLAG and entry.path not in _governing(inspection):
             continue
-        yield SetConfig(entry.path, tied, entry.value, _present(inspection, entry.path))
+        yield SetConfig(entry.path, tied, entry.value, entry.present)
 
 
 def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
@@ -60,15 +60,6 @@ def _flips(inspection: Inspection, tied: bool) -> bool:
 def _governing(inspection: Inspection) -> set[str]:
     """Nested places that must hold the flag even where none stands there yet."""
     return {f"{level}.{FLAG}" for level in inspection.family.levels}
-
-
-def _present(inspection: Inspection, path: str) -> bool:
-    value: object = inspection.checkpoint.config_values
-    for key in path.split("."):
-        if not isinstance(value, Mapping) or key not in value:
-            return False
-        value = value[key]
-    return True
 
 
 def _flag_count(value: object) -> int:

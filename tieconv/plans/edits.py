@@ -175,9 +175,7 @@ def _sharded(edits: Edits) -> Files:
     return _assemble(edits, tuple(weights), text, tuple(removed))
 
 
-def _rewrite(
-    file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]
-) -> OutputWeights | None:
+def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
     """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
     mine = {tensor.name for tensor in file.tensors}
     metadata, changed = _metadata(file, edits)
@@ -209,9 +207,7 @@ def _metadata(file: WeightFile, edits: Edits) -> tuple[Mapping[str, str] | None,
         return None, False
     tensors = edits.checkpoint.tensors
     stored = edits.after()
-    stale = [
-        key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)
-    ]
+    stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
     for key in stale:
         edits.operations.append(SetMetadata(file.name, key, None))
     return {key: value for key, value in file.metadata.items() if key not in stale}, bool(stale)
@@ -250,9 +246,7 @@ def _index_text(edits: Edits, weights: Iterable[OutputWeights], removed: list[st
     return (OutputText(index.name, text),) if text != index.text else ()
 
 
-def _total(
-    edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[str, tuple[str, int, int]]
-) -> int:
+def _total(edits: Edits, written: Mapping[str, OutputWeights], after: Mapping[str, tuple[str, int, int]]) -> int:
     """Bytes of all tensors; names that are one view of one storage count once, as transformers counts them."""
     seen: dict[object, int] = {}
     for file in edits.checkpoint.files:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import NoReturn
 
 from tieconv.checkpoint.dtypes import FLOATS
@@ -11,7 +10,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.records import BLOCKING, Layout
 from tieconv.errors import RefusedError
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
 
 
 def refuse(message: str, hint: str, code: str) -> NoReturn:
@@ -20,8 +19,8 @@ def refuse(message: str, hint: str, code: str) -> NoReturn:
 
 
 def inspect_hint(inspection: Inspection) -> str:
-    """The command that shows what is there."""
-    return f"tieconv inspect {shlex.quote(inspection.checkpoint.source)}"
+    """The command that shows the evidence."""
+    return f"tieconv inspect {shell_word(inspection.checkpoint.source)}"
 
 
 def guard(inspection: Inspection, verb: str) -> None:
@@ -83,7 +82,7 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",
-        f"name them: tieconv {verb} --embed {shlex.quote(embed)} --head {shlex.quote(head)}",
+        f"name them: tieconv {verb} --embed {shell_word(embed)} --head {shell_word(head)}",
         "family.unknown",
     )
 
@@ -92,8 +91,11 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
     family = inspection.family
     label = family.architecture or shown(inspection.checkpoint.source)
     if family.tying is Tying.HEADLESS:
-        refuse(f"{label} has no output embedding by design, so there is nothing to {verb}",
-               inspect_hint(inspection), "tie.headless")
+        refuse(
+            f"{label} has no output embedding by design, so there is nothing to {verb}",
+            inspect_hint(inspection),
+            "tie.headless",
+        )
     if family.tying is Tying.NEVER:
         refuse(
             f"{label} never ties its output embedding, whatever the config says, so there is nothing to {verb}",

@@ -53,9 +53,7 @@ def plan_retie(
     return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
 
 
-def _merge(
-    edits: Edits, inspection: Inspection, tie: Tie, survivor: Survivor | None, exponent: int
-) -> tuple[str, ...]:
+def _merge(edits: Edits, inspection: Inspection, tie: Tie, survivor: Survivor | None, exponent: int) -> tuple[str, ...]:
     """Drop the members of one group; keep, or give back, the canonical name."""
     stored = [member for member in tie.members if member.stored]
     reference = next(member for member in stored if member.state is State.CANONICAL)
@@ -168,5 +166,3 @@ def _promise(edits: Edits, tie: Tie) -> TiePromise:
     names = [member.name for member in tie.members if member.name != tie.canonical]
     stored = (tie.canonical,) if tie.canonical in after else ()
     return TiePromise(tie.canonical, True, stored, tuple(name for name in names if name not in after))
-
-

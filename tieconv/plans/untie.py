@@ -92,6 +92,4 @@ def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: 
 def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:
     after = edits.after()
     names = (member.name for member in tie.members)
-    return TiePromise(
-        tie.canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ()
-    )
+    return TiePromise(tie.canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ())

@@ -50,7 +50,7 @@ def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
     yield from _files(plan, hardlink)
 
 
-def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:  # noqa: PLR0911 - one row for each operation
+def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
     match operation:
         case DropTensor(name, because):
             return "drop", shown(name), f"{size(plan.checkpoint.tensors[name].nbytes)}, {shown(because)}"

@@ -1,0 +1,1 @@
+"""Where a MODEL comes from."""

@@ -7,20 +7,21 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tieconv.checkpoint.records import ByteRange, FileState, Listing
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
+
+AnyPath = str | os.PathLike[str]
 
 
-def open_regular(path: Path, root: Path) -> int:
+def open_regular(path: AnyPath, root: AnyPath) -> int:
     """A read-only descriptor of the regular file at ``path``; the caller closes it.
 
     A symbolic link is followed only to a file under ``root``, under the hub repository's own ``blobs/``, or
     under the hub cache's shared blobs. FIFOs, devices and sockets are refused without waiting on them.
     """
-    target = _resolve(path, root)
+    target = _resolve(os.fspath(path), os.fspath(root))
     try:
         descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -36,13 +37,24 @@ def open_regular(path: Path, root: Path) -> int:
     return descriptor
 
 
-def _unreadable(path: Path, error: OSError) -> UnreadableError:
+def _unreadable(path: AnyPath, error: OSError) -> UnreadableError:
     if error.errno in (errno.ENXIO, errno.ELOOP):
         return UnsafePathError(
             f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
         )
     reason = (error.strerror or "unknown error").lower()
-    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", "check the path", "path.unreadable")
+    hint = _HINTS.get(error.errno or 0, "check the path and the disk")
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        hint = "the link leads nowhere: fetch the file again, or remove the link"
+    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", hint, "path.unreadable")
+
+
+_HINTS = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "ask its owner for permission to read it",
+    errno.EPERM: "ask its owner for permission to read it",
+    errno.EMFILE: "allow more open files: ulimit -n 8192",
+}
 
 
 def _kind(mode: int) -> str:
@@ -56,42 +68,12 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a special file")
 
 
-def _resolve(path: Path, root: Path) -> Path:
-    if not path.is_symlink():
+def _resolve(path: str, root: str) -> str:
+    if not os.path.islink(path):
         return path
-    real_root = root.resolve()
-    target = path.resolve()
-    if target.is_relative_to(real_root) or any(target.is_relative_to(blobs) for blobs in _blob_stores(real_root)):
-        return target
-    raise UnsafePathError(
-        f"{shown(path)} is a link to {shown(target)}, outside the model directory",
-        "copy the file into the directory if you trust it",
-        "path.escape",
-    )
+    from tieconv.sources.links import follow  # most models have no links
 
-
-def _blob_stores(real_root: Path) -> Iterator[Path]:
-    """Where a hub cache keeps the files of the snapshot that ``real_root`` lies in."""
-    for parent in real_root.parents:
-        if parent.name == "snapshots":
-            yield parent.parent / "blobs"
-            yield parent.parent.parent / "blobs"  # shared by all repositories since huggingface_hub 2.4
-
-
-def in_hub_cache(root: Path) -> bool:
-    """True for a snapshot of a hub cache, whose files other snapshots share."""
-    return any(store.is_dir() for store in _blob_stores(root.resolve()))
-
-
-def read_small(path: Path, root: Path, limit: int) -> bytes:
-    """The whole of a small file; one byte more than ``limit`` at most, so that a caller can refuse it."""
-    descriptor = open_regular(path, root)
-    try:
-        size = os.fstat(descriptor).st_size
-        with os.fdopen(os.dup(descriptor), "rb") as stream:
-            return stream.read(min(size, limit) + 1)
-    finally:
-        os.close(descriptor)
+    return follow(path, root)
 
 
 def file_state(descriptor: int) -> FileState:
@@ -103,15 +85,15 @@ def file_state(descriptor: int) -> FileState:
 class FileSet:
     """Open weight files of one checkpoint; a `ByteReader`. ``bytes_read`` counts what was read of tensors."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: AnyPath) -> None:
+        self._root = os.fspath(root)
         self._descriptors: dict[str, int] = {}
         self.bytes_read = 0
 
     def descriptor(self, name: str) -> int:
         """The descriptor of the file ``name`` (relative to the root), opened once."""
         if name not in self._descriptors:
-            self._descriptors[name] = open_regular(self._root / name, self._root)
+            self._descriptors[name] = open_regular(self._path(name), self._root)
         return self._descriptors[name]
 
     def state(self, name: str) -> FileState:
@@ -122,7 +104,7 @@ class FileSet:
         try:
             return os.pread(self.descriptor(name), size, offset)
         except OSError as error:
-            raise _unreadable(self._root / name, error) from error
+            raise _unreadable(self._path(name), error) from error
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``; ``UnreadableError`` where the file ends early."""
@@ -132,13 +114,16 @@ class FileSet:
             try:
                 got = os.preadv(descriptor, [buffer[done:]], position + done)
             except OSError as error:
-                raise _unreadable(self._root / span.file, error) from error
+                raise _unreadable(self._path(span.file), error) from error
             if not got:
                 raise UnreadableError(
                     f"{shown(span.file)} ended while it was read", "is another program writing it?", "path.shrank"
                 )
             done += got
         self.bytes_read += done
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
 
     def close(self) -> None:
         for descriptor in self._descriptors.values():
@@ -147,7 +132,7 @@ class FileSet:
 
 
 @contextmanager
-def open_files(root: Path) -> Iterator[FileSet]:
+def open_files(root: AnyPath) -> Iterator[FileSet]:
     """The files under ``root``, closed at the end."""
     files = FileSet(root)
     try:
@@ -156,7 +141,9 @@ def open_files(root: Path) -> Iterator[FileSet]:
         files.close()
 
 
-SKIPPED_DIRECTORIES = frozenset({".git"})
+def _is_skipped(directory: str) -> bool:
+    """Version control, and what a killed write left behind: no part of the model."""
+    return directory == ".git" or (directory.startswith(".") and directory.endswith(".tieconv-staging"))
 
 
 def locate(source: str) -> Listing:
@@ -164,16 +151,23 @@ def locate(source: str) -> Listing:
 
     An index file stands for the directory that it lies in.
     """
-    path = Path(source)
-    if not os.path.lexists(path):
+    if source.startswith("hf://"):
+        name = source.removeprefix("hf://").partition("@")[0]
+        folder = os.path.basename(name) or "model"
+        raise UnreadableError(
+            f"{shown(source)} is on the Hub, and this version reads local files only",
+            f"fetch it first: hf download {shell_word(name)} --local-dir {shell_word(folder)}",
+            "path.hub",
+        )
+    if not os.path.lexists(source):
         raise UnreadableError(f"{shown(source)}: no such file or directory", _hint_for_missing(source), "path.absent")
-    whole = path.is_dir()
-    root = Path(os.path.abspath(path if whole else path.parent))
-    if not whole:
-        os.close(open_regular(root / path.name, root))
-    named = None if whole else path.name
-    entries, special = _walk(root, deep=whole or path.name.endswith(".index.json"))
-    return Listing(source, str(root), named, entries, special)
+    if os.path.isdir(source):
+        root, named = os.path.abspath(source), None
+    else:
+        root, named = os.path.split(os.path.abspath(source))
+        os.close(open_regular(os.path.join(root, named), root))
+    entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
+    return Listing(source, root, named, entries, special)
 
 
 def _hint_for_missing(source: str) -> str:
@@ -183,19 +177,20 @@ def _hint_for_missing(source: str) -> str:
     return "give a model directory, a weight file or an index"
 
 
-def _walk(root: Path, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
+def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
     """Regular files (with their bytes) and others under ``root``; only the top level unless ``deep``."""
     regular: dict[str, int] = {}
     special: list[str] = []
     for directory, subdirectories, files in os.walk(root, onerror=_raise_unreadable):
-        subdirectories[:] = sorted(name for name in subdirectories if deep and name not in SKIPPED_DIRECTORIES)
+        _check_extent(root, directory, len(regular) + len(special) + len(files))
+        subdirectories[:] = sorted(name for name in subdirectories if deep and not _is_skipped(name))
         for name in list(subdirectories):
             if os.path.islink(os.path.join(directory, name)):
                 subdirectories.remove(name)
                 files.append(name)
         for name in files:
-            path = Path(directory, name)
-            relative = str(path.relative_to(root))
+            path = os.path.join(directory, name)
+            relative = path.removeprefix(root).lstrip(os.sep)
             size = _regular_size(path, root)
             if size is None:
                 special.append(relative)
@@ -204,13 +199,26 @@ def _walk(root: Path, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
     return dict(sorted(regular.items())), tuple(sorted(special))
 
 
+MAX_FILES = 100_000
+MAX_LEVELS = 64
+"""The most files and nested directories under MODEL: beyond, it is no model directory."""
+
+
+def _check_extent(root: str, directory: str, files: int) -> None:
+    levels = directory.count(os.sep) - root.count(os.sep)
+    if files <= MAX_FILES and levels <= MAX_LEVELS:
+        return
+    what = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
+    raise UnreadableError(f"{shown(root)} holds {what}", "give the directory that the weights lie in", "path.too-large")
+
+
 def _raise_unreadable(error: OSError) -> None:
-    raise _unreadable(Path(str(error.filename)), error)
+    raise _unreadable(str(error.filename), error)
 
 
-def _regular_size(path: Path, root: Path) -> int | None:
+def _regular_size(path: str, root: str) -> int | None:
     try:
-        status = _resolve(path, root).lstat()
+        status = os.lstat(_resolve(path, root))
     except (UnsafePathError, OSError):
         return None
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -85,9 +85,7 @@ def _boxes(shape: Sequence[int], first: int, last: int) -> list[_Box]:
 def _under(shape: Sequence[int], row: int, start: int, stop: int) -> list[_Box]:
     """The boxes of one row, from its element ``start`` to ``stop``."""
     before = row * prod(shape[1:])
-    return [
-        ((row, *corner), (1, *sides), before + place) for corner, sides, place in _boxes(shape[1:], start, stop)
-    ]
+    return [((row, *corner), (1, *sides), before + place) for corner, sides, place in _boxes(shape[1:], start, stop)]
 
 
 @dataclass(slots=True)

@@ -1,0 +1,104 @@
+"""Work and memory are bounded by the file, never by a number that it declares."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fixtures.hostile import TIB, entry, file_of
+
+MEASURE = """
+import resource, sys, time
+from pathlib import Path
+from tieconv.errors import UnreadableError
+from tieconv.formats import read_checkpoint
+from tieconv.sources.local import locate, open_files
+base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+started = time.process_time()
+tensors, code = 0, ""
+try:
+    listing = locate(sys.argv[1])
+    with open_files(Path(listing.root)) as files:
+        tensors = sum(len(file.tensors) for file in read_checkpoint(listing, files).files)
+except UnreadableError as error:
+    code = error.code
+print(time.process_time() - started, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) // 1024, tensors, code)
+"""
+
+
+def measure(path: Path) -> tuple[float, int, int, str]:
+    """Seconds of CPU, MiB beyond the imports, tensors found and the code of a refusal, in a process of its own."""
+    program = [sys.executable, "-P", "-c", MEASURE, str(path)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    seconds, memory, tensors, code = (done.stdout.rstrip("\n") + " ").split(" ")[:4]
+    return float(seconds), int(memory), int(tensors), code
+
+
+def test_half_a_million_tensors(tmp_path: Path) -> None:
+    """The largest mixtures of experts store a tenth of this."""
+    names = (f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.down_proj.weight" for i in range(500_000))
+    content = file_of({name: entry("BF16", [0, 4096], [0, 0]) for name in names})
+    (tmp_path / "model.safetensors").write_bytes(content)
+    # A neighbour on the other core can double the time: the best of three counts.
+    tries = (measure(tmp_path) for _ in range(3))
+    assert any(seconds <= 5 and memory < 1024 and tensors == 500_000 for seconds, memory, tensors, _ in tries)
+
+
+def test_a_large_index(tmp_path: Path) -> None:
+    """200,000 tensors of one shard, in header and index."""
+    names = [f"model.layers.{i}.weight" for i in range(200_000)]
+    shard = "model-00001-of-00001.safetensors"
+    (tmp_path / shard).write_bytes(file_of({name: entry(shape=[0], offsets=[0, 0]) for name in names}))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
+    seconds, memory, tensors, _ = measure(tmp_path)
+    assert (tensors, seconds <= 5, memory < 512) == (200_000, True, True)
+
+
+LYING = {
+    "header-length": (struct.pack("<Q", 99_999_999) + b"{}", "safetensors.truncated-header"),
+    "huge-header-length": (struct.pack("<Q", (1 << 64) - 1) + b"{}", "safetensors.header-too-large"),
+    "shape": (file_of({"a": entry(shape=[1 << 50])}, bytes(4)), "safetensors.width"),
+    "offsets": (file_of({"a": entry(shape=[1 << 50], offsets=[0, 1 << 50])}, bytes(4)), "safetensors.truncated"),
+    "far-offsets": (file_of({"a": entry(offsets=[1 << 50, (1 << 50) + 4])}, bytes(4)), "safetensors.truncated"),
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_lying_numbers_allocate_nothing(name: str, tmp_path: Path) -> None:
+    content, expected = LYING[name]
+    (tmp_path / "model.safetensors").write_bytes(content)
+    seconds, memory, _, code = measure(tmp_path)
+    assert code == expected
+    assert memory < 16
+    assert seconds < 1
+
+
+def test_a_sparse_tebibyte(tmp_path: Path) -> None:
+    """Inspected from its header, in a second and a few megabytes."""
+    header = file_of({"big": entry(shape=[TIB], offsets=[0, TIB])})
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header)
+    try:
+        os.truncate(path, len(header) + TIB)
+    except OSError:
+        pytest.skip("the file system has no files of 1 TiB")
+    seconds, memory, tensors, code = measure(tmp_path)
+    assert (tensors, code) == (1, "")
+    assert memory < 16
+    assert seconds < 1
+
+
+@pytest.mark.parametrize("text", ["[]," * 3_000_000, '"ab",' * 1_500_000, "{}," * 3_000_000])
+def test_a_header_of_small_things(text: str, tmp_path: Path) -> None:
+    """Nine megabytes of the smallest values take less than half a gigabyte, and are refused."""
+    (tmp_path / "model.safetensors").write_bytes(file_of('{"a":[' + text + "0]}"))
+    seconds, memory, _, code = measure(tmp_path)
+    assert code == "safetensors.entry"
+    assert memory < 512
+    assert seconds < 5

@@ -1,0 +1,92 @@
+"""Which format reads what, and what is said where none does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fixtures.hostile import CONFIG, INDEX, SINGLE, weights
+from tieconv.checkpoint.records import Checkpoint, Layout
+from tieconv.errors import UnreadableError
+from tieconv.formats import FORMATS, read_checkpoint
+from tieconv.sources.local import locate, open_files
+
+
+def read(source: Path) -> Checkpoint:
+    listing = locate(str(source))
+    with open_files(Path(listing.root)) as files:
+        return read_checkpoint(listing, files)
+
+
+def refusal(source: Path) -> UnreadableError:
+    with pytest.raises(UnreadableError) as caught:
+        read(source)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_names_differ() -> None:
+    assert len({candidate.name for candidate in FORMATS}) == len(FORMATS)
+
+
+@pytest.mark.parametrize("name", ["x.onnx", "x.h5", "x.msgpack", "x.npz"])
+def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    for source in (tmp_path, tmp_path / name):
+        error = refusal(source)
+        assert error.code == "format.unsupported"
+        assert name in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("pytorch_model.bin", "torch."), ("x.pt", "torch."), ("x.pth", "torch."), ("x.gguf", "gguf.")]
+)
+def test_formats_that_are_read_answer_for_themselves(name: str, prefix: str, tmp_path: Path) -> None:
+    """A file of a known ending that holds something else is that format's to refuse."""
+    (tmp_path / name).write_bytes(b"x")
+    assert refusal(tmp_path / name).code.startswith(prefix)
+
+
+def test_a_model_comes_before_other_formats(tmp_path: Path) -> None:
+    for name in ("pytorch_model.bin", "model.gguf"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / SINGLE).write_bytes(weights())
+    assert read(tmp_path).layout is Layout.SINGLE
+
+
+def test_weights_in_a_subdirectory_are_not_the_model(tmp_path: Path) -> None:
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / SINGLE).write_bytes(weights())
+    assert refusal(tmp_path).code == "format.none"
+
+
+def test_a_config_in_a_subdirectory_is_a_companion(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / CONFIG).write_text("not json")
+    (tmp_path / SINGLE).write_bytes(weights())
+    assert read(tmp_path).config is None
+
+
+def test_a_pipe_below_is_not_the_model(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    os.mkfifo(tmp_path / "sub" / SINGLE)
+    assert refusal(tmp_path).code == "format.none"
+    (tmp_path / SINGLE).write_bytes(weights())
+    assert read(tmp_path).special == (f"sub/{SINGLE}",)
+
+
+def test_the_hint_names_a_file_that_can_be_given(tmp_path: Path) -> None:
+    for name in ("a b.safetensors", "c.safetensors"):
+        (tmp_path / name).write_bytes(weights())
+    error = refusal(tmp_path)
+    assert error.code == "layout.ambiguous"
+    assert error.hint == f"name the one that you mean: '{tmp_path}/a b.safetensors'"
+
+
+def test_an_index_beside_is_of_no_interest_to_one_file(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(weights())
+    (tmp_path / INDEX).write_text("not json")
+    assert [caution.code for caution in read(tmp_path).cautions] == ["layout.ambiguous"]
+    assert read(tmp_path / SINGLE).cautions == ()

@@ -1,0 +1,147 @@
+"""The JSON loader: limits, and what strict and lenient mean."""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tieconv.errors import UnreadableError
+from tieconv.formats import strict_json
+from tieconv.formats.strict_json import MAX_DEPTH, loads
+
+LIMIT = 10_000_000
+TOO_LARGE = "9" * 21
+
+
+def strict(text: str | bytes) -> dict[str, object]:
+    return loads(text.encode() if isinstance(text, str) else text, "f.json", limit=LIMIT)
+
+
+def lenient(text: str) -> tuple[dict[str, object], list[str]]:
+    repeated: list[str] = []
+    return loads(text.encode(), "f.json", limit=LIMIT, lenient=True, duplicates=repeated), repeated
+
+
+def refused(text: str | bytes) -> str:
+    with pytest.raises(UnreadableError) as caught:
+        strict(text)
+    assert caught.value.message.startswith("f.json ") and caught.value.hint
+    assert caught.value.message.isprintable()
+    return caught.value.code
+
+
+unicode = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+finite = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.none() | st.booleans() | st.integers(-(10**19), 10**19) | finite | unicode
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12
+)  # fmt: skip
+
+
+@given(st.dictionaries(unicode, values, max_size=5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_loads_what_json_dumps(value: dict[str, object], escaped: bool) -> None:
+    try:
+        text = json.dumps(value, ensure_ascii=escaped).encode()
+    except UnicodeEncodeError:
+        return
+    assert loads(text, "f", limit=LIMIT, lenient=True) == value
+
+
+@given(st.binary(max_size=60) | st.text('{}[]",:\\u0123dDeE+-.nulltrueNaN ', max_size=60).map(str.encode))
+@settings(max_examples=500, deadline=None)
+def test_never_anything_but_an_object_or_a_refusal(data: bytes) -> None:
+    try:
+        assert isinstance(strict(data), dict)
+    except UnreadableError as error:
+        assert error.code.startswith("json.")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ('{"a":1,"a":1}', "json.refused"), ('{"a":1,"\\u0061":1}', "json.refused"),
+        ('{"x":[{"a":1,"a":2}]}', "json.refused"),
+        ('{"a":NaN}', "json.refused"), ('{"a":-Infinity}', "json.refused"), ('{"a":1e999}', "json.refused"),
+        (f'{{"a":{TOO_LARGE}}}', "json.refused"), (f'{{"a":-{TOO_LARGE}}}', "json.refused"),
+        ('{"a":"\\udc00"}', "json.refused"),
+        ('{"\\ud800x":1}', "json.refused"), (b'{"a":"\xff"}', "json.not-utf8"), (b"\xef\xbb\xbf{}", "json.malformed"),
+        ("", "json.malformed"), ("{", "json.malformed"), ("{}x", "json.malformed"), ('{"a":"\t"}', "json.malformed"),
+        ("[]", "json.not-an-object"), ("null", "json.not-an-object"), ('"a"', "json.not-an-object"),
+        ("1.5", "json.not-an-object"),
+    ],
+)  # fmt: skip
+def test_refusals(text: str | bytes, code: str) -> None:
+    assert refused(text) == code
+
+
+def test_lenient_accepts_what_configs_hold() -> None:
+    value, repeated = lenient('{"a":NaN,"b":[-Infinity,1e999],"c":1,"c":2,"d":"\\ud800","n":{"e":0,"e":1}}')
+    assert math.isnan(value["a"])  # type: ignore[arg-type]
+    assert value["b"] == [-math.inf, math.inf]
+    assert value["c"] == 2 and value["n"] == {"e": 1}
+    assert sorted(repeated) == ["c", "e"]
+
+
+def test_size() -> None:
+    assert loads(b'{"a":1}', "f", limit=7) == {"a": 1}
+    with pytest.raises(UnreadableError) as caught:
+        loads(b'{"a":1}', "f", limit=6)
+    assert caught.value.code == "json.too-large"
+
+
+@pytest.mark.parametrize(("opening", "closing"), [("[", "]"), ('{"a":', "}")])
+def test_depth(opening: str, closing: str) -> None:
+    """64 levels are read, 65 are not, however many, closed or not."""
+    for depth in (MAX_DEPTH - 1, MAX_DEPTH, 1000, 300_000):
+        text = '{"x":' + opening * depth + "1" + closing * depth + "}"
+        if depth < MAX_DEPTH:
+            assert strict(text)
+        else:
+            assert refused(text) == "json.refused"
+        assert refused(text[: len(text) // 2]) in ("json.malformed", "json.refused")
+
+
+def test_brackets_inside_strings_are_no_nesting() -> None:
+    text = json.dumps({"a": "[" * 1000, 'b\\"[{': ["]" * 1000, '\\"[' * 500], **{f"k{i}": [] for i in range(100)}})
+    assert strict(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "middle", ['"' + '\\"' * 1_000_000, '"' * 1_000_001, "\\" * 1_000_000, '"' + "\\" * 1_000_001, '"\\u' * 500_000]
+)
+def test_no_text_is_slow(middle: str) -> None:
+    """One pass, whatever the quotes do."""
+    started = time.process_time()
+    assert refused('{"a":[' + "[]," * 100 + middle) in ("json.malformed", "json.refused")
+    assert time.process_time() - started < 1
+
+
+def test_containers_are_counted_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_json, "MAX_CONTAINERS", 1000)
+    assert refused('{"a":[' + "[]," * 1000 + "[]]}") == "json.refused"
+    assert strict('{"a":[' + "[]," * 900 + "[]]}")
+
+
+def test_the_collector_is_left_as_it_was() -> None:
+    for enabled in (True, False):
+        (gc.enable if enabled else gc.disable)()
+        try:
+            strict("{}")
+            refused("{")
+            assert gc.isenabled() is enabled
+        finally:
+            gc.enable()
+
+
+def test_messages_show_no_raw_text() -> None:
+    with pytest.raises(UnreadableError) as caught:
+        strict('{"\x7f\u202e":1,"\x7f\u202e":2}')
+    assert "\\x7f\\u202e" in caught.value.message

@@ -1,0 +1,165 @@
+"""Every hostile and honest input through the command line: what it says, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import NoReturn
+
+import jsonschema
+import pytest
+
+import tieconv
+from fixtures.hostile import Case, case_names
+from tests.hostile.conftest import Answer, faults_of_text, run, snapshot
+from tieconv.errors import TieconvError
+
+NAMES = case_names()
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
+LARGE = {"file-many"}  # honest and large: tests/formats/test_bounds.py measures it
+SECONDS = 1.0
+BYTES = 4096
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, corpus: Mapping[str, Case]) -> Case:
+    found = corpus[request.param]
+    if found.skip:
+        pytest.skip(found.skip)
+    return found
+
+
+def each(*, without: set[str] = frozenset()) -> pytest.MarkDecorator:  # type: ignore[assignment]
+    return pytest.mark.parametrize("case", [name for name in NAMES if name not in without], indirect=True)
+
+
+def test_size_of_the_corpus() -> None:
+    assert len(NAMES) == len(set(NAMES))
+    assert len(NAMES) >= 360
+
+
+def assert_refusal(answer: Answer) -> None:
+    """One sentence, one hint, exit 2, nothing on stdout, nothing that a terminal obeys."""
+    assert answer.code == 2, answer
+    assert answer.stdout == ""
+    lines = answer.stderr.splitlines()
+    assert len(answer.errors) == len(answer.hints) == 1, answer.stderr
+    assert lines[0].startswith("error: ") and lines[-1].startswith("hint: "), answer.stderr
+    assert len(lines[0]) > len("error: ") and len(lines[-1]) > len("hint: ")
+    assert len(answer.stderr.encode()) < BYTES
+    assert "Traceback" not in answer.stderr and "unexpected" not in answer.stderr
+    assert faults_of_text(answer.stderr) == []
+
+
+@each()
+def test_inspect(case: Case) -> None:
+    before = snapshot(case.home)
+    started = time.perf_counter()
+    answer = run("inspect", case.path)
+    seconds = time.perf_counter() - started
+    if case.honest:
+        assert answer.code == 0, answer.stderr
+        assert faults_of_text(answer.stdout + answer.stderr) == []
+    else:
+        assert_refusal(answer)
+    assert seconds < SECONDS or case.name in LARGE
+    assert snapshot(case.home) == before
+
+
+@each()
+def test_code(case: Case) -> None:
+    """The stable code of each refusal, and the caution of each odd model."""
+    if case.honest:
+        codes = {caution.code for caution in tieconv.inspect(case.path, depth="header").checkpoint.cautions}
+        assert codes == set() if case.expect == "ok" else case.expect.removeprefix("caution:") in codes
+    else:
+        with pytest.raises(TieconvError) as caught:
+            tieconv.inspect(case.path, depth="header")
+        assert caught.value.code == case.expect
+
+
+def no_number(text: str) -> NoReturn:
+    raise AssertionError(f"{text} is not in JSON")
+
+
+@each(without=set(NAMES) - set(case_names(honest=True)) | LARGE)
+def test_json(case: Case) -> None:
+    """`--json` is one document that any parser takes."""
+    answer = run("inspect", case.path, "--json")
+    assert answer.code == 0
+    jsonschema.validate(json.loads(answer.stdout, parse_constant=no_number), SCHEMA)
+    assert answer.stdout.isascii() or faults_of_text(answer.stdout) == []
+
+
+@pytest.mark.parametrize("command", ["untie", "retie"])
+@each(without=LARGE)
+def test_write(case: Case, command: str, tmp_path: Path) -> None:
+    """A refused model leaves no OUT; an honest one gives a whole OUT or a reason."""
+    before = snapshot(case.home)
+    out = tmp_path / "out"
+    answer = run(command, case.path, "-o", out)
+    assert snapshot(case.home) == before
+    if not case.honest or answer.code:
+        assert_refusal(answer)
+        assert os.listdir(tmp_path) == []
+        return
+    assert faults_of_text(answer.stdout + answer.stderr) == []
+    assert os.listdir(tmp_path) == ["out"]
+    assert run("inspect", out).code == 0
+
+
+def test_honest_models_are_written(corpus: Mapping[str, Case], tmp_path: Path) -> None:
+    """The corpus would prove nothing about writing if every write in it were refused."""
+    for name in ("index-good", "config-good", "config-nan", "link-hub-blob", "shards-inside", "directory-code"):
+        answer = run("untie", corpus[name].path, "-o", tmp_path / name)
+        assert answer.code == 0, (name, answer.stderr)
+
+
+@pytest.mark.parametrize(
+    "name", ["special-fifo", "file-name-refused-escape", "file-deep-unclosed", "directory-sparse", "config-surrogate"]
+)
+def test_process(corpus: Mapping[str, Case], name: str) -> None:
+    """The installed program, as users run it."""
+    case = corpus[name]
+    done = _process("inspect", str(case.path), timeout=10)
+    assert done.returncode == (0 if case.honest else 2)
+    assert faults_of_text(done.stdout + done.stderr) == []
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("hint: ") == (not case.honest)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
+@pytest.mark.parametrize("name", ["config-architectures-long", "file-name-refused-emoji"])
+def test_terminals_that_lack_characters(corpus: Mapping[str, Case], name: str, encoding: str) -> None:
+    """A `…` or a name that the encoding lacks is no reason to stop."""
+    case = corpus[name]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tieconv", "inspect", str(case.path)],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+        check=False,
+    )
+    assert done.returncode == (0 if case.honest else 2), done.stderr
+    assert b"unexpected" not in done.stderr
+
+
+def test_a_refusal_prints_no_json(corpus: Mapping[str, Case]) -> None:
+    for name in ("file-hole", "index-shard-parent", "config-deep", "special-fifo"):
+        assert_refusal(run("inspect", corpus[name].path, "--json"))
+
+
+def test_traceback_on_request(corpus: Mapping[str, Case]) -> None:
+    done = _process("--traceback", "inspect", str(corpus["file-hole"].path), timeout=10)
+    assert done.returncode != 0
+    assert done.stderr.startswith("Traceback (most recent call last):")
+
+
+def _process(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-P", "-m", "tieconv", *arguments]
+    return subprocess.run(program, capture_output=True, text=True, timeout=timeout, check=False)

@@ -1,0 +1,219 @@
+"""What a planner refuses, each with its reason, and what it does in the rarer layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tieconv
+from tests.checks.fixtures.model import (
+    BART,
+    BERT,
+    EMBED,
+    HEAD,
+    INNER_BIAS,
+    KIMI,
+    LLAMA,
+    OUTER_BIAS,
+    T5,
+    bert,
+    flagged,
+    llama,
+    matrix,
+    save,
+    save_shards,
+    vector,
+)
+from tieconv.checkpoint.plan import DropTensor, ScaleTensor, SetConfig, SetMetadata
+from tieconv.errors import RefusedError
+
+TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
+
+
+def refusal(function, path: Path, **options: object) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
+        function(path, **options)
+    assert caught.value.hint
+    return caught.value
+
+
+@pytest.mark.parametrize("function", [tieconv.plan_untie, tieconv.plan_retie])
+class TestBoth:
+    """Refused whichever way."""
+
+    def test_a_class_without_head(self, function, tmp_path: Path) -> None:
+        """An encoder has no output embedding."""
+        config = {**LLAMA, "architectures": ["LlamaForSequenceClassification"]}
+        assert refusal(function, save(tmp_path / "m", config, llama())).code == "tie.headless"
+
+    def test_a_class_that_never_ties(self, function, tmp_path: Path) -> None:
+        """Its head is its own whatever the config says."""
+        path = save(tmp_path / "m", flagged(KIMI, True), llama(head=matrix(seed=1)))
+        assert refusal(function, path).code == "tie.never"
+
+    def test_neither_stored(self, function, tmp_path: Path) -> None:
+        """There is nothing to copy from."""
+        tensors = llama()
+        del tensors[EMBED]
+        assert refusal(function, save(tmp_path / "m", TIED, tensors)).code == "tie.absent"
+
+    def test_codes_instead_of_floats(self, function, tmp_path: Path) -> None:
+        """An int8 embedding means something only with its scales."""
+        path = save(tmp_path / "m", TIED, {**llama(), EMBED: np.zeros((8, 4), "<u4")})
+        assert refusal(function, path).code == "tie.quantised"
+
+    def test_ambiguous_directories(self, function, tmp_path: Path) -> None:
+        """A single file beside an index: nobody knows which is meant."""
+        path = save(tmp_path / "m", TIED, llama())
+        (path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
+        assert refusal(function, path).code == "layout.ambiguous"
+
+    def test_a_flag_written_twice(self, function, tmp_path: Path) -> None:
+        """Readers disagree on a repeated key, so it is not edited."""
+        path = save(tmp_path / "m", None, llama(head=matrix()))
+        text = '{"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": FIRST, "tie_word_embeddings": LAST}'
+        values = ("true", "true") if function is tieconv.plan_untie else ("false", "false")
+        (path / "config.json").write_text(text.replace("FIRST", values[0]).replace("LAST", values[1]))
+        assert refusal(function, path).code == "config.repeated-flag"
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (matrix().T.copy(), "transpose"),
+        (matrix().astype("<f2"), "after a cast"),
+        (matrix() * np.float32(4), "4.0 times"),
+        (matrix(seed=3), "rows of 8 differ"),
+        (matrix(10), r"\[10, 4\]"),
+        (np.where(np.arange(32).reshape(8, 4) == 5, np.float32("nan"), matrix()), "row"),
+    ],
+)
+def test_retie_says_how_the_head_differs(head: np.ndarray, words: str, tmp_path: Path) -> None:
+    """Each state that is not equality is refused with its figures."""
+    error = refusal(tieconv.plan_retie, save(tmp_path / "m", UNTIED, llama(head=head)))
+    assert error.code in {"retie.not-equal", "retie.row-mismatch"}
+    assert __import__("re").search(words, error.message), error.message
+
+
+def test_signs_of_zeros_are_a_difference(tmp_path: Path) -> None:
+    """+0 and −0 are not the same bytes."""
+    plain, signed = matrix(), matrix()
+    plain[2, 1], signed[2, 1] = 0.0, -0.0
+    error = refusal(tieconv.plan_retie, save(tmp_path / "m", UNTIED, {**llama(head=signed), EMBED: plain}))
+    assert "sign of zeros" in error.message
+
+
+def test_untie_refuses_a_head_that_cannot_be_loaded(tmp_path: Path) -> None:
+    """A transposed head stops every loader; a flag does not mend that."""
+    path = save(tmp_path / "m", TIED, llama(head=matrix().T.copy()))
+    assert refusal(tieconv.plan_untie, path).code == "untie.shape"
+
+
+def test_an_empty_placeholder_is_dropped_or_filled(tmp_path: Path) -> None:
+    """A zero-size head left by a sharded save is no tensor that is lost."""
+    path = save(tmp_path / "m", TIED, llama(head=np.zeros((0,), "<f4")))
+    drops = [op for op in tieconv.plan_retie(path).plan.operations if isinstance(op, DropTensor)]
+    assert [(op.name, op.because) for op in drops] == [(HEAD, "it is empty")]
+    tieconv.plan_untie(path).execute(tmp_path / "out")
+    tie = tieconv.inspect(tmp_path / "out").word_tie
+    assert tie is not None and [str(member.state) for member in tie.members] == ["canonical", "identical"]
+
+
+def test_differing_bias_copies_are_not_merged_or_stripped(tmp_path: Path) -> None:
+    """Which of two biases counts depends on the version: neither verb chooses."""
+    tensors = bert(outer=np.zeros(8, "<f4"), inner=vector(seed=2))
+    path = save(tmp_path / "m", flagged(BERT, True), tensors)
+    assert refusal(tieconv.plan_retie, path).code == "retie.not-equal"
+    assert refusal(tieconv.plan_retie, path, survivor="embed", force=True).code == "retie.not-equal"
+    zero_inside = bert(outer=vector(seed=2), inner=np.zeros(8, "<f4"))
+    path = save(tmp_path / "n", flagged(BERT, True), zero_inside)
+    assert refusal(tieconv.plan_untie, path, bias="strip").code == "bias.copies-differ"
+
+
+def test_stripping_a_known_zero_bias_says_what_follows(tmp_path: Path) -> None:
+    """BERT's loader then reports it missing and starts it at zero, which is what was stored."""
+    path = save(tmp_path / "m", flagged(BERT, True), bert(outer=np.zeros(8, "<f4")))
+    plan = tieconv.plan_untie(path, bias="strip").plan
+    assert any("missing" in note for note in plan.notes)
+    names = {tensor.name for file in plan.weights for tensor in file.tensors}
+    assert not names & {OUTER_BIAS, INNER_BIAS}
+
+
+@pytest.mark.parametrize(("key", "verb"), [(False, "untie"), (True, "retie")])
+def test_t5_whose_two_flags_disagree(key: bool, verb: str, tmp_path: Path) -> None:
+    """transformers 5 obeys one, transformers 4 the other: they compute different logits already."""
+    tensors = {"shared.weight": matrix(), "encoder.final_layer_norm.weight": vector(4)}
+    if verb == "retie":
+        tensors["lm_head.weight"] = matrix() * np.float32(0.5)
+    config = {**flagged(T5, verb == "untie"), "scale_decoder_outputs": key, "d_model": 4}
+    function = {"untie": tieconv.plan_untie, "retie": tieconv.plan_retie}[verb]
+    assert refusal(function, save(tmp_path / "m", config, tensors)).code == "flag.forward"
+
+
+def test_t5_stored_twice_gets_a_scaled_head(tmp_path: Path) -> None:
+    """An equal copy is not enough once the flag is false: it is replaced by the scaled one."""
+    tensors = {"shared.weight": matrix(), "lm_head.weight": matrix()}
+    config = {**flagged(T5, True), "d_model": 4}
+    plan = tieconv.plan_untie(save(tmp_path / "m", config, tensors)).plan
+    assert ScaleTensor("lm_head.weight", "shared.weight", -1) in plan.operations
+
+
+def test_t5_with_a_head_of_its_own_is_not_guessed(tmp_path: Path) -> None:
+    """A differing head under a true flag: which one is meant, and at which scale, nobody can say."""
+    tensors = {"shared.weight": matrix(), "lm_head.weight": matrix(seed=4)}
+    path = save(tmp_path / "m", {**flagged(T5, True), "d_model": 4}, tensors)
+    assert refusal(tieconv.plan_untie, path).code == "flag.forward"
+
+
+@pytest.mark.parametrize("survivor", ["embed", "head"])
+def test_force_does_not_rescale(survivor: str, tmp_path: Path) -> None:
+    """Tying T5 by force would also multiply its logits: refused."""
+    tensors = {"shared.weight": matrix(), "lm_head.weight": matrix(seed=4)}
+    path = save(tmp_path / "m", {**flagged(T5, False), "d_model": 4}, tensors)
+    assert refusal(tieconv.plan_retie, path, survivor=survivor, force=True).code == "flag.forward"
+    equal = {"shared.weight": matrix(), "lm_head.weight": matrix()}
+    path = save(tmp_path / "n", {**flagged(T5, False), "d_model": 4}, equal)
+    assert "would change them" in refusal(tieconv.plan_retie, path).message
+
+
+def test_a_second_head_shard_gets_a_name_of_its_own(tmp_path: Path) -> None:
+    """`model-head.safetensors` may be taken already."""
+    shards = {"model-00001-of-00002.safetensors": {EMBED: matrix()}, "model-00002-of-00002.safetensors": llama_rest()}
+    weight_map = {name: file for file, tensors in shards.items() for name in tensors}
+    path = save_shards(tmp_path / "m", TIED, shards, weight_map)
+    tieconv.plan_untie(path).execute(tmp_path / "untied")
+    plan = tieconv.plan_untie(tmp_path / "untied", bias="zero").plan
+    assert [file.name for file in plan.weights] == ["model-head-2.safetensors"]
+
+
+def llama_rest() -> dict[str, np.ndarray]:
+    return {name: tensor for name, tensor in llama().items() if name != EMBED}
+
+
+def test_an_alias_in_the_metadata_goes_with_its_tensor(tmp_path: Path) -> None:
+    """`save_model` records ``{dropped: kept}``; renaming the kept one back makes that untrue."""
+    from safetensors.numpy import save_file
+
+    path = save(tmp_path / "m", TIED, llama())
+    tensors = {HEAD: matrix(), **llama_rest()}
+    save_file(tensors, path / "model.safetensors", {"format": "pt", EMBED: HEAD})
+    plan = tieconv.plan_retie(path).plan
+    assert SetMetadata("model.safetensors", EMBED, None) in plan.operations
+    assert plan.weights[0].metadata == {"format": "pt"}
+
+
+def test_only_levels_that_differ_are_written(tmp_path: Path) -> None:
+    """A config that already says so is not touched."""
+    plan = tieconv.plan_retie(save(tmp_path / "m", TIED, llama(head=matrix()))).plan
+    assert not [op for op in plan.operations if isinstance(op, SetConfig)]
+    assert not plan.texts
+
+
+def test_bart_needs_three_copies(tmp_path: Path) -> None:
+    """With the flag false encoder, decoder and head are parameters of their own."""
+    tensors = {"model.shared.weight": matrix(), "final_logits_bias": np.zeros((1, 8), "<f4")}
+    plan = tieconv.plan_untie(save(tmp_path / "m", flagged(BART, True), tensors)).plan
+    names = {tensor.name for tensor in plan.weights[0].tensors}
+    assert {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"} <= names
