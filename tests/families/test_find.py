@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.patience import patient
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.families import effective, find, locate, pattern, table
 
@@ -256,7 +257,7 @@ def test_bias_pairs_and_rows() -> None:
 
 
 def test_find_is_fast_and_imports_no_model_library() -> None:
-    """A cold lookup, the data included, takes less than 10 ms (50 ms allowed on a busy machine)."""
+    """A cold lookup, the data included, takes less than 10 ms (more is allowed on a busy machine)."""
     code = (
         "import sys, time\nfrom tieconv.families import find\nstart = time.perf_counter()\n"
         "find({'architectures': ['LlamaForCausalLM']})\n"
@@ -264,4 +265,4 @@ def test_find_is_fast_and_imports_no_model_library() -> None:
         "print(time.perf_counter() - start)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(result.stdout) < 0.05
+    assert float(result.stdout) < patient(0.05)

@@ -19,6 +19,7 @@ from pathlib import Path
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.sources.local import locate, open_files
+from tests.patience import patient
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.process_time()
 tensors, code = 0, ""
@@ -47,7 +48,7 @@ def test_half_a_million_tensors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     # A neighbour on the other core can double the time: the best of three counts.
     tries = (measure(tmp_path) for _ in range(3))
-    assert any(seconds <= 5 and memory < 1024 and tensors == 500_000 for seconds, memory, tensors, _ in tries)
+    assert any(seconds <= patient(5) and memory < 1024 and tensors == 500_000 for seconds, memory, tensors, _ in tries)
 
 
 def test_a_large_index(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_large_index(tmp_path: Path) -> None:
     (tmp_path / shard).write_bytes(file_of({name: entry(shape=[0], offsets=[0, 0]) for name in names}))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
     seconds, memory, tensors, _ = measure(tmp_path)
-    assert (tensors, seconds <= 5, memory < 512) == (200_000, True, True)
+    assert (tensors, seconds <= patient(5), memory < 512) == (200_000, True, True)
 
 
 LYING = {

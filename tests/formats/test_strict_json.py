@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.patience import patient
 from tieconv.errors import UnreadableError
 from tieconv.formats import strict_json
 from tieconv.formats.strict_json import MAX_DEPTH, loads
@@ -121,7 +122,7 @@ def test_no_text_is_slow(middle: str) -> None:
     """One pass, whatever the quotes do."""
     started = time.process_time()
     assert refused('{"a":[' + "[]," * 100 + middle) in ("json.malformed", "json.refused")
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < patient(1)
 
 
 def test_containers_are_counted_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tieconv
+from tests.patience import patient
 from tieconv.checkpoint.records import Checkpoint, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
@@ -299,4 +300,4 @@ def test_many_tensors_are_read_in_bounded_time(tmp_path: Path) -> None:
     path = save(tmp_path / "model.bin", {f"model.layers.{i}.weight": torch.zeros(1) for i in range(20_000)})
     start = time.process_time()
     assert len(read(path).tensors) == 20_000
-    assert time.process_time() - start < 5
+    assert time.process_time() - start < patient(5)
