@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.hostile import TIB, entry, file_of
+from tests.patience import patient
 
 MEASURE = """
 import resource, sys, time
@@ -19,7 +20,6 @@ from pathlib import Path
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.sources.local import locate, open_files
-from tests.patience import patient
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.process_time()
 tensors, code = 0, ""
