@@ -217,3 +217,14 @@ def test_bart_needs_three_copies(tmp_path: Path) -> None:
     plan = tieconv.plan_untie(save(tmp_path / "m", flagged(BART, True), tensors)).plan
     names = {tensor.name for tensor in plan.weights[0].tensors}
     assert {"model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"} <= names
+
+
+@pytest.mark.parametrize("function", [tieconv.plan_untie, tieconv.plan_retie])
+def test_two_formats_side_by_side(function, tmp_path: Path) -> None:
+    """The other format would stay behind as it was: nothing is written, and inspect says which one it read."""
+    path = save(tmp_path / "m", TIED, llama())
+    (path / "pytorch_model.bin").write_bytes(b"stale")
+    assert refusal(function, path).code == "layout.two-formats"
+    findings = tieconv.inspect(path).findings
+    assert [finding.rule for finding in findings] == ["IDX009"]
+    assert "safetensors" in findings[0].message and "torch" in findings[0].message

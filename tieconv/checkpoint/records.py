@@ -111,6 +111,7 @@ class Caution:
 BLOCKING = {
     "layout.ambiguous": "remove the one that is not meant, then try again",
     "layout.one-shard": "give the model's directory",
+    "layout.two-formats": "work on a directory with one of the two: the other would stay behind as it was",
     "index.absent": "write the index first: tieconv reindex",
     "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
     "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex",

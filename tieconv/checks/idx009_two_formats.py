@@ -1,0 +1,35 @@
+"""Weights of two formats stand side by side.
+
+## What it does
+Reports a directory that holds weights in more than one format, say `model.safetensors` and `pytorch_model.bin`.
+
+## Why it matters
+transformers reads safetensors where there is a choice, other loaders the other file. If one of them is older, the two
+are different models (C31). The findings here are about the format that is named first.
+
+## Example
+
+    warning IDX009: weights stand here as safetensors and as torch: transformers takes safetensors, other
+    loaders can take torch, and the two may be different models
+
+## How to fix
+Keep one format, or make the other anew with `tieconv convert`. Commands that write refuse until then: they would leave
+the other format behind as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checks import evidence
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """At most one finding."""
+    for caution in evidence.cautions(inspection, "layout.two-formats"):
+        yield RULE.finding(caution.message, caution.tensors)
+
+
+RULE = Rule("IDX009", "two-formats", Level.WARNING, __doc__ or "", find)
