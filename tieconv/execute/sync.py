@@ -8,6 +8,8 @@ import threading
 
 _QUEUED = 64
 """Files that may wait: each holds a descriptor."""
+EARLY = 128 * 1024 * 1024
+"""Bytes after which a file that is still being written is synced so far: the disk then works while the rest is copied."""
 
 
 class Syncer:
@@ -17,12 +19,18 @@ class Syncer:
         self._queue: queue.Queue[int | None] = queue.Queue(_QUEUED)
         self._error: OSError | None = None
         self._stopped = False
+        self._idle = True
         self._thread = threading.Thread(target=self._work, name="tieconv-sync", daemon=True)
         self._thread.start()
 
     def add(self, descriptor: int) -> None:
         """Sync the open file soon; the caller may close its descriptor."""
         self._queue.put(os.dup(descriptor))
+
+    def nudge(self, descriptor: int) -> None:
+        """Sync what the open file holds by now, unless a sync is under way; it must be given to `add` all the same."""
+        if self._idle and self._queue.empty():
+            self.add(descriptor)
 
     def finish(self) -> None:
         """Wait until every file is durable. Raises the first `OSError`."""
@@ -40,6 +48,7 @@ class Syncer:
 
     def _work(self) -> None:
         while (descriptor := self._queue.get()) is not None:
+            self._idle = False
             try:
                 if not (self._stopped or self._error):
                     os.fsync(descriptor)
@@ -47,3 +56,4 @@ class Syncer:
                 self._error = error
             finally:
                 os.close(descriptor)
+                self._idle = True

@@ -19,7 +19,7 @@ from tieconv.execute.failures import writing
 from tieconv.execute.frame import frame
 from tieconv.execute.gather import write_gathered
 from tieconv.execute.scale import scaled
-from tieconv.execute.sync import Syncer
+from tieconv.execute.sync import EARLY, Syncer
 from tieconv.sources.local import FileSet, file_state, open_files, open_regular
 from tieconv.text import shown
 
@@ -77,6 +77,7 @@ class Writer:
 
     def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
         whole = frame(output)
+        tick = self._nudging(descriptor)
         # At its full length from the start, XFS sets no space aside behind the end of the file.
         os.ftruncate(descriptor, whole.size)
         shared: list[Shared] = []
@@ -84,7 +85,7 @@ class Writer:
             offset = piece.offset
             match piece.content:
                 case ByteRange() as span:
-                    shared += self._copy(files, span, descriptor, offset)
+                    shared += self._copy(files, span, descriptor, offset, tick)
                 case Zeros(size):
                     write_zeros(descriptor, offset, size, self.tick)
                 case Scaled() as content:
@@ -99,9 +100,23 @@ class Writer:
         self.record.sources.setdefault(name, files.state(name))
         return files.descriptor(name)
 
-    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int) -> list[Shared]:
+    def _nudging(self, descriptor: int) -> Tick:
+        """`tick`, and every so many bytes a start for the disk."""
+        written = 0
+
+        def tick(count: int) -> None:
+            nonlocal written
+            written += count
+            if written >= EARLY:
+                written = 0
+                self.syncer.nudge(descriptor)
+            self.tick(count)
+
+        return tick
+
+    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int, tick: Tick) -> list[Shared]:
         source = self._open(files, span.file)
-        extents = copy_range(source, span.start, descriptor, offset, span.size, self.tick)
+        extents = copy_range(source, span.start, descriptor, offset, span.size, tick)
         return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
 
     def _scale(self, files: FileSet, content: Scaled, descriptor: int, offset: int) -> None:
