@@ -9,7 +9,7 @@ import threading
 _QUEUED = 64
 """Files that may wait: each holds a descriptor."""
 EARLY = 128 * 1024 * 1024
-"""Bytes after which a file that is still being written is synced so far: the disk then works while the rest is copied."""
+"""Bytes after which a file still being written is synced so far: the disk then works while the rest is copied."""
 
 
 class Syncer:

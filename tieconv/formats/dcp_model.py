@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
 
 METADATA = ".metadata"
 SUFFIX = ".distcp"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DistributedCheckpoint:
     """See `tieconv.formats.interface.Format`."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Caution, Checkpoint, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.gguf import SUFFIX, read_weight_file
@@ -15,7 +15,7 @@ NEXT_STEP = "change the model that it was converted from, then convert that agai
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})\.gguf$")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GgufModel:
     """The GGUF format; see `tieconv.formats.interface.Format`."""
 

@@ -7,8 +7,8 @@ as `base_model.model.<module>.lora_A.weight`; modules that it replaces are store
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Adapter, Checkpoint, Files, Layout, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG_LIMIT, read_bytes
@@ -22,7 +22,7 @@ OTHER_WEIGHTS = "adapter_model.bin"
 NEXT_STEP = "untie or retie the base model, then load the adapter on that"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PeftAdapter:
     """The adapter format; see `tieconv.formats.interface.Format`."""
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, State, Tie
+from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, State, StorageUse, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.declared import gated
 from tieconv.inspection.head import view_head
 from tieconv.inspection.shadows import find_shadows
-from tieconv.inspection.storage import check_sums, view_storages
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
 
@@ -36,9 +35,7 @@ def inspect_checkpoint(
     view = view_head(family, tensors, ties, reader, depth)
     duplicates = _duplicates(family, tensors, ties, view, reader, depth)
     played = {member.name for tie in ties for member in tie.stored_members}
-    storage = view_storages(checkpoint)
-    if depth is Depth.FULL:
-        check_sums(checkpoint, reader)
+    storage = _storage(checkpoint, reader, depth)
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
     wasted += storage.unused if storage else 0
@@ -56,6 +53,17 @@ def inspect_checkpoint(
         shadows=find_shadows(checkpoint, reader, depth, played),
         storage=storage,
     )
+
+
+def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> StorageUse | None:
+    """How tensors share storages, for a format that lets them; at full depth each storage's checksum is held to."""
+    if not any(file.storages for file in checkpoint.files):
+        return None
+    from tieconv.inspection.storage import check_sums, view_storages
+
+    if depth is Depth.FULL:
+        check_sums(checkpoint, reader)
+    return view_storages(checkpoint)
 
 
 def _with_nan(tie: Tie, tensors: dict[str, TensorRecord], reader: ByteReader) -> Tie:

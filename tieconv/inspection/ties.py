@@ -8,7 +8,6 @@ from tieconv.checkpoint.family import Family, TieGroup
 from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.families import locate, spelled
-from tieconv.inspection.sharing import sharing
 
 WASTEFUL = frozenset({State.IDENTICAL, State.TRANSPOSED})
 """States whose bytes need not be stored beside the canonical tensor's; an alias takes no bytes of its own."""
@@ -78,6 +77,8 @@ def _member(
 def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader, depth: Depth) -> Relation:
     if tensor.name == reference.name:
         return Relation(State.CANONICAL)
+    from tieconv.inspection.sharing import sharing  # a tied model compares nothing
+
     known = sharing(reference, tensor)
     if known is not None:
         return known
