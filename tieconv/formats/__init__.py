@@ -11,6 +11,7 @@ from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
 from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.torch_model import NAMING as TORCH_NAMING
 from tieconv.formats.torch_model import TORCH
 from tieconv.text import shown
 
@@ -33,10 +34,17 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     if not claims:
         raise _unclaimed(listing, files)
     checkpoint = claims[0].read(listing, files)
-    wholes = [candidate for candidate in claims if candidate in _WHOLE_MODELS]
+    wholes = [candidate for candidate in claims if candidate in _WHOLE_MODELS and _holds_model(candidate, listing)]
     if listing.named or len(wholes) < 2 or claims[0] not in wholes:
         return checkpoint
     return replace(checkpoint, cautions=(*checkpoint.cautions, _two_formats(wholes)))
+
+
+def _holds_model(candidate: Format, listing: Listing) -> bool:
+    """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
+    if candidate is not TORCH:
+        return True
+    return not {TORCH_NAMING.single, TORCH_NAMING.index}.isdisjoint(listing.top)
 
 
 def _two_formats(claims: list[Format]) -> Caution:
