@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,6 +29,12 @@ def run(arguments: Sequence[str], cwd: Path | None = None) -> subprocess.Complet
     return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=120, cwd=cwd)
 
 
+def _heed_signals() -> None:
+    """As under a shell: a test run that ignores hang-ups (nohup) would hand that down."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
     """Start, with pipes."""
     return subprocess.Popen(
@@ -37,6 +44,7 @@ def start(arguments: Sequence[str]) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=_heed_signals,
     )
 
 
