@@ -57,7 +57,7 @@ def inspection_document(inspection: Inspection) -> dict[str, object]:
             for found in inspection.duplicates
         ],
         "storage": _storage(inspection.storage),
-        "consumers": [],
+        "consumers": [{**asdict(entry), "outcome": str(entry.outcome)} for entry in inspection.consumers],
         **adapter,
         "findings": [finding_document(finding) for finding in inspection.findings],
     }

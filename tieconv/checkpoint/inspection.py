@@ -6,10 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.prediction import Prediction
 
 Detail = Mapping[str, object]
 
@@ -235,7 +239,8 @@ class Finding:
 class Inspection:
     """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON.
 
-    ``base`` is the header-level evidence about an adapter's base model, where that is here.
+    ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
+    loader will do with the model, where that was asked for.
     """
 
     checkpoint: Checkpoint
@@ -252,6 +257,7 @@ class Inspection:
     shadows: tuple[Shadow, ...] = ()
     base: Inspection | None = None
     storage: StorageUse | None = None
+    consumers: tuple[Prediction, ...] = ()
 
     @property
     def word_tie(self) -> Tie | None:

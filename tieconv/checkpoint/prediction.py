@@ -1,0 +1,34 @@
+"""What a loader will do with a model's output embedding, as a prediction."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from tieconv.checkpoint.record import record
+
+
+class Outcome(StrEnum):
+    """What becomes of the output embedding once the model is loaded."""
+
+    TIED = "tied"
+    UNTIED = "untied"
+    RANDOM = "random"
+    DISCARDED = "discarded"
+    ERROR = "error"
+    UNKNOWN = "unknown"
+
+
+@record
+class Prediction:
+    """One loader's outcome for one model.
+
+    ``measured`` is true where the prediction's module is tested against the loader itself; ``cited`` names the source
+    file, issue or release that the prediction follows.
+    """
+
+    name: str
+    version: str
+    outcome: Outcome
+    detail: str
+    measured: bool
+    cited: str
