@@ -100,9 +100,7 @@ def make_apart(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Pa
 
 def once(command: Command) -> tuple[float, float]:
     """One run: wall seconds and peak MiB. Raises on a non-zero exit."""
-    for path in command.clean:
-        shutil.rmtree(path, ignore_errors=True)
-        path.unlink(missing_ok=True)
+    clean(command)
     if command.prepare:
         command.prepare()
     os.sync()
@@ -112,22 +110,32 @@ def once(command: Command) -> tuple[float, float]:
     wall = time.perf_counter() - start
     if status:
         raise RuntimeError(f"{command.argv} failed: {process.stderr.read() if process.stderr else ''}")
+    clean(command)
     return wall, usage.ru_maxrss / 1024
 
 
+def clean(command: Command) -> None:
+    """Remove what a run writes."""
+    for path in command.clean:
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+
+
 def compare(commands: Mapping[str, Command], runs: int) -> dict[str, Figures]:
-    """All commands in turn, ``runs`` times after one warm-up."""
+    """All commands in turn, ``runs`` times after one warm-up.
+
+    Each round starts with another command: a disk that still works off what the last one wrote would always slow the
+    same neighbour.
+    """
     figures = {name: Figures() for name in commands}
+    names = list(commands)
     for number in range(runs + 1):
-        for name, command in commands.items():
-            wall, peak = once(command)
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            wall, peak = once(commands[name])
             if number:
                 figures[name].wall.append(wall)
                 figures[name].peak.append(peak)
-    for command in commands.values():
-        for path in command.clean:
-            shutil.rmtree(path, ignore_errors=True)
-            path.unlink(missing_ok=True)
     return figures
 
 

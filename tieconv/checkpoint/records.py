@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from math import prod
 from typing import Protocol
@@ -20,7 +20,10 @@ class Layout(StrEnum):
     FILE = "file"  # a lone weight file
 
 
-@dataclass(frozen=True, slots=True)
+_set = object.__setattr__
+
+
+@record
 class ByteRange:
     """Bytes ``start`` to ``end`` (exclusive) of a weight file, counted from the file's first byte."""
 
@@ -28,12 +31,17 @@ class ByteRange:
     start: int
     end: int
 
+    def __init__(self, file: str, start: int, end: int) -> None:
+        _set(self, "file", file)
+        _set(self, "start", start)
+        _set(self, "end", end)
+
     @property
     def size(self) -> int:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorRecord:
     """One stored tensor, little-endian, its bytes within ``range``.
 
@@ -48,6 +56,22 @@ class TensorRecord:
     range: ByteRange
     stride: tuple[int, ...] | None = None
     storage: str | None = None
+
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        shape: tuple[int, ...],
+        range: ByteRange,
+        stride: tuple[int, ...] | None = None,
+        storage: str | None = None,
+    ) -> None:
+        _set(self, "name", name)
+        _set(self, "dtype", dtype)
+        _set(self, "shape", shape)
+        _set(self, "range", range)
+        _set(self, "stride", stride)
+        _set(self, "storage", storage)
 
     @property
     def nbytes(self) -> int:

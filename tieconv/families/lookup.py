@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
-from tieconv.families import pattern, table
+from tieconv.families import table
 
 _HEADLESS = (
     "ForSequenceClassification",
@@ -106,6 +106,8 @@ def _without_head(architecture: str, sibling: Family) -> Family:
 def _guessed(
     architecture: str, model_type: str, names: Mapping[str, tuple[int, ...]], config: Mapping[str, object]
 ) -> Family:
+    from tieconv.families import pattern  # a known class needs no guess
+
     embedding, head = pattern.guess(names, next(_vocabularies(config), None))
     known = embedding is not None or head is not None
     groups = (TieGroup(Role.WORD_EMBEDDING, embedding, (head,), True),) if embedding and head else ()

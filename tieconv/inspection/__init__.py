@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, State, StorageUse, Tie
+from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Shadow, State, StorageUse, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.declared import gated
 from tieconv.inspection.head import view_head
-from tieconv.inspection.shadows import find_shadows
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
 
@@ -50,9 +49,17 @@ def inspect_checkpoint(
         bytes_stored=stored,
         bytes_unique=max(stored - wasted, 0),
         bytes_read=getattr(reader, "bytes_read", 0),
-        shadows=find_shadows(checkpoint, reader, depth, played),
+        shadows=_shadows(checkpoint, reader, depth, played),
         storage=storage,
     )
+
+
+def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:
+    if not checkpoint.orphans:
+        return ()
+    from tieconv.inspection.shadows import find_shadows
+
+    return find_shadows(checkpoint, reader, depth, played)
 
 
 def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> StorageUse | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
 
@@ -14,13 +13,15 @@ SAMPLE = 4096
 """Bytes of each of the samples that refute equality before anything is streamed."""
 
 
-@dataclass(slots=True)
 class CountingReader:
     """A `ByteReader` that passes reads on and counts them: ``bytes_read`` and ``reads``."""
 
-    inner: ByteReader
-    bytes_read: int = 0
-    reads: int = 0
+    __slots__ = ("bytes_read", "inner", "reads")
+
+    def __init__(self, inner: ByteReader) -> None:
+        self.inner = inner
+        self.bytes_read = 0
+        self.reads = 0
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``span``; raises what the wrapped reader raises."""

@@ -16,8 +16,6 @@ def find_shadows(
 
     Bytes are compared for ``candidates``, or for every name at full depth. Raises what the reader raises.
     """
-    if not checkpoint.orphans:
-        return ()
     return tuple(_shadows(checkpoint, reader, depth, candidates))
 
 

@@ -9,7 +9,6 @@ from tieconv.checkpoint.inspection import ConfigView
 from tieconv.checkpoint.records import Checkpoint
 from tieconv.families import find
 from tieconv.families.draft import WHY, is_draft
-from tieconv.families.named import with_names
 from tieconv.inspection.declared import view_config
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
@@ -25,7 +24,11 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return _draft(checkpoint)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
-    family = with_names(find(checkpoint.config_values, shapes), embed, head)
+    family = find(checkpoint.config_values, shapes)
+    if embed or head:
+        from tieconv.families.named import with_names
+
+        family = with_names(family, embed, head)
     return family, view_config(checkpoint.config_values, family)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import ByteRange, TensorRecord
 
 SPAN_LIMIT = 8 * 1024 * 1024
@@ -16,7 +17,7 @@ ReadAt = Callable[[int, memoryview], None]
 """``read(position, buffer)``: fill ``buffer`` from byte ``position`` of the file."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StridedRange(ByteRange):
     """The bytes of a view as they would lie densely: 0 to ``end``. ``base`` is where its first element is stored."""
 
