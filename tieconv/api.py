@@ -204,19 +204,27 @@ def plan_convert(
 
 
 def plan_reindex(path: str | Path = ".", *, prune: bool = False) -> PlannedWrite:
-    """The plan that rebuilds the shard index from the headers of the shards; ``prune`` leaves other weights out.
+    """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
+
+    ``prune`` leaves the weight files outside the index out.
 
     Raises `RefusedError` for a model of one file, where a shard is missing, and where one tensor stands in two
     shards with different bytes.
     """
     from tieconv.formats.shards import read_shards
     from tieconv.inspection.equality import equal
+    from tieconv.inspection.views import readable
     from tieconv.planned import PlannedWrite
     from tieconv.plans.reindex import plan_reindex as make
 
     listing = locate(str(path))
     with open_files(listing.root) as files:
-        plan = make(read_shards(listing, files), lambda a, b: equal(files, a.range, b.range), prune=prune)
+
+        def same(a: TensorRecord, b: TensorRecord) -> bool:
+            reader, (one, two) = readable(files, (a, b))
+            return equal(reader, one.range, two.range)
+
+        plan = make(read_shards(listing, files), same, prune=prune)
     return PlannedWrite(plan, _indexed)
 
 

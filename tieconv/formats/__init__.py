@@ -11,7 +11,6 @@ from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
 from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import NAMING as TORCH_NAMING
 from tieconv.formats.torch_model import TORCH
 from tieconv.text import shown
 
@@ -44,7 +43,7 @@ def _holds_model(candidate: Format, listing: Listing) -> bool:
     """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
     if candidate is not TORCH:
         return True
-    return not {TORCH_NAMING.single, TORCH_NAMING.index}.isdisjoint(listing.top)
+    return not {TORCH.naming.single, TORCH.naming.index}.isdisjoint(listing.top)
 
 
 def _two_formats(claims: list[Format]) -> Caution:

@@ -51,6 +51,24 @@ class Naming:
         return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
 
 
+@record
+class Model:
+    """A format by its names and its reader of one file; see `tieconv.formats.interface.Format`."""
+
+    naming: Naming
+    read_one: ReadOne
+
+    @property
+    def name(self) -> str:
+        return self.naming.format
+
+    def claims(self, listing: Listing) -> bool:
+        return self.naming.claims(listing)
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        return read_model(self.naming, listing, files, self.read_one)
+
+
 @dataclass
 class _Found:
     """What reading gathers before it becomes a `Checkpoint`."""
