@@ -106,6 +106,14 @@ class SetMetadata:
 
 
 @record
+class DropFile:
+    """A file that holds the model in another format is left out: it would stay behind as it was."""
+
+    name: str
+    bytes: int
+
+
+@record
 class LinkFile:
     """A file comes along unchanged."""
 
@@ -125,6 +133,7 @@ Operation = (
     | TrimStorage
     | SetConfig
     | SetMetadata
+    | DropFile
     | LinkFile
 )
 

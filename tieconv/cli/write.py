@@ -23,6 +23,7 @@ class WriteArguments:
     in_place: bool
     overwrite: bool
     dry_run: bool
+    drop_other_formats: bool
     hardlink: bool
     verify: Literal["full", "structure"]
 

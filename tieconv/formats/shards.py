@@ -12,6 +12,7 @@ from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model, Naming
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.side_by_side import others
 from tieconv.formats.spelled_json import read
 from tieconv.formats.strict_json import loads
 from tieconv.formats.torch_model import TORCH
@@ -67,6 +68,7 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
         special=listing.special,
         cautions=cautions,
         states={entry: files.state(entry) for entry in named},
+        others=others(model, listing, files)[0],
     )
 
 
