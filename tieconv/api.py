@@ -229,8 +229,8 @@ def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_form
 
     ``prune`` leaves the weight files outside the index out.
 
-    Raises `RefusedError` for a model of one file, where a shard is missing, and where one tensor stands in two
-    shards with different bytes.
+    Raises `RefusedError` for a model of one file and where one tensor stands in two shards with different bytes,
+    `UnreadableError` where a shard is missing.
     """
     from tieconv.formats.shards import read_shards
     from tieconv.inspection.equality import equal

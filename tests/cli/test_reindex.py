@@ -157,9 +157,9 @@ def test_a_head_shard_belongs_to_the_model(folder: Path, tmp_path: Path) -> None
 def test_a_missing_shard_is_refused(folder: Path) -> None:
     """What is not there cannot be indexed, whether the index names it or there is none."""
     (folder / SHARDS[1]).unlink()
-    assert f"lacks the shard {SHARDS[1]}" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
     (folder / INDEX).unlink()
-    assert f"lacks the shard {SHARDS[1]}" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
 
 
 def test_an_emptied_shard_is_not_missed(folder: Path) -> None:

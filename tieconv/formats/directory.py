@@ -161,11 +161,8 @@ def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Foun
     for shard in shards:
         _require_regular(listing, files, shard)
         if shard not in listing.entries:
-            raise UnreadableError(
-                f"{shown(name)} names the shard {shown(shard)}, which is not there",
-                "fetch the missing shard, or rebuild the index from the shards that are there",
-                "index.absent-shard",
-            )
+            hint = ", or rebuild the index from the shards that are there: tieconv reindex"
+            raise index_format.absent_shard(f"{shown(name)} names the shard", shard, "index.absent-shard", hint)
     found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
     return found

@@ -43,6 +43,11 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
     return value, weight_map
 
 
+def absent_shard(names: str, shard: str, code: str, hint: str = "") -> UnreadableError:
+    """The error for a file that an index, or a numbering, calls for: ``names`` is who does, and for what."""
+    return UnreadableError(f"{names} {shown(shard)}, which is not there", f"fetch the missing file{hint}", code)
+
+
 def edit_index(
     text: str, *, drop: Mapping[str, str], add: Mapping[str, str], total_size: int, parameters_added: int
 ) -> str:

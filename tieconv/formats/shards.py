@@ -173,11 +173,8 @@ def _check_complete(listing: Listing, numbered: _Set, entries: set[str], documen
     """A shard may be missing only where an index that parses does not name it: a re-tie can empty one."""
     for missing in numbered.missing:
         if missing in entries or not weight_map(document):
-            raise RefusedError(
-                f"{shown(listing.source)} lacks the shard {shown(missing)}, so its tensors cannot be indexed",
-                "fetch the missing shard",
-                "reindex.absent-shard",
-            )
+            who = f"{shown(listing.source)} cannot be indexed without the shard"
+            raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
 def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
