@@ -228,6 +228,14 @@ def test_what_no_strict_reader_takes_is_named(folder: Path, value: str) -> None:
     assert any("not carried over" in note and "metadata.odd" in note for note in notes)
 
 
+def test_other_commands_point_here(folder: Path) -> None:
+    """Where the index cannot be read, the hint of every other command is the one that rebuilds it."""
+    (folder / INDEX).write_text(ORIGINAL[:-30])
+    result = run("inspect", folder)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1] == f"hint: rebuild it from the shards: tieconv reindex {folder}"
+
+
 def test_an_unreadable_index_is_said_to_be_lost(folder: Path) -> None:
     """Text that is no JSON: one line says that its metadata is not carried over."""
     (folder / INDEX).write_text(ORIGINAL[:-30])

@@ -11,7 +11,8 @@ transformers takes.
 ## Example
 
     warning IDX009: weights stand here as safetensors and as torch: transformers takes safetensors, other
-    loaders can take torch, and the two may be different models
+    loaders can take torch, and the two may be different models; commands that write refuse, unless
+    --drop-other-formats says to leave the other out
 
 ## How to fix
 Commands that write refuse, for they would leave the other format behind as it was. With `--drop-other-formats` they
@@ -32,7 +33,8 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "layout.two-formats"):
-        yield RULE.finding(caution.message, caution.tensors)
+        way = "commands that write refuse, unless --drop-other-formats says to leave the other out"
+        yield RULE.finding(f"{caution.message}; {way}", caution.tensors)
 
 
 RULE = Rule("IDX009", "two-formats", Level.WARNING, __doc__ or "", find)

@@ -155,7 +155,7 @@ def _summary(
     if not changed:
         return "the index already is right: nothing to change"
     if not old:
-        return f"index of {count(len(homes), 'tensor')} in {count(len(checkpoint.files), 'shard')} written"
+        return f"a new index of {count(len(homes), 'tensor')} in {count(len(checkpoint.files), 'shard')}"
     moved = sum(name in old and old[name] != record.range.file for name, record in homes.items())
     parts = [
         f"{count(number, 'entry').replace('entrys', 'entries')} {word}"
@@ -169,7 +169,7 @@ def _summary(
     if parts:
         return ", ".join(parts)
     odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
-    return "written as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
+    return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
 
 
 def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:

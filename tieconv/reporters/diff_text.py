@@ -48,7 +48,7 @@ def _limited(rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def _tensor(found: TensorDifference) -> tuple[str, ...]:
-    loaders = "" if len(found.loaders) > 1 else f" ({found.loaders[0]} only)"
+    loaders = "" if len(found.loaders) > 1 else f" (as {found.loaders[0]} loads it)"
     return shown(found.name), _contrast(found) + loaders
 
 

@@ -81,7 +81,7 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case KeepTensor(name):
             return "keep", shown(name), "byte for byte"
         case DropFile(name, bytes_):
-            return "drop", shown(name), f"{size(bytes_)}, the model in another format"
+            return "drop", shown(name), f"{size(bytes_)}, a model in another format, which would stay behind as it was"
         case LinkFile(name, bytes_):
             return "bring", shown(name), size(bytes_)
     assert_never(operation)
