@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tieconv.checkpoint.records import Caution, Checkpoint, Files, Listing
+from tieconv.checkpoint.records import Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
+from tieconv.formats import side_by_side
 from tieconv.formats.dcp_model import DCP
 from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
 from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import NAMING as TORCH_NAMING
 from tieconv.formats.torch_model import TORCH
 from tieconv.text import shown
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
-
-_WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, GGUF, TORCH)
-"""Formats of which one directory should hold one; an adapter's or a training run's files are another matter."""
 
 _KNOWN_ELSEWHERE = {
     (".ckpt",): "a checkpoint of a training run",
@@ -29,33 +26,14 @@ _KNOWN_ELSEWHERE = {
 
 
 def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
-    """The checkpoint that MODEL names, by the first format that claims it; `UnreadableError` where none does."""
+    """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
     if not claims:
         raise _unclaimed(listing, files)
-    checkpoint = claims[0].read(listing, files)
-    wholes = [candidate for candidate in claims if candidate in _WHOLE_MODELS and _holds_model(candidate, listing)]
-    if listing.named or len(wholes) < 2 or claims[0] not in wholes:
-        return checkpoint
-    return replace(checkpoint, cautions=(*checkpoint.cautions, _two_formats(wholes)))
-
-
-def _holds_model(candidate: Format, listing: Listing) -> bool:
-    """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
-    if candidate is not TORCH:
-        return True
-    return not {TORCH_NAMING.single, TORCH_NAMING.index}.isdisjoint(listing.top)
-
-
-def _two_formats(claims: list[Format]) -> Caution:
-    """Weights of two formats side by side may be two models; which one is read depends on the loader."""
-    read, *others = (candidate.name for candidate in claims)
-    rest = " and ".join(others)
-    return Caution(
-        "layout.two-formats",
-        f"weights stand here as {read} and as {rest}: transformers takes {read}, other loaders can take {rest}, "
-        "and the two may be different models",
-    )
+    kept = side_by_side.preferred(claims, listing)
+    checkpoint = kept.read(listing, files)
+    others, cautions = side_by_side.others(kept, listing, files)
+    return replace(checkpoint, others=others, cautions=(*checkpoint.cautions, *cautions)) if others else checkpoint
 
 
 def _unclaimed(listing: Listing, files: Files) -> UnreadableError:

@@ -24,6 +24,7 @@ from tieconv.checkpoint.records import (
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.dcp_model import METADATA, SUFFIX
 from tieconv.formats.dcp_pickle import LIMIT, Node, Pairs, parse
+from tieconv.formats.index import absent_shard
 from tieconv.text import shown
 
 NEXT_STEP = "write it as one torch file first: python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR OUT"
@@ -116,10 +117,8 @@ def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
             "dcp.escape",
         )
     if file not in listing.entries:
-        raise UnreadableError(
-            f"{METADATA} places {shown(name)} in {shown(file)}, which is not there",
-            "fetch the missing file: every rank writes its own",
-            "dcp.absent-file",
+        raise absent_shard(
+            f"{METADATA} places {shown(name)} in", file, "dcp.absent-file", ": every rank writes its own"
         )
     if end > listing.entries[file]:
         raise UnreadableError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
-from tieconv.errors import UnreadableError
+from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.text import count, shell_word, shown
@@ -49,6 +49,24 @@ class Naming:
         if listing.named:
             return listing.named.endswith(self.suffixes) or self.is_index(listing.named)
         return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
+
+
+@record
+class Model:
+    """A format by its names and its reader of one file; see `tieconv.formats.interface.Format`."""
+
+    naming: Naming
+    read_one: ReadOne
+
+    @property
+    def name(self) -> str:
+        return self.naming.format
+
+    def claims(self, listing: Listing) -> bool:
+        return self.naming.claims(listing)
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        return read_model(self.naming, listing, files, self.read_one)
 
 
 @dataclass
@@ -138,19 +156,27 @@ def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
 
 def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Found:
     data = read_bytes(files, name, index_format.LIMIT)
-    value, weight_map = index_format.read_index(data, name)
+    value, weight_map = _read_index(data, name, listing)
     shards = tuple(sorted(set(weight_map.values())))
     for shard in shards:
         _require_regular(listing, files, shard)
         if shard not in listing.entries:
-            raise UnreadableError(
-                f"{shown(name)} names the shard {shown(shard)}, which is not there",
-                "fetch the missing shard, or rebuild the index from the shards that are there",
-                "index.absent-shard",
-            )
+            hint = ", or rebuild the index from the shards that are there: tieconv reindex"
+            raise index_format.absent_shard(f"{shown(name)} names the shard", shard, "index.absent-shard", hint)
     found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
     return found
+
+
+def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
+    """As `read_index`; the way out of a broken index is to rebuild it, but not of one that points elsewhere."""
+    try:
+        return index_format.read_index(data, name)
+    except UnsafePathError:
+        raise
+    except UnreadableError as error:
+        hint = f"rebuild it from the shards: tieconv reindex {shell_word(listing.source)}"
+        raise UnreadableError(error.message, hint, error.code) from error
 
 
 def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
