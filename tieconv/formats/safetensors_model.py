@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tieconv.checkpoint.records import Caution, Files, WeightFile
 from tieconv.formats.directory import Model, Naming
 from tieconv.formats.safetensors import SUFFIX, read_weight_file
@@ -20,7 +18,7 @@ SAFETENSORS = Model(
         noun="safetensors file",
         single="model.safetensors",
         suffixes=(SUFFIX,),
-        shard=re.compile(r"-\d{5}-of-\d{5}\.safetensors$"),
+        shard=r"-\d{5}-of-\d{5}\.safetensors$",
     ),
     _read_one,
 )

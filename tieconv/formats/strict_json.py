@@ -128,7 +128,7 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _PLAIN = bytes(code for code in range(256) if code not in b'{}[]"')
 # Every alternative takes at least the character that it starts at and gives none back, so that text that was made
 # to be slow (an open string of escaped quotes) takes one pass like any other.
-_STRING_OR_PLAIN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\]"]++', re.DOTALL)
+_STRING_OR_PLAIN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\]"]++'
 
 
 def _check_nesting(data: bytes) -> None:
@@ -150,16 +150,16 @@ def _brackets(data: bytes) -> bytes:
         # Without escapes every quote opens or closes, so two that meet may go: what is left of most strings.
         data = data.translate(None, _PLAIN).replace(b'""', b"")
     if b'"' in data:
-        data = _STRING_OR_PLAIN.sub(b"", data)
+        data = re.sub(_STRING_OR_PLAIN, b"", data, flags=re.DOTALL)
     return data.translate(_BRACKETS)
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = r"\\u[dD][89a-fA-F]"
 
 
 def _check_surrogates(text: str, value: object) -> None:
     """Refuse half of a surrogate pair: a string that has no UTF-8."""
-    if not _SURROGATE.search(text):
+    if "\\u" not in text or not re.search(_SURROGATE, text):
         return
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from tieconv.checkpoint.records import Caution, Files, WeightFile
 from tieconv.formats.directory import Model, Naming
 
@@ -23,9 +21,9 @@ TORCH = Model(
         noun="torch file",
         single="pytorch_model.bin",
         suffixes=SUFFIXES,
-        shard=re.compile(r"-\d{5}-of-\d{5}\.(bin|pt|pth)$"),
+        shard=r"-\d{5}-of-\d{5}\.(bin|pt|pth)$",
         # What trainers leave beside the weights.
-        others=re.compile(r"^(training_args|optimizer|scheduler|scaler|rng_state|random_states|dist_)[^/]*$"),
+        others=r"^(training_args|optimizer|scheduler|scaler|rng_state|random_states|dist_)[^/]*$",
     ),
     _read_one,
 )
