@@ -146,8 +146,8 @@ def test_plain_data_is_what_pickle_makes_of_it(value: object, protocol: int) -> 
     ids=repr,
 )  # fmt: skip
 def test_idle_opcodes_are_refused_within_a_second(unit: bytes, code: str) -> None:
-    """Fifty megabytes that do nothing: the file is as large as its pickle and holds no storage."""
-    data = pickled(b"N" + unit * (50_000_000 // len(unit)))
+    """Twenty megabytes that do nothing: the file is as large as its pickle and holds no storage."""
+    data = pickled(b"N" + unit * (20_000_000 // len(unit)))
     most = allowance(len(data), 0)
     start = time.process_time()
     with pytest.raises(PickleProblem) as refusal:

@@ -15,8 +15,8 @@ from tieconv.text import shown
 
 LIMIT = 100_000_000
 """The largest metadata in bytes."""
-OPCODES = 4_000_000
-"""Opcodes that any metadata may have: half a second."""
+OPCODES = 1_000_000
+"""Opcodes that any metadata may have: a fifth of a second."""
 BYTES_EACH = 8
 """Bytes of the checkpoint that allow for one opcode more: a chunk takes about 60, and half a kilobyte at least."""
 

@@ -17,8 +17,8 @@ MAX_INTEGER = 255
 """Bytes of an integer: LONG1 can hold no more."""
 MAX_LINE = 512
 """Bytes of a text argument: a global's name, a decimal number."""
-OPCODES = 4_000_000
-"""Opcodes that every pickle may have: half a second. Those of 120,000 tensors are as many."""
+OPCODES = 1_000_000
+"""Opcodes that every pickle may have: a fifth of a second. Those of 30,000 views of one storage are as many."""
 OPCODES_EACH = 64
 """Opcodes more for each storage: that of a tensor takes about 32."""
 BYTES_EACH = 64
