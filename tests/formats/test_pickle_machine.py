@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
 from tests.patience import patient
-from tieconv.formats import pickle_machine, pickle_state
+from tieconv.formats import pickle_machine, pickle_state, torch_shortcut
 from tieconv.formats.pickle_state import Machine, allowance
 from tieconv.formats.pickle_values import Pairs, PickleProblem
 from tieconv.formats.torch_globals import ALLOWED, storage_reference
@@ -30,6 +30,7 @@ def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:
         return Machine(*arguments, shortcuts=shortcuts)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch_shortcut, "FIRST", 0)
         if not shortcuts:
             patch.setattr(pickle_machine, "Machine", machine)
         try:

@@ -18,17 +18,17 @@ from tieconv.formats.pickle_values import INNER, Global, Persistent, Step, Stora
 _GET, _PUT = rb"h(.)", rb"r(....)"
 _NUMBER = rb"(?:K.|M..|J....)"
 _SIZES = rb"(%(n)s\x85|%(n)s{2}\x86|%(n)s{3}\x87|\(%(n)s{4,8}t)" % {b"n": _NUMBER}
-_CALL = re.compile(
+_CALL = (
     rb"\(" + _GET + rb"(?:h(.)|j(....))X(..)\0\0([0-9]{1,20})" + _PUT  # key
     + _GET + rb"(" + _NUMBER + rb")N?t" + _PUT + rb"Q"  # persistent id
     + rb"(" + _NUMBER + rb")" + _SIZES + _PUT + _SIZES + _PUT  # offset, shape, stride
-    + rb"[\x88\x89]" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R" + _PUT,  # hooks, arguments, tensor
-    re.DOTALL,
+    + rb"[\x88\x89]" + _GET + rb"\)R" + _PUT + rb"t" + _PUT + rb"R" + _PUT  # hooks, arguments, tensor
 )  # fmt: skip
-_EACH_NUMBER = re.compile(_NUMBER, re.DOTALL)
 _TEXT = struct.Struct("<cI").unpack_from
 _PUT_TEXT = struct.Struct("<cI").pack
 _PLACES = struct.Struct("<7I").pack
+FIRST = 4096
+"""Places of the memo from which on: to compile the pattern takes as long as the opcodes of 500 tensors."""
 _MOST = 1000
 """Tensors at once: picklers close a group after as many items."""
 
@@ -38,12 +38,15 @@ def usual_tensors(data: bytes, position: int, memo: list[object], persistent: Pe
 
     ``None`` where that one is unusual. What the opcodes remember is added to ``memo``.
     """
+    if len(memo) < FIRST:
+        return None
+    match = _pattern().match
     opening = _opening(data, position, memo)
     values: list[object] = []
     names: tuple[str, ...] = ()
     end = position
     while len(values) < 2 * _MOST:
-        found = _CALL.match(data, position)
+        found = match(data, position)
         made = found and _tensor(found, memo, len(memo) + len(names), persistent)
         if not found or not made:
             break
@@ -56,6 +59,11 @@ def usual_tensors(data: bytes, position: int, memo: list[object], persistent: Pe
         if not names:
             break
     return Step(end, values) if values else None
+
+
+@lru_cache(maxsize=1)
+def _pattern() -> re.Pattern[bytes]:
+    return re.compile(_CALL, re.DOTALL)
 
 
 def _opening(data: bytes, position: int, memo: list[object]) -> bytes:
@@ -116,5 +124,5 @@ def _number(code: bytes) -> int:
 @lru_cache(maxsize=4096)
 def _sizes(code: bytes) -> tuple[int, ...] | None:
     """The numbers of a tuple, ``None`` where one is negative."""
-    numbers = tuple(map(_number, _EACH_NUMBER.findall(code.removeprefix(b"(")[:-1])))
+    numbers = tuple(map(_number, re.findall(_NUMBER, code.removeprefix(b"(")[:-1], re.DOTALL)))
     return numbers if min(numbers) >= 0 else None
