@@ -12,8 +12,15 @@ if TYPE_CHECKING:
 
     FORMATS: tuple[Format, ...]
 
-_OF_OTHERS = (".bin", ".pt", ".pth", ".gguf", ".distcp", ".metadata", "adapter_config.json")
-_OF_OTHERS += tuple(f"{suffix}.index.json" for suffix in (".bin", ".pt", ".pth"))
+_TORCH = (".bin", ".pt", ".pth")
+_OF_OTHERS = (
+    *_TORCH,
+    *(suffix + ".index.json" for suffix in _TORCH),
+    ".gguf",
+    ".distcp",
+    ".metadata",
+    "adapter_config.json",
+)
 """Ends of the names by which another format may claim a model, or stand beside one."""
 
 
