@@ -26,5 +26,5 @@ SAMPLE = (
     "Blip2ForConditionalGeneration", "Kosmos2ForConditionalGeneration",
     # refused
     "ReformerModelWithLMHead", "RemBertForMaskedLM", "ZambaForCausalLM", "ElectraForPreTraining",
-    "KyutaiSpeechToTextForConditionalGeneration", "PerceiverForMaskedLM", "Pop2PianoForConditionalGeneration",
+    "PerceiverForMaskedLM", "Pop2PianoForConditionalGeneration",
 )  # fmt: skip

@@ -22,7 +22,6 @@ REFUSED = {
     "RemBertForMaskedLM": "never ties",
     "ZambaForCausalLM": "share one transformer block",
     "ElectraForPreTraining": "no output embedding",
-    "KyutaiSpeechToTextForConditionalGeneration": "a head of its own lacks",
     "PerceiverForMaskedLM": "no second name",
     "Pop2PianoForConditionalGeneration": "never ties",
 }
