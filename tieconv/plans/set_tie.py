@@ -65,7 +65,9 @@ def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
 def _guard_meaning(inspection: Inspection, tied: bool) -> None:
     """Refuse a change of the flag that changes the forward pass, or more than the table can list."""
     effective, family = inspection.config.effective, inspection.family
-    flips = not effective or reads_false(inspection) if tied else effective and not reads_false(inspection)
+    # A class that never ties may still scale its logits by the flag.
+    obeyed = effective or family.tying is Tying.NEVER
+    flips = not effective or reads_false(inspection) if tied else obeyed and not reads_false(inspection)
     if not flips:
         return
     verb = "retie" if tied else "untie"

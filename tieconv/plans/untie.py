@@ -33,7 +33,7 @@ def plan_untie(
     edits = Edits(inspection.checkpoint)
     flips = not keep_flag and inspection.config.effective and not reads_false(inspection)
     exponent = scaling_exponent(inspection, "untie") if flips else 0
-    if not keep_flag and inspection.config.effective:
+    if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
     notes: list[str] = []
     for tie in inspection.ties:
