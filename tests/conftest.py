@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TQDM_DISABLE", "1")

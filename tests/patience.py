@@ -6,9 +6,10 @@ import sys
 
 
 def patient(seconds: float) -> float:
-    """The promised ``seconds`` with room for a busy machine, and for coverage, which slows Python several times.
+    """The promised ``seconds``, and twice as many under coverage, which slows Python several times.
 
-    A test of time is there to see a hang or a wrong order of growth, not the load of the machine.
+    The promise holds as it stands because each limit of the readers is set in work, not in time, with room to
+    spare: the dearest hostile file of the corpus takes a third of a second.
     """
     traced = sys.gettrace() is not None or (hasattr(sys, "monitoring") and sys.monitoring.get_tool(1) is not None)
-    return seconds * (8 if traced else 3)
+    return seconds * (2 if traced else 1)

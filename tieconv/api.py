@@ -1,9 +1,15 @@
-"""One function a use case: paths in, frozen evidence or an executable plan out."""
+"""One function a use case: paths in, frozen evidence or an executable plan out.
+
+Where a directory holds the model in two formats, a planner raises `RefusedError`; with ``drop_other_formats`` it plans
+for the one that loaders prefer, which is the one that `inspect` reads, and leaves the files of the other out.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.inspection import Depth, Inspection
@@ -17,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.plan import Plan
     from tieconv.checkpoint.records import TensorRecord
     from tieconv.planned import PlannedWrite
 
@@ -56,6 +63,26 @@ def _with_base(evidence: Inspection) -> Inspection:
     return replace(evidence, base=base)
 
 
+def _planned(
+    make: Callable[[Inspection], Plan],
+    path: str | Path,
+    depth: Depth,
+    embed: str | None,
+    head: str | None,
+    drop_other_formats: bool,
+) -> PlannedWrite:
+    """The plan that ``make`` makes of the evidence, and what it takes to carry it out."""
+    from tieconv.planned import PlannedWrite
+    from tieconv.plans.other_formats import alone, dropping
+
+    evidence = inspect(path, depth=depth, embed=embed, head=head)
+    if drop_other_formats:
+        plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
+    else:
+        plan = make(evidence)
+    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+
+
 def plan_retie(
     path: str | Path = ".",
     *,
@@ -64,23 +91,19 @@ def plan_retie(
     force: bool = False,
     embed: str | None = None,
     head: str | None = None,
+    drop_other_formats: bool = False,
 ) -> PlannedWrite:
     """The plan that drops the redundant copies of tied tensors and sets the config to tied.
 
     ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed`` or ``head``) with ``force`` ties tensors
     that are not bit-equal. Raises `RefusedError` where the function would change.
     """
-    from tieconv.planned import PlannedWrite
     from tieconv.plans import BiasChoice, Survivor
     from tieconv.plans import plan_retie as make
 
-    plan = make(
-        inspect(path, embed=embed, head=head),
-        bias=BiasChoice(bias),
-        survivor=Survivor(survivor) if survivor else None,
-        force=force,
-    )
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    choice, kept = BiasChoice(bias), Survivor(survivor) if survivor else None
+    maker = partial(make, bias=choice, survivor=kept, force=force)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
 
 
 def plan_untie(
@@ -90,21 +113,17 @@ def plan_untie(
     keep_flag: bool = False,
     embed: str | None = None,
     head: str | None = None,
+    drop_other_formats: bool = False,
 ) -> PlannedWrite:
     """The plan that stores the head, and every other tied name, as a tensor of its own.
 
     ``keep_flag`` leaves the config tied. Raises `RefusedError` where the function would change.
     """
-    from tieconv.planned import PlannedWrite
     from tieconv.plans import BiasChoice
     from tieconv.plans import plan_untie as make
 
-    plan = make(
-        inspect(path, embed=embed, head=head),
-        bias=BiasChoice(bias),
-        keep_flag=keep_flag,
-    )
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    maker = partial(make, bias=BiasChoice(bias), keep_flag=keep_flag)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
 
 
 def plan_bias(
@@ -115,6 +134,7 @@ def plan_bias(
     rows: int | None = None,
     embed: str | None = None,
     head: str | None = None,
+    drop_other_formats: bool = False,
 ) -> PlannedWrite:
     """The plan that changes the head bias and leaves the tie as it is.
 
@@ -124,27 +144,24 @@ def plan_bias(
     """
     from tieconv.checkpoint.inspection import BiasState
     from tieconv.inspection.values import bias_summary
-    from tieconv.planned import PlannedWrite
     from tieconv.plans import bias_verbs
 
-    evidence = inspect(path, embed=embed, head=head)
+    def resize(evidence: Inspection) -> Plan:
+        def is_zero(record: TensorRecord) -> bool:
+            with open_files(evidence.checkpoint.root) as files:
+                return bias_summary(files, record)[0] is BiasState.ZERO
 
-    def is_zero(record: TensorRecord) -> bool:
-        with open_files(evidence.checkpoint.root) as files:
-            return bias_summary(files, record)[0] is BiasState.ZERO
+        return bias_verbs.plan_bias_resize(evidence, rows, is_zero)
 
-    match action:
-        case "zero":
-            plan = bias_verbs.plan_bias_zero(evidence)
-        case "strip":
-            plan = bias_verbs.plan_bias_strip(evidence)
-        case "unify":
-            plan = bias_verbs.plan_bias_unify(evidence, bias_verbs.BiasSurvivor(survivor) if survivor else None)
-        case "resize":
-            plan = bias_verbs.plan_bias_resize(evidence, rows, is_zero)
-        case _:
-            raise ValueError(f"{action!r} is not one of zero, strip, unify, resize")
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    makers: dict[str, Callable[[Inspection], Plan]] = {
+        "zero": bias_verbs.plan_bias_zero,
+        "strip": bias_verbs.plan_bias_strip,
+        "unify": partial(bias_verbs.plan_bias_unify, survivor=bias_verbs.BiasSurvivor(survivor) if survivor else None),
+        "resize": resize,
+    }
+    if action not in makers:
+        raise ValueError(f"{action!r} is not one of {', '.join(makers)}")
+    return _planned(makers[action], path, Depth.CANDIDATES, embed, head, drop_other_formats)
 
 
 def plan_set_tie(
@@ -154,30 +171,34 @@ def plan_set_tie(
     force: bool = False,
     embed: str | None = None,
     head: str | None = None,
+    drop_other_formats: bool = False,
 ) -> PlannedWrite:
     """The plan that writes ``tie_word_embeddings`` at every level of the config and touches no tensor.
 
     ``flag`` is ``true``, ``false`` or ``auto`` (what the tensors say). Raises `RefusedError` where a stored tensor
     would be discarded or an absent one start random, unless ``force``, and where the flag changes the forward pass.
     """
-    from tieconv.planned import PlannedWrite
     from tieconv.plans.set_tie import Flag
     from tieconv.plans.set_tie import plan_set_tie as make
 
-    plan = make(inspect(path, embed=embed, head=head), Flag(flag), force=force)
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    maker = partial(make, flag=Flag(flag), force=force)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
 
 
-def plan_dedup(path: str | Path = ".", *, embed: str | None = None, head: str | None = None) -> PlannedWrite:
+def plan_dedup(
+    path: str | Path = ".",
+    *,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+) -> PlannedWrite:
     """The plan that stores every byte-identical group once, as far as loaders restore what is dropped.
 
     Raises `RefusedError` for a model of which nobody can say what it is.
     """
-    from tieconv.planned import PlannedWrite
     from tieconv.plans.dedup import plan_dedup as make
 
-    plan = make(inspect(path, depth=Depth.FULL, embed=embed, head=head))
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    return _planned(make, path, Depth.FULL, embed, head, drop_other_formats)
 
 
 def plan_convert(
@@ -187,37 +208,47 @@ def plan_convert(
     max_shard_size: int | str = "5GB",
     embed: str | None = None,
     head: str | None = None,
+    drop_other_formats: bool = False,
 ) -> PlannedWrite:
     """The plan that stores the model as ``to`` (``safetensors`` or ``torch``) in shards of at most that size.
 
     Raises `RefusedError` where a file of the directory has the name of one to write, `ValueError` for a size that
     is none.
     """
-    from tieconv.planned import PlannedWrite
     from tieconv.plans.convert import Format
     from tieconv.plans.convert import plan_convert as make
     from tieconv.text import parse_size
 
     limit = max_shard_size if isinstance(max_shard_size, int) else parse_size(max_shard_size)
-    plan = make(inspect(path, embed=embed, head=head), Format(to), limit)
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    maker = partial(make, to=Format(to), max_shard_size=limit)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
 
 
-def plan_reindex(path: str | Path = ".", *, prune: bool = False) -> PlannedWrite:
-    """The plan that rebuilds the shard index from the headers of the shards; ``prune`` leaves other weights out.
+def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_formats: bool = False) -> PlannedWrite:
+    """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
 
-    Raises `RefusedError` for a model of one file, where a shard is missing, and where one tensor stands in two
-    shards with different bytes.
+    ``prune`` leaves the weight files outside the index out.
+
+    Raises `RefusedError` for a model of one file and where one tensor stands in two shards with different bytes,
+    `UnreadableError` where a shard is missing.
     """
     from tieconv.formats.shards import read_shards
     from tieconv.inspection.equality import equal
+    from tieconv.inspection.views import readable
     from tieconv.planned import PlannedWrite
+    from tieconv.plans.other_formats import alone, dropping
     from tieconv.plans.reindex import plan_reindex as make
 
     listing = locate(str(path))
     with open_files(listing.root) as files:
-        plan = make(read_shards(listing, files), lambda a, b: equal(files, a.range, b.range), prune=prune)
-    return PlannedWrite(plan, _indexed)
+
+        def same(a: TensorRecord, b: TensorRecord) -> bool:
+            reader, (one, two) = readable(files, (a, b))
+            return equal(reader, one.range, two.range)
+
+        checkpoint = read_shards(listing, files)
+        plan = make(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune)
+    return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed)
 
 
 def _indexed(out: Path) -> Inspection:

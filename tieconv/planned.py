@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.plan import Outcome, Plan
@@ -13,6 +13,15 @@ from tieconv.execute import Target, check_target, execute, replaces_directory
 
 Progress = Callable[[int, int], None]
 Verify = Literal["full", "structure"]
+
+
+class WriteOptions(TypedDict, total=False):
+    """How to write; each as in `tieconv.execute.Target`, and off or full where it is left out."""
+
+    in_place: bool
+    overwrite: bool
+    hardlink: bool
+    verify: Verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,45 +35,28 @@ class PlannedWrite:
         """The plan as it stands, not executed."""
         return Outcome(self.plan, executed=False, verified=False, output=None)
 
-    def check(
-        self,
-        out: str | Path | None = None,
-        *,
-        in_place: bool = False,
-        overwrite: bool = False,
-        hardlink: bool = False,
-        verify: Verify = "full",
-    ) -> None:
+    def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Every refusal that needs no writing, as `execute` would make it."""
-        check_target(self.plan, self._target(out, in_place, overwrite, hardlink, verify))
+        check_target(self.plan, self._target(out, options))
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Whether writing exchanges a whole directory: a shell that stands in it must enter it again."""
-        return replaces_directory(self.plan, self._target(out, in_place, not in_place, False, "full"))
+        return replaces_directory(self.plan, self._target(out, {"in_place": in_place, "overwrite": not in_place}))
 
     def execute(
-        self,
-        out: str | Path | None = None,
-        *,
-        in_place: bool = False,
-        overwrite: bool = False,
-        hardlink: bool = False,
-        verify: Verify = "full",
-        progress: Progress | None = None,
+        self, out: str | Path | None = None, *, progress: Progress | None = None, **options: Unpack[WriteOptions]
     ) -> Outcome:
         """Write the model to ``out``, or over its source with ``in_place``, prove it, then rename it into place.
 
         Raises a `TieconvError` and leaves the source as it was and ``out`` absent (or old) where anything fails.
         """
-        target = self._target(out, in_place, overwrite, hardlink, verify)
+        target = self._target(out, options)
         execute(self.plan, target, reinspect=self.reinspect, progress=progress)
         return Outcome(self.plan, executed=True, verified=True, output=str(target.path))
 
-    def _target(
-        self, out: str | Path | None, in_place: bool, overwrite: bool, hardlink: bool, verify: Verify
-    ) -> Target:
-        path = Path(self.plan.checkpoint.source if in_place or out is None else out)
-        return Target(path, in_place=in_place, overwrite=overwrite, hardlink=hardlink, verify=verify)
+    def _target(self, out: str | Path | None, options: WriteOptions) -> Target:
+        in_place = options.get("in_place", False)
+        return Target(Path(self.plan.checkpoint.source if in_place or out is None else out), **options)
 
     def __str__(self) -> str:
         return str(self.outcome())

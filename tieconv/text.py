@@ -77,12 +77,12 @@ def count(number: int, noun: str) -> str:
 
 _UNITS = {"": 1, **{f"{unit}B": 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}}
 _UNITS |= {f"{unit}IB": 1024**power for power, unit in enumerate(("K", "M", "G", "T"), 1)}
-_AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_AMOUNT = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"
 
 
 def parse_size(text: str) -> int:
     """Bytes of a size such as ``5GB``, ``500 MB`` or ``2GiB``; ``ValueError`` for anything else and for none."""
-    match = _AMOUNT.fullmatch(text)
+    match = re.fullmatch(_AMOUNT, text)
     if match is None or match[2].upper() not in _UNITS:
         raise ValueError(f"{shown(text)} is no size: write 5GB, 500MB or 2GiB")
     number = int(float(match[1]) * _UNITS[match[2].upper()])

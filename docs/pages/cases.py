@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from fixtures.cases import CASES, Case, Status
+from fixtures.cases import CASES, Case, Message, Status
 from pages.rules import anchor
 from tieconv import api
 from tieconv.checkpoint.inspection import Finding, Inspection
@@ -23,7 +23,8 @@ Search this page for the message that you got, or for what the model does. Each 
 reported in public or that was measured; a tiny file that shows it is built by `fixtures/cases.py`, and the
 tests hold `tieconv inspect` to this page. `MODEL` is your model, `OUT` a path that does not exist yet.
 
-Most messages are those of transformers, peft, safetensors, vLLM, mlx-lm or llama.cpp.
+A message with a version was printed by that version for a model that shows the case; one that is told was found in the
+thread that is linked, and not run. In rows of a load report runs of spaces stand as one.
 """
 
 _RESULT = {
@@ -46,14 +47,14 @@ def _summary() -> Iterator[str]:
     yield "| symptom | message | case |"
     yield "|---|---|---|"
     for name, case in CASES.items():
-        messages = "<br>".join(_code(message) for message in case.messages)
+        messages = "<br>".join(_code(message.text) for message in case.messages) or "none known"
         yield f"| {case.symptom} | {messages} | [{name}](#{name.lower()}) |"
 
 
 def _section(name: str, case: Case, folder: Path) -> str:
     lines = [f"## {name}", "", f"**{case.symptom}.**", ""]
     if case.messages:
-        lines += ["Messages: " + " · ".join(map(_code, case.messages)), ""]
+        lines += ["Messages: " + " · ".join(map(_message, case.messages)), ""]
     inspection = _inspect(name, case, folder)
     findings = inspection.findings if inspection else ()
     lines += [line for finding in findings for line in _finding(finding, folder / name)]
@@ -64,6 +65,14 @@ def _section(name: str, case: Case, folder: Path) -> str:
     elif case.fix:
         lines += [f"Or: {_marked(case.fix)}", ""]
     return "\n".join(lines)
+
+
+def _message(message: Message) -> str:
+    where = message.seen
+    if message.thread:
+        place = message.thread.replace("#", "/issues/")
+        where = f"told in [{message.thread.partition('/')[2]}](https://github.com/{place})"
+    return f"{_code(message.text)} ({where})"
 
 
 def _inspect(name: str, case: Case, folder: Path) -> Inspection | None:

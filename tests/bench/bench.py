@@ -278,6 +278,7 @@ def bench_torch(folder: Path, gigabytes: float, runs: int, store: dict[str, obje
         "tieconv inspect --depth full": tieconv("inspect", "--depth", "full", str(folder)),
     }
     report("inspect a .bin", compare(commands, runs), "torch.load(mmap=True, weights_only=True)", store)
+    bench_many(folder, runs, store)
     commands = {
         "cp + fsync": shell(f"cp {path} {out} && sync {out}", out),
         "tieconv untie": tieconv("untie", str(folder), "-o", str(out), clean=(out,)),
@@ -286,6 +287,42 @@ def bench_torch(folder: Path, gigabytes: float, runs: int, store: dict[str, obje
     report("untie a .bin", compare(commands, runs), "cp + fsync", store)
     shutil.rmtree(folder)
 
+
+def bench_many(folder: Path, runs: int, store: dict[str, object]) -> None:
+    """Half a million small tensors: reading the records alone, a whole inspection, and torch's own reading."""
+    for suffix in ("bin", "safetensors"):
+        path = folder / f"many.{suffix}"
+        subprocess.run([PYTHON, "-c", _MANY_TENSORS.format(path=path)], check=True)
+        load = f"torch.load({str(path)!r}, weights_only=True, mmap=True)"
+        if suffix == "safetensors":
+            load = f"safetensors.torch.load_file({str(path)!r})"
+        commands = {
+            "torch: a dictionary of tensors": python(f"import torch, safetensors.torch; {load}"),
+            "tieconv: records": python(_RECORDS.format(path=path)),
+            "tieconv inspect": tieconv("inspect", str(path)),
+        }
+        title = f"500,000 tensors, .{suffix}"
+        report(title, compare(commands, runs), "torch: a dictionary of tensors", store)
+        path.unlink()
+
+
+_MANY_TENSORS = """
+import torch
+from safetensors.torch import save_file
+state = {{f"model.layers.{{i // 1000}}.mlp.experts.{{i % 1000}}.weight": torch.zeros(1) for i in range(500_000)}}
+torch.save(state, "{path}") if "{path}".endswith(".bin") else save_file(state, "{path}")
+"""
+
+_RECORDS = """
+from pathlib import Path
+from tieconv.formats import read_checkpoint
+from tieconv.sources.local import locate, open_files
+listing = locate("{path}")
+with open_files(Path(listing.root)) as files:
+    checkpoint = read_checkpoint(listing, files)
+import os
+os._exit(len(checkpoint.tensors) != 500_000)
+"""
 
 _TORCH_MODEL = """
 import torch

@@ -71,8 +71,8 @@ damage = st.fixed_dictionaries(
         ),
         "add": st.dictionaries(st.text(min_size=1, max_size=8), st.sampled_from(SHARDS), max_size=3),
         "total": st.one_of(
-            st.none(), st.integers(-(2**63), 2**63 - 1), st.text(max_size=3)
-        ),  # longer ones make the index unreadable
+            st.none(), st.integers(), st.integers(10**20, 10**700), st.floats(), st.text(max_size=3), st.just("\ud800")
+        ),
         "strip_shard": st.sampled_from([None, *SHARDS]),
     }
 )
@@ -157,9 +157,9 @@ def test_a_head_shard_belongs_to_the_model(folder: Path, tmp_path: Path) -> None
 def test_a_missing_shard_is_refused(folder: Path) -> None:
     """What is not there cannot be indexed, whether the index names it or there is none."""
     (folder / SHARDS[1]).unlink()
-    assert f"lacks the shard {SHARDS[1]}" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
     (folder / INDEX).unlink()
-    assert f"lacks the shard {SHARDS[1]}" in refused("reindex", folder)
+    assert f"the shard {SHARDS[1]}, which is not there" in refused("reindex", folder)
 
 
 def test_an_emptied_shard_is_not_missed(folder: Path) -> None:
@@ -197,6 +197,50 @@ def test_one_file_needs_no_index(model) -> None:
     (single / "model.safetensors").unlink()
     assert "holds no safetensors file" in refused("reindex", single)
     assert run("reindex", single / "nowhere").exit_code == 2
+
+
+def test_what_a_strict_reader_refuses_is_carried_over(folder: Path, tmp_path: Path) -> None:
+    """A repeated key, or a total that is no number: all else that the index says stays, digit for digit."""
+    metadata = f'"total_parameters": {10**21 + 7}, "scale": 1.10, "huge": -0, "by": {{"tool": ["x", 1E5]}}'
+    entries = json.dumps(json.loads(ORIGINAL)["weight_map"])
+    text = f'{{"kind": 2.50, "metadata": {{{metadata}, "total_size": NaN}}, "weight_map": {entries}, "kind": 2.5000}}'
+    (folder / INDEX).write_text(text)
+    document = plan("reindex", folder, "-o", tmp_path / "out")
+    written = (tmp_path / "out" / INDEX).read_text()
+    for kept in (f'"total_parameters": {10**21 + 7},', '"scale": 1.10,', '"huge": -0,', "1E5", '"kind": 2.5000'):
+        assert kept in written
+    rebuilt = json.loads(written)
+    assert rebuilt["weight_map"] == json.loads(ORIGINAL)["weight_map"]
+    assert rebuilt["metadata"]["total_size"] == json.loads(ORIGINAL)["metadata"]["total_size"]
+    assert len(document["notes"]) == 1 and "all that it holds beside the map is carried over" in document["notes"][0]
+    assert tieconv.inspect(tmp_path / "out").checkpoint.cautions == ()
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", "9" * 5000, r'"\ud800"', '[{"a": NaN}]'])
+def test_what_no_strict_reader_takes_is_named(folder: Path, value: str) -> None:
+    """An entry that would make the new index unreadable is left out, and the plan names it; its neighbours stay."""
+    original = json.loads(ORIGINAL)
+    entries, total = json.dumps(original["weight_map"]), original["metadata"]["total_size"]
+    metadata = f'{{"odd": {value}, "even": 2, "total_size": {total}}}'
+    (folder / INDEX).write_text(f'{{"metadata": {metadata}, "weight_map": {entries}}}')
+    notes = plan("reindex --in-place", folder)["notes"]
+    assert json.loads((folder / INDEX).read_text())["metadata"] == {"even": 2, "total_size": total}
+    assert any("not carried over" in note and "metadata.odd" in note for note in notes)
+
+
+def test_other_commands_point_here(folder: Path) -> None:
+    """Where the index cannot be read, the hint of every other command is the one that rebuilds it."""
+    (folder / INDEX).write_text(ORIGINAL[:-30])
+    result = run("inspect", folder)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[1] == f"hint: rebuild it from the shards: tieconv reindex {folder}"
+
+
+def test_an_unreadable_index_is_said_to_be_lost(folder: Path) -> None:
+    """Text that is no JSON: one line says that its metadata is not carried over."""
+    (folder / INDEX).write_text(ORIGINAL[:-30])
+    (note,) = plan("reindex", folder)["notes"]
+    assert "its metadata is not carried over" in note
 
 
 def test_a_malformed_shard_is_unreadable(folder: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fixtures.hostile import CONFIG, INDEX, SINGLE, weights
-from tieconv.checkpoint.records import Checkpoint, Layout
+from tieconv.checkpoint.records import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError
-from tieconv.formats import FORMATS, read_checkpoint
+from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
 from tieconv.sources.local import locate, open_files
 
 
@@ -90,3 +93,29 @@ def test_an_index_beside_is_of_no_interest_to_one_file(tmp_path: Path) -> None:
     (tmp_path / INDEX).write_text("not json")
     assert [caution.code for caution in read(tmp_path).cautions] == ["layout.ambiguous"]
     assert read(tmp_path / SINGLE).cautions == ()
+
+
+NAMES = st.sampled_from(
+    [SINGLE, INDEX, "model-00001-of-00002.safetensors", "x.safetensors", "pytorch_model.bin", "training_args.bin",
+     "pytorch_model.bin.index.json", "x.gguf", "x.pt", "x.pth", "__0_0.distcp", ".metadata", "adapter_config.json",
+     "adapter_model.safetensors", "config.json", "README.md", "sub/x.bin"]
+)  # fmt: skip
+
+
+@given(st.sets(NAMES, min_size=1), st.booleans())
+def test_safetensors_alone_is_what_every_format_agrees_on(names: set[str], named: bool) -> None:
+    """The short way is taken only where nothing else claims the model, and no other format stands beside it."""
+    ordered = sorted(names)
+    listing = Listing("x", "/x", ordered[0] if named else None, dict.fromkeys(ordered, 1), ())
+    if is_safetensors_alone(listing):
+        assert [candidate.name for candidate in FORMATS if candidate.claims(listing)] == ["safetensors"]
+        whole = replace(listing, named=None)
+        assert [candidate.name for candidate in FORMATS if candidate.claims(whole)] == ["safetensors"]
+
+
+def test_an_ordinary_model_takes_the_short_way(tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(weights())
+    (tmp_path / CONFIG).write_text("{}")
+    assert is_safetensors_alone(locate(str(tmp_path)))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    assert not is_safetensors_alone(locate(str(tmp_path)))

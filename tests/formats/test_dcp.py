@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from tieconv import api
 from tieconv.checkpoint.inspection import Depth, State
+from tieconv.cli import main
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.formats import dcp_pickle
 
@@ -176,3 +178,12 @@ def test_size_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dcp_pickle, "LIMIT", 10)
     monkeypatch.setattr("tieconv.formats.dcp.LIMIT", 10)
     assert code(folder) == "dcp.too-large"
+
+
+def test_diff_says_that_it_cannot_compare(saved: Path) -> None:
+    """Bytes that are not read are neither equal nor different: exit 2, one sentence, the way out."""
+    result = CliRunner().invoke(main, ["diff", str(saved), str(saved)])
+    assert (result.exit_code, result.stdout) == (2, "")
+    error, hint = result.stderr.splitlines()
+    assert str(saved) in error and "nothing can be compared" in error
+    assert hint == "hint: convert it to safetensors first"

@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from fixtures.torch_files import Case, hostile
 from tests.checks.fixtures.model import EMBED, GEMMA, Array, flagged, matrix, save, weights
 from tests.checks.fixtures.more import LORA, base_of, save_adapter
 from tieconv import api
@@ -166,3 +167,86 @@ def test_adapter_file_is_whole(tmp_path: Path) -> None:
     folder = save_adapter(tmp_path / "model", QUERY, None)
     assert (folder / "adapter_model.safetensors").read_bytes() == weights(QUERY)
     assert set(api.inspect(folder).checkpoint.tensors) == set(QUERY)
+
+
+def saved_by_torch(folder: Path, state: object, **config: object) -> Path:
+    """An adapter whose weights are a torch file."""
+    torch = pytest.importorskip("torch")
+    save_adapter(folder, QUERY, base_of(folder), **config)
+    (folder / "adapter_model.safetensors").unlink()
+    torch.save(state, folder / "adapter_model.bin")
+    return folder
+
+
+def real_adapter(folder: Path, *, safe: bool) -> dict[str, tuple[int, ...]]:
+    """What PEFT itself saves for a tied model whose head it changes: names and shapes."""
+    pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from peft import LoraConfig, get_peft_model
+    from peft.utils.save_and_load import get_peft_model_state_dict
+
+    config = transformers.LlamaConfig(
+        vocab_size=32, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    base = transformers.LlamaForCausalLM(config)
+    base.save_pretrained(folder.with_name("base"))
+    base.config._name_or_path = str(folder.with_name("base"))
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj", "lm_head"]))
+    model.save_pretrained(folder, safe_serialization=safe, save_embedding_layers=False)
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in get_peft_model_state_dict(model, save_embedding_layers=False).items()
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["", "adapter_model.bin", "adapter_config.json"], ids=lambda name: name or "directory")
+def test_torch_file_of_peft_itself(name: str, tmp_path: Path) -> None:
+    """The same tensors, adapter and findings as from the safetensors file."""
+    expected = real_adapter(tmp_path / "safe", safe=True)
+    assert real_adapter(tmp_path / "adapter", safe=False) == expected
+    assert (tmp_path / "adapter" / "adapter_model.bin").exists()
+    found, safe = api.inspect(tmp_path / "adapter" / name), api.inspect(tmp_path / "safe")
+    assert found.checkpoint.format == "peft" and not found.checkpoint.cautions
+    assert {tensor.name: tensor.shape for tensor in found.checkpoint.tensors.values()} == expected
+    assert found.checkpoint.adapter == safe.checkpoint.adapter
+    assert [(f.rule, f.level) for f in found.findings] == [(f.rule, f.level) for f in safe.findings] != []
+
+
+def test_torch_file_beside_safetensors(tmp_path: Path) -> None:
+    """PEFT loads the safetensors file; that another one stands beside it is said, once it is not named."""
+    torch = pytest.importorskip("torch")
+    folder = save_adapter(tmp_path / "model", QUERY, None)
+    torch.save({"other": torch.zeros(2)}, folder / "adapter_model.bin")
+    inspection = api.inspect(folder)
+    assert set(inspection.checkpoint.tensors) == set(QUERY)
+    assert [caution.code for caution in inspection.checkpoint.cautions] == ["layout.two-formats"]
+    for name, tensors in (("adapter_model.bin", {"other"}), ("adapter_model.safetensors", set(QUERY))):
+        checkpoint = api.inspect(folder / name).checkpoint
+        assert (set(checkpoint.tensors), checkpoint.cautions) == (tensors, ())
+
+
+def test_torch_file_with_more_than_tensors(tmp_path: Path) -> None:
+    """What a torch file says about itself is said of an adapter, too."""
+    torch = pytest.importorskip("torch")
+    folder = saved_by_torch(tmp_path / "model", {"base_model.model.a.lora_A.weight": torch.zeros(2), "step": 3})
+    assert [caution.code for caution in api.inspect(folder).checkpoint.cautions] == ["torch.extra"]
+
+
+HOSTILE = [case for case in hostile(Path("/nonexistent/canary")) if case.name.startswith(("run-", "bomb-", "zip-"))]
+
+
+@pytest.mark.parametrize("case", HOSTILE, ids=lambda case: case.name)
+def test_hostile_torch_file(case: Case, tmp_path: Path) -> None:
+    """An adapter's pickle is read like a model's: refused by the same code, and nothing of it runs."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / "adapter_model.bin").write_bytes(case.data)
+    with pytest.raises(TieconvError) as caught:
+        api.inspect(folder)
+    assert caught.value.code == case.code
+    assert "adapter_model.bin" in caught.value.message

@@ -85,7 +85,7 @@ class TestBoth:
         (matrix().T.copy(), "transpose"),
         (matrix().astype("<f2"), "after a cast"),
         (matrix() * np.float32(4), "4.0 times"),
-        (matrix(seed=3), "rows of 8 differ"),
+        (matrix(seed=3), "differ in 8 of 8 rows"),
         (matrix(10), r"\[10, 4\]"),
         (np.where(np.arange(32).reshape(8, 4) == 5, np.float32("nan"), matrix()), "row"),
     ],

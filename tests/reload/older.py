@@ -3,8 +3,8 @@
     python -m venv v4 && v4/bin/pip install torch==2.13.0 transformers==4.57.6
     python -m tests.reload.older v4/bin/python [CLASS ...]
 
-Unties and re-ties tiny models here, then lets the other interpreter load each directory and compare its logits,
-bit for bit, with those of the model that it came from. Exits 1 where one differs.
+Unties and re-ties tiny models here, in every layout, then lets the other interpreter load each directory and compare
+its logits, bit for bit, with those of the model that it came from. Exits 1 where one differs.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from itertools import product
 from pathlib import Path
 
 KNOWN = {
@@ -37,16 +39,16 @@ def load(cls, folder, kwargs):
 
 for line in sys.stdin:
     job = json.loads(line)
-    cls = getattr(transformers, job["class"], None)
+    cls, label = getattr(transformers, job["class"], None), [job["class"], job["layout"]]
     if cls is None:
-        print(json.dumps([job["class"], "not in transformers " + transformers.__version__]), flush=True)
+        print(json.dumps([*label, "not in transformers " + transformers.__version__]), flush=True)
         continue
     try:
         kwargs = torch.load(Path(job["folder"]) / "inputs.pt", weights_only=True)
         before = load(cls, Path(job["folder"]) / "tied", kwargs)
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:90] if str(error).strip() else ""
-        print(json.dumps([job["class"], f"does not load the tied source: {type(error).__name__} {reason}"]), flush=True)
+        print(json.dumps([*label, f"does not load the tied source: {type(error).__name__} {reason}"]), flush=True)
         continue
     verdicts = []
     for verb in job["verbs"]:
@@ -59,20 +61,21 @@ for line in sys.stdin:
         if after[2] - before[2]:
             found.append(f"unexpected {sorted(after[2] - before[2])}")
         verdicts.append(f"{verb} " + ("; ".join(found) or "exact"))
-    print(json.dumps([job["class"], ", ".join(verdicts)]), flush=True)
+    print(json.dumps([*label, ", ".join(verdicts)]), flush=True)
 """
 
 
-def prepare(name: str, folder: Path) -> list[str]:
+def prepare(name: str, layout: str, folder: Path) -> list[str]:
     """The tied model, its inputs, and what tieconv makes of it; returns the verbs that were not refused."""
     import torch
 
     import tieconv
     from fixtures import zoo
+    from tests.reload.layouts import Subject
 
-    model = zoo.build(name, tie=True)
-    model.save_pretrained(folder / "tied")
-    torch.save(dict(zoo.inputs(model)), folder / "inputs.pt")
+    subject = Subject(name)
+    subject.save(folder / "tied", layout)
+    torch.save(dict(zoo.inputs(subject.tied)), folder / "inputs.pt")
     verbs: list[str] = []
     try:
         tieconv.plan_untie(folder / "tied").execute(folder / "untie")
@@ -80,30 +83,41 @@ def prepare(name: str, folder: Path) -> list[str]:
         tieconv.plan_retie(folder / "untie").execute(folder / "retie")
         verbs.append("retie")
     except tieconv.TieconvError as error:
-        print(f"{name:60} refused: {error.message}")
+        print(f"{name:50} {layout:12} refused: {error.message}")
     try:
         tieconv.plan_untie(folder / "tied", keep_flag=True).execute(folder / "keep-flag")
         verbs.append("keep-flag")
     except tieconv.TieconvError as error:
-        print(f"{name:60} refused: {error.message}")
+        print(f"{name:50} {layout:12} refused: {error.message}")
     return verbs
 
 
-def judge(python: str, names: list[str]) -> list[tuple[str, str]]:
-    """Each class and what the older transformers says of it."""
+def judge(python: str, names: list[str]) -> list[tuple[str, str, str]]:
+    """Each class, each layout, and what the older transformers says of it."""
+    from tests.reload.layouts import LAYOUTS
+
     with tempfile.TemporaryDirectory() as root:
         jobs = []
-        for name in names:
-            folder = Path(root) / name
-            folder.mkdir()
-            jobs.append({"class": name, "folder": str(folder), "verbs": prepare(name, folder)})
+        for name, layout in product(names, LAYOUTS):
+            folder = Path(root) / name / layout
+            folder.mkdir(parents=True)
+            verbs = prepare(name, layout, folder)
+            jobs.append({"class": name, "layout": layout, "folder": str(folder), "verbs": verbs})
         lines = "".join(json.dumps(job) + "\n" for job in jobs if job["verbs"])
         result = subprocess.run([python, "-c", JUDGE], input=lines, stdout=subprocess.PIPE, text=True, check=True)
-    return [(name, verdict) for name, verdict in map(json.loads, result.stdout.splitlines())]
+    return [tuple(json.loads(line)) for line in result.stdout.splitlines()]
 
 
 def _is_wrong(name: str, verdict: str) -> bool:
     return "differ" in verdict or (name not in KNOWN and ("missing" in verdict or "unexpected" in verdict))
+
+
+def tally(verdicts: list[tuple[str, str, str]]) -> dict[str, Counter[str]]:
+    """Layout -> how often each verdict, reasons cut off."""
+    found: dict[str, Counter[str]] = {}
+    for _, layout, verdict in verdicts:
+        found.setdefault(layout, Counter())[verdict.split(":")[0]] += 1
+    return found
 
 
 def main() -> int:
@@ -112,9 +126,11 @@ def main() -> int:
 
     python, names = sys.argv[1], sys.argv[2:] or list(SAMPLE)
     verdicts = judge(python, names)
-    for name, verdict in verdicts:
-        print(f"{name:60} {verdict}")
-    wrong = [name for name, verdict in verdicts if _is_wrong(name, verdict)]
+    for name, layout, verdict in verdicts:
+        print(f"{name:50} {layout:12} {verdict}")
+    for layout, words in tally(verdicts).items():
+        print(layout, dict(words))
+    wrong = [f"{name} {layout}" for name, layout, verdict in verdicts if _is_wrong(name, verdict)]
     print(f"{len(verdicts)} judged, {len(wrong)} wrong: {', '.join(wrong) or 'none'}")
     return 1 if wrong else 0
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tieconv.checkpoint.inspection import Detail
+from tieconv.checkpoint.plain import Printed, plain
 from tieconv.version import VERSION
 
 DIFF_SCHEMA = "tieconv.diff/1"
@@ -81,7 +81,7 @@ class FileDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Printed):
     """Two models, compared. ``str()`` gives the `tieconv.diff/1` JSON.
 
     ``same_function`` is true only where it follows from the bytes: every parameter of every loader equal, and no
@@ -118,9 +118,6 @@ class Comparison:
             "notes": list(self.notes),
         }
 
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
-
 
 def _side(side: Side) -> dict[str, object]:
     return {
@@ -133,8 +130,6 @@ def _side(side: Side) -> dict[str, object]:
 
 
 def _tensor(found: TensorDifference) -> dict[str, object]:
-    from tieconv.checkpoint.documents import plain
-
     return {
         "name": found.name,
         "a": found.a,
@@ -146,8 +141,6 @@ def _tensor(found: TensorDifference) -> dict[str, object]:
 
 
 def _config(found: ConfigDifference) -> dict[str, object]:
-    from tieconv.checkpoint.documents import plain
-
     document: dict[str, object] = {"path": found.path, "judgement": str(found.weight)}
     if found.in_a:
         document["a"] = plain(found.a)

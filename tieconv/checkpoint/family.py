@@ -87,6 +87,7 @@ class Family:
     level_v4: str | None = None  # the one level that transformers 4 reads the flag from ("" is the top)
     named: bool = False  # the user named the pair: no guess is left
     unflippable: str | None = None  # why a change of the flag means more than its tied names say
+    misfit: bool = False  # a head of its own has another shape than the table that the tied one uses
 
     @property
     def trusted(self) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.plain import Printed, plain
 from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import Checkpoint
+from tieconv.checkpoint.records import Adapter, Checkpoint
+from tieconv.version import VERSION
+
+INSPECT_SCHEMA = "tieconv.inspect/1"
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.prediction import Prediction
@@ -76,6 +79,16 @@ class Member:
     detail: Detail = field(default_factory=dict)
     loads_as: str | None = None
 
+    def to_dict(self) -> dict[str, object]:
+        """One entry of a group's ``members``."""
+        return {
+            "name": self.name,
+            "stored": self.stored,
+            "state": str(self.state),
+            "detail": {key: plain(value) for key, value in self.detail.items()},
+            **({} if self.loads_as is None else {"loads_as": self.loads_as}),
+        }
+
 
 @record
 class Tie:
@@ -99,6 +112,17 @@ class Tie:
     def stored_members(self) -> tuple[Member, ...]:
         return tuple(member for member in self.members if member.stored)
 
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``ties``."""
+        return {
+            "role": str(self.role),
+            "canonical": self.canonical,
+            "declared": self.declared,
+            "consistent": self.consistent,
+            "bytes_wasted": self.bytes_wasted,
+            "members": [member.to_dict() for member in self.members],
+        }
+
 
 @record
 class Duplicate:
@@ -107,6 +131,10 @@ class Duplicate:
     kind: State
     tensors: tuple[str, ...]
     bytes_wasted: int
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``duplicates``."""
+        return {"kind": str(self.kind), "tensors": list(self.tensors), "bytes_wasted": self.bytes_wasted}
 
 
 @record
@@ -130,6 +158,18 @@ class ConfigView:
     declared: tuple[Declared, ...]
     effective: bool
     why: str
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``config``."""
+        return {
+            "model_type": self.model_type,
+            "architectures": list(self.architectures),
+            "declared": [
+                {"path": entry.path, "value": plain(entry.value), "present": entry.present} for entry in self.declared
+            ],
+            "effective": self.effective,
+            "why": self.why,
+        }
 
 
 @record
@@ -169,6 +209,16 @@ class Head:
     output_head: OutputHead | None
     output_bias: OutputBias | None
 
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``head``."""
+        embedding, output, bias = self.input_embedding, self.output_head, self.output_bias
+        return {
+            "input_embedding": embedding
+            and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
+            "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
+            "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
+        }
+
 
 @record
 class Shadow:
@@ -200,6 +250,11 @@ class Slack:
     stored: int
     unused: int
 
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``slack``."""
+        names = list(self.tensors)
+        return {"file": self.file, "tensors": names, "bytes": self.stored, "bytes_unused": self.unused}
+
 
 @record
 class StorageUse:
@@ -214,6 +269,16 @@ class StorageUse:
     def unused(self) -> int:
         """Bytes that no tensor uses."""
         return sum(entry.unused for entry in self.slack)
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``storage``."""
+        return {
+            "storages": self.storages,
+            "bytes": self.stored,
+            "bytes_unused": self.unused,
+            "overlaps": [{"kind": found.kind, "tensors": list(found.tensors)} for found in self.overlaps],
+            "slack": [found.to_dict() for found in self.slack],
+        }
 
 
 @record
@@ -234,9 +299,20 @@ class Finding:
     tensors: tuple[str, ...] = ()
     remedy: Remedy | None = None
 
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``findings``."""
+        remedy = {"command": self.remedy.command, "safe": self.remedy.safe} if self.remedy else None
+        return {
+            "rule": self.rule,
+            "level": str(self.level),
+            "message": self.message,
+            "tensors": list(self.tensors),
+            "remedy": remedy,
+        }
+
 
 @record
-class Inspection:
+class Inspection(Printed):
     """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON.
 
     ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
@@ -266,9 +342,46 @@ class Inspection:
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.inspect/1`."""
-        from tieconv.checkpoint.documents import inspection_document
+        adapter = self.checkpoint.adapter
+        return {
+            "schema": INSPECT_SCHEMA,
+            "tieconv": VERSION,
+            "depth": str(self.depth),
+            "model": self._model(),
+            "config": self.config.to_dict(),
+            "family": {
+                "name": self.family.model_type or None,
+                "architecture": self.family.architecture or None,
+                "knowledge": str(self.family.knowledge),
+                "tying": str(self.family.tying),
+            },
+            "head": self.head.to_dict(),
+            "ties": [tie.to_dict() for tie in self.ties],
+            "duplicates": [found.to_dict() for found in self.duplicates],
+            "storage": self.storage.to_dict() if self.storage else None,
+            "consumers": [prediction.to_dict() for prediction in self.consumers],
+            **({"adapter": self._adapter(adapter)} if adapter else {}),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
 
-        return inspection_document(self)
+    def _model(self) -> dict[str, object]:
+        checkpoint = self.checkpoint
+        return {
+            "source": checkpoint.source,
+            "format": checkpoint.format,
+            "layout": str(checkpoint.layout),
+            "files": [{"name": file.name, "bytes": file.size} for file in checkpoint.files],
+            "tensors": len(checkpoint.tensors),
+            "parameters": sum(tensor.elements for tensor in checkpoint.tensors.values()),
+            "bytes_stored": self.bytes_stored,
+            "bytes_unique": self.bytes_unique,
+        }
 
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+    def _adapter(self, adapter: Adapter) -> dict[str, object]:
+        return {
+            "kind": adapter.kind,
+            "base_model": adapter.base,
+            "base_tied": self.base and self.base.config.effective,
+            "target_modules": list(adapter.targets),
+            "modules_to_save": list(adapter.saved),
+        }

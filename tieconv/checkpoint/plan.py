@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 
 from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.plain import Printed, plain
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState
+from tieconv.version import VERSION
+
+PLAN_SCHEMA = "tieconv.plan/1"
 
 
 @record
@@ -106,6 +109,14 @@ class SetMetadata:
 
 
 @record
+class DropFile:
+    """A file that holds the model in another format is left out: it would stay behind as it was."""
+
+    name: str
+    bytes: int
+
+
+@record
 class LinkFile:
     """A file comes along unchanged."""
 
@@ -125,6 +136,7 @@ Operation = (
     | TrimStorage
     | SetConfig
     | SetMetadata
+    | DropFile
     | LinkFile
 )
 
@@ -320,7 +332,7 @@ class Plan:
 
 
 @record
-class Outcome:
+class Outcome(Printed):
     """What became of a plan. ``str()`` gives the `tieconv.plan/1` JSON."""
 
     plan: Plan
@@ -330,9 +342,24 @@ class Outcome:
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.plan/1`."""
-        from tieconv.checkpoint.documents import outcome_document
+        plan = self.plan
+        return {
+            "schema": PLAN_SCHEMA,
+            "tieconv": VERSION,
+            "command": plan.command,
+            "source": plan.checkpoint.source,
+            "summary": plan.summary,
+            "operations": [_operation(operation) for operation in plan.operations],
+            "files_removed": list(plan.removed),
+            "notes": list(plan.notes),
+            "bytes_read": plan.bytes_read,
+            "bytes_written": plan.bytes_written,
+            "bytes_linked": plan.bytes_linked,
+            "executed": self.executed,
+            "verified": self.verified,
+            "output": self.output,
+        }
 
-        return outcome_document(self)
 
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+def _operation(operation: Operation) -> dict[str, object]:
+    return {"op": type(operation).__name__, **{key: plain(value) for key, value in asdict(operation).items()}}

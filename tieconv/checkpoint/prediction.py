@@ -32,3 +32,14 @@ class Prediction:
     detail: str
     measured: bool
     cited: str
+
+    def to_dict(self) -> dict[str, object]:
+        """Its entry in `tieconv.inspect/1`."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "outcome": str(self.outcome),
+            "detail": self.detail,
+            "measured": self.measured,
+            "cited": self.cited,
+        }

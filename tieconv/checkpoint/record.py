@@ -27,6 +27,10 @@ def record(cls: type[T]) -> type[T]:
 
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     fields: dict[str, dataclasses.Field[Any]] = self.__dataclass_fields__
+    if len(args) == len(fields) and not kwargs:
+        for name, value in zip(fields, args, strict=True):
+            object.__setattr__(self, name, value)
+        return
     if len(args) > len(fields):
         raise TypeError(f"{type(self).__name__} takes {len(fields)} values but {len(args)} were given")
     values = dict(zip(fields, args, strict=False))

@@ -132,10 +132,13 @@ class Caution:
     tensors: tuple[str, ...] = ()
 
 
+TWO_FORMATS = "layout.two-formats"
+"""The code of the caution that weights of two formats stand side by side."""
+
 BLOCKING = {
     "layout.ambiguous": "remove the one that is not meant, then try again",
     "layout.one-shard": "give the model's directory",
-    "layout.two-formats": "work on a directory with one of the two: the other would stay behind as it was",
+    TWO_FORMATS: "add --drop-other-formats, which leaves the other out: it would stay behind as it was",
     "index.absent": "write the index first: tieconv reindex",
     "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
     "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
@@ -200,8 +203,9 @@ class Checkpoint:
     ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
     relative to. ``companions`` are the other regular files of the directory (relative paths) and their
     bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
-    the model does not use. ``read_only`` says what to do instead where no command writes the format (empty: it is
-    written), ``headers_only`` that tensor bytes are out of reach.
+    the model does not use, ``others`` the companions that hold a model in another format. ``read_only`` says what
+    to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
+    out of reach.
     """
 
     source: str
@@ -216,6 +220,7 @@ class Checkpoint:
     cautions: tuple[Caution, ...] = ()
     states: Mapping[str, FileState] = field(default_factory=dict)
     orphans: tuple[WeightFile, ...] = ()
+    others: Mapping[str, FileState] = field(default_factory=dict)
     adapter: Adapter | None = None
     read_only: str = ""
     headers_only: bool = False

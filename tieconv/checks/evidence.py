@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
+from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Level, Member, State, Tie
 from tieconv.checkpoint.quantised import quantised_twin
@@ -173,35 +173,4 @@ def says(inspection: Inspection, tied: bool) -> str:
 
 def difference(member: Member, canonical: str, noun: str = "rows") -> str:
     """``a differs from b (…)`` with the figures of the difference."""
-    return f"{listed([member.name])} differs from {listed([canonical])} ({_figures(member, noun)})"
-
-
-def _figures(member: Member, noun: str) -> str:
-    detail = member.detail
-    match member.state:
-        case State.TRANSPOSED:
-            return "it is the transpose"
-        case State.CAST:
-            return f"equal after a cast, {shown(detail.get('exact'))} holds the full precision"
-        case State.SCALED:
-            return f"it is {detail.get('factor')} times as large"
-    if detail.get("sign_of_zero_only"):
-        return "only in the sign of zeros"
-    if isinstance(detail.get("rows_differing"), int):
-        return _rows(detail, noun)
-    return shown(detail.get("reason", "in its bytes"))
-
-
-def _rows(detail: Mapping[str, Any], noun: str) -> str:
-    differing, rows = detail["rows_differing"], detail["rows"]
-    ranges = detail.get("row_ranges") or []
-    where = f"in {differing:,} of {rows:,} {noun}"
-    if 0 < differing < rows and 0 < len(ranges) <= LISTED:
-        word = noun if differing > 1 else noun.removesuffix("s")
-        where = f"in {word} {', '.join(_range(*pair) for pair in ranges)} of {rows:,}"
-    largest = detail.get("max_abs")
-    return f"{where}, by at most {largest:.3g}" if isinstance(largest, float) else where
-
-
-def _range(start: int, end: int) -> str:
-    return f"{start}–{end - 1}" if end - start > 1 else str(start)
+    return f"{listed([member.name])} differs from {listed([canonical])} ({phrases.difference(member, noun)})"

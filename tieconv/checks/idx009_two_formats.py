@@ -5,16 +5,20 @@ Reports a directory that holds weights in more than one format, say `model.safet
 
 ## Why it matters
 transformers reads safetensors where there is a choice, other loaders the other file. If one of them is older, the two
-are different models (C31). The findings here are about the format that is named first.
+are different models (C31). The findings here are about the format that is named first, which is the one that
+transformers takes.
 
 ## Example
 
     warning IDX009: weights stand here as safetensors and as torch: transformers takes safetensors, other
-    loaders can take torch, and the two may be different models
+    loaders can take torch, and the two may be different models; commands that write refuse, unless
+    --drop-other-formats says to leave the other out
 
 ## How to fix
-Keep one format, or make the other anew with `tieconv convert`. Commands that write refuse until then: they would leave
-the other format behind as it was.
+Commands that write refuse, for they would leave the other format behind as it was. With `--drop-other-formats` they
+work on the format that is named first and leave the files of the other out; the plan lists each with its bytes.
+(`reindex`, which changes no tensor, needs no option.) Where other loaders need the other format, make it anew from OUT
+with `tieconv convert`.
 """
 
 from __future__ import annotations
@@ -29,7 +33,8 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "layout.two-formats"):
-        yield RULE.finding(caution.message, caution.tensors)
+        way = "commands that write refuse, unless --drop-other-formats says to leave the other out"
+        yield RULE.finding(f"{caution.message}; {way}", caution.tensors)
 
 
 RULE = Rule("IDX009", "two-formats", Level.WARNING, __doc__ or "", find)

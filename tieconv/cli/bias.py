@@ -29,7 +29,11 @@ def command() -> None:
 def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Add an all-zero head bias where there is none; one that is there stays."""
     arguments = WriteArguments(**writing)
-    finish(api.plan_bias("zero", model, embed=embed, head=head), arguments, as_json=as_json)
+    finish(
+        api.plan_bias("zero", model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
+        arguments,
+        as_json=as_json,
+    )
 
 
 @command.command("strip")
@@ -41,7 +45,11 @@ def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writi
 def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Remove an all-zero head bias; one that is not is refused."""
     arguments = WriteArguments(**writing)
-    finish(api.plan_bias("strip", model, embed=embed, head=head), arguments, as_json=as_json)
+    finish(
+        api.plan_bias("strip", model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
+        arguments,
+        as_json=as_json,
+    )
 
 
 @command.command("unify")
@@ -63,7 +71,13 @@ def unify(model: str, survivor: str | None, embed: str | None, head: str | None,
     Refuses where two copies differ, unless --from says whose values stay.
     """
     arguments = WriteArguments(**writing)
-    finish(api.plan_bias("unify", model, survivor=survivor, embed=embed, head=head), arguments, as_json=as_json)
+    finish(
+        api.plan_bias(
+            "unify", model, survivor=survivor, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
+        ),
+        arguments,
+        as_json=as_json,
+    )
 
 
 @command.command("resize")
@@ -76,4 +90,10 @@ def unify(model: str, survivor: str | None, embed: str | None, head: str | None,
 def resize(model: str, rows: int | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Make the head bias as long as the head: zeros at its end, or an all-zero end cut off."""
     arguments = WriteArguments(**writing)
-    finish(api.plan_bias("resize", model, rows=rows, embed=embed, head=head), arguments, as_json=as_json)
+    finish(
+        api.plan_bias(
+            "resize", model, rows=rows, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
+        ),
+        arguments,
+        as_json=as_json,
+    )

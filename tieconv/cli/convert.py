@@ -44,5 +44,12 @@ def command(
     Names that share one storage become one tensor where loaders restore the others, else tensors of their own.
     """
     arguments = WriteArguments(**writing)
-    planned = api.plan_convert(to, model, max_shard_size=max_shard_size, embed=embed, head=head)
+    planned = api.plan_convert(
+        to,
+        model,
+        max_shard_size=max_shard_size,
+        embed=embed,
+        head=head,
+        drop_other_formats=arguments.drop_other_formats,
+    )
     finish(planned, arguments, as_json=as_json)

@@ -24,4 +24,8 @@ def command(model: str, embed: str | None, head: str | None, as_json: bool, **wr
     duplicate stays, and the plan says who needs it. The config is left alone.
     """
     arguments = WriteArguments(**writing)
-    finish(api.plan_dedup(model, embed=embed, head=head), arguments, as_json=as_json)
+    finish(
+        api.plan_dedup(model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
+        arguments,
+        as_json=as_json,
+    )

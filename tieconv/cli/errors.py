@@ -50,7 +50,21 @@ def _print_anything() -> None:
 
 
 def _stop(message: str, hint: str, code: int) -> NoReturn:
-    click.echo(f"{click.style('error', fg='red')}: {message[:_MESSAGE_LIMIT]}", err=True)
+    first, *rest = _lines(message[:_MESSAGE_LIMIT])
+    if "NO_COLOR" not in os.environ:  # Click takes colour out where stderr is no terminal
+        first = first.replace("error", click.style("error", fg="red"), 1)
+    click.echo("\n".join([first, *rest]), err=True)
     if hint:
-        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)
+        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
     sys.exit(code)
+
+
+def _lines(message: str) -> list[str]:
+    """The sentence, broken between words on a terminal; one line in a pipe."""
+    if not sys.stderr.isatty():
+        return [f"error: {message}"]
+    import shutil
+
+    from tieconv.reporters.layout import wrapped
+
+    return wrapped(message, "error: ", shutil.get_terminal_size().columns)

@@ -48,6 +48,11 @@ def write_options(function: F) -> F:
         click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
         click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
         click.option(
+            "--drop-other-formats",
+            is_flag=True,
+            help="Where two formats lie side by side, work on the one that loaders prefer and leave out the other.",
+        ),
+        click.option(
             "--hardlink", is_flag=True, help="Hard-link unchanged files: both directories then hold the same files."
         ),
         click.option(

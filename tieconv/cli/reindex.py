@@ -20,8 +20,13 @@ from tieconv.cli.write import WriteArguments, finish
 def command(model: str, prune: bool, as_json: bool, **writing: Any) -> None:
     """Rebuild the shard index from the headers of the shards.
 
-    Works where the index is missing, cannot be read, names tensors that are not there or has wrong totals. Refuses
-    where a shard is missing or one tensor stands in two shards with different bytes.
+    Works on safetensors and torch shards where the index is missing, cannot be read, names tensors that are not there
+    or has wrong totals; what else it says is kept. Refuses where a shard is missing or one tensor stands in two shards
+    with different bytes.
     """
     arguments = WriteArguments(**writing)
-    finish(api.plan_reindex(model, prune=prune), arguments, as_json=as_json)
+    finish(
+        api.plan_reindex(model, prune=prune, drop_other_formats=arguments.drop_other_formats),
+        arguments,
+        as_json=as_json,
+    )

@@ -44,5 +44,13 @@ def command(
     if force != (survivor is not None):
         raise click.UsageError("--force and --from embed|head go together: say whose values survive")
     arguments = WriteArguments(**writing)
-    planned = api.plan_retie(model, bias=bias, survivor=survivor, force=force, embed=embed, head=head)
+    planned = api.plan_retie(
+        model,
+        bias=bias,
+        survivor=survivor,
+        force=force,
+        embed=embed,
+        head=head,
+        drop_other_formats=arguments.drop_other_formats,
+    )
     finish(planned, arguments, as_json=as_json)

@@ -29,4 +29,10 @@ def command(
     forward pass.
     """
     arguments = WriteArguments(**writing)
-    finish(api.plan_set_tie(flag, model, force=force, embed=embed, head=head), arguments, as_json=as_json)
+    finish(
+        api.plan_set_tie(
+            flag, model, force=force, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
+        ),
+        arguments,
+        as_json=as_json,
+    )

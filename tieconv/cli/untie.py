@@ -40,5 +40,7 @@ def command(
     Refuses where the tie flag changes the forward pass and the weights cannot take that up exactly.
     """
     arguments = WriteArguments(**writing)
-    planned = api.plan_untie(model, bias=bias, keep_flag=keep_flag, embed=embed, head=head)
+    planned = api.plan_untie(
+        model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
+    )
     finish(planned, arguments, as_json=as_json)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import click
 
 from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.options import paint, width
-from tieconv.planned import PlannedWrite
+from tieconv.planned import PlannedWrite, Verify, WriteOptions
 from tieconv.text import shown, size
 
 
@@ -23,14 +22,24 @@ class WriteArguments:
     in_place: bool
     overwrite: bool
     dry_run: bool
+    drop_other_formats: bool
     hardlink: bool
-    verify: Literal["full", "structure"]
+    verify: Verify
 
     def __post_init__(self) -> None:
         if self.output is not None and self.in_place:
             raise click.UsageError("give -o OUT or --in-place, not both")
         if self.overwrite and self.output is None:
             raise click.UsageError("--overwrite goes with -o OUT")
+
+    @property
+    def options(self) -> WriteOptions:
+        return {
+            "in_place": self.in_place,
+            "overwrite": self.overwrite,
+            "hardlink": self.hardlink,
+            "verify": self.verify,
+        }
 
     @property
     def writes(self) -> bool:
@@ -67,13 +76,7 @@ def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
 def _check_dry_run(planned: PlannedWrite, arguments: WriteArguments) -> None:
     """A dry run meets the refusals that the run would meet."""
     if arguments.output is not None or arguments.in_place:
-        planned.check(
-            arguments.output,
-            in_place=arguments.in_place,
-            overwrite=arguments.overwrite,
-            hardlink=arguments.hardlink,
-            verify=arguments.verify,
-        )
+        planned.check(arguments.output, **arguments.options)
 
 
 def _execute(planned: PlannedWrite, arguments: WriteArguments) -> Outcome:
@@ -90,14 +93,7 @@ def _execute(planned: PlannedWrite, arguments: WriteArguments) -> Outcome:
             bar.update(done - last)
             last = done
 
-        return planned.execute(
-            arguments.output,
-            in_place=arguments.in_place,
-            overwrite=arguments.overwrite,
-            hardlink=arguments.hardlink,
-            verify=arguments.verify,
-            progress=progress,
-        )
+        return planned.execute(arguments.output, progress=progress, **arguments.options)
 
 
 def _closing(outcome: Outcome, arguments: WriteArguments) -> str:

@@ -104,7 +104,7 @@ def _reasons(
     if tensors:
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
-        yield f"{count(len(tensors), 'parameter')} not the same, first {shown(first.name)}{where}"
+        yield f"{count(len(tensors), 'parameter')} differing, first {shown(first.name)}{where}"
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"

@@ -5,6 +5,7 @@ Keys of a class record (``data/transformers5.json``):
 ``bias`` output biases, ``row`` whether they are rows, ``groups`` lists of role, canonical name, members and
 gated, ``renames`` pairs of file and memory name, ``levels`` and ``truth`` as in ``Family``, ``tying``,
 ``means`` the flag's meaning in transformers 5, ``unflippable`` the reason why the tied names cannot be listed,
+``misfit`` true where a head of its own has another shape than the table that the tied one uses,
 ``notes`` what the measurement could not do.
 Keys of a model_type record (``data/transformers4.json``): ``default`` and ``level`` of the flag, ``means``.
 The record named by the empty string is the header of its file.
@@ -90,4 +91,5 @@ def load(architecture: str) -> Family | None:
         meaning_v5=FlagMeaning(raw["means"]),
         level_v4=older.get("level"),
         unflippable=raw.get("unflippable"),
+        misfit=raw.get("misfit", False),
     )

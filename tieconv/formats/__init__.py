@@ -2,76 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.records import Caution, Checkpoint, Files, Listing
-from tieconv.errors import UnreadableError
-from tieconv.formats.dcp_model import DCP
-from tieconv.formats.gguf_model import GGUF
-from tieconv.formats.interface import Format
-from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import NAMING as TORCH_NAMING
-from tieconv.formats.torch_model import TORCH
-from tieconv.text import shown
 
-FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
+if TYPE_CHECKING:
+    from tieconv.checkpoint.records import Checkpoint, Files, Listing
+    from tieconv.formats.interface import Format
 
-_WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, GGUF, TORCH)
-"""Formats of which one directory should hold one; an adapter's or a training run's files are another matter."""
+    FORMATS: tuple[Format, ...]
 
-_KNOWN_ELSEWHERE = {
-    (".ckpt",): "a checkpoint of a training run",
-    (".onnx",): "an ONNX graph",
-    (".h5", ".msgpack"): "a Keras or Flax checkpoint",
-    (".npz", ".npy"): "a numpy archive",
-}
+_TORCH = (".bin", ".pt", ".pth")
+_OF_OTHERS = (
+    *_TORCH,
+    *(suffix + ".index.json" for suffix in _TORCH),
+    ".gguf",
+    ".distcp",
+    ".metadata",
+    "adapter_config.json",
+)
+"""Ends of the names by which another format may claim a model, or stand beside one."""
 
 
 def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
-    """The checkpoint that MODEL names, by the first format that claims it; `UnreadableError` where none does."""
-    claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
-    if not claims:
-        raise _unclaimed(listing, files)
-    checkpoint = claims[0].read(listing, files)
-    wholes = [candidate for candidate in claims if candidate in _WHOLE_MODELS and _holds_model(candidate, listing)]
-    if listing.named or len(wholes) < 2 or claims[0] not in wholes:
-        return checkpoint
-    return replace(checkpoint, cautions=(*checkpoint.cautions, _two_formats(wholes)))
+    """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
+    if is_safetensors_alone(listing):
+        return SAFETENSORS.read(listing, files)
+    from tieconv.formats.choice import choose  # most models give no choice
+
+    return choose(listing, files)
 
 
-def _holds_model(candidate: Format, listing: Listing) -> bool:
-    """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
-    if candidate is not TORCH:
-        return True
-    return not {TORCH_NAMING.single, TORCH_NAMING.index}.isdisjoint(listing.top)
+def is_safetensors_alone(listing: Listing) -> bool:
+    """Whether no other format can have a say, told without loading one."""
+    names = (*listing.top, listing.named or "")
+    return SAFETENSORS.claims(listing) and not any(name.endswith(_OF_OTHERS) for name in names)
 
 
-def _two_formats(claims: list[Format]) -> Caution:
-    """Weights of two formats side by side may be two models; which one is read depends on the loader."""
-    read, *others = (candidate.name for candidate in claims)
-    rest = " and ".join(others)
-    return Caution(
-        "layout.two-formats",
-        f"weights stand here as {read} and as {rest}: transformers takes {read}, other loaders can take {rest}, "
-        "and the two may be different models",
-    )
+def __getattr__(name: str) -> object:
+    """``FORMATS``, loaded when it is asked for."""
+    if name == "FORMATS":
+        from tieconv.formats.choice import FORMATS
 
-
-def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
-    names = (listing.named,) if listing.named else listing.top
-    for suffixes, kind in _KNOWN_ELSEWHERE.items():
-        match = next((name for name in names if name.lower().endswith(suffixes)), None)
-        if match:
-            return UnreadableError(
-                f"{shown(match)} is {kind}, which this version does not read",
-                "save the model as safetensors first",
-                "format.unsupported",
-            )
-    what = "is no weight file" if listing.named else "holds no weight file"
-    special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
-    if special and not listing.named:
-        files.state(special)  # says what is wrong with it
-    return UnreadableError(
-        f"{shown(listing.source)} {what}", "give a model directory, a weight file or an index", "format.none"
-    )
+        return FORMATS
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

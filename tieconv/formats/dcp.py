@@ -23,7 +23,9 @@ from tieconv.checkpoint.records import (
 )
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.dcp_model import METADATA, SUFFIX
-from tieconv.formats.dcp_pickle import LIMIT, Node, Pairs, parse
+from tieconv.formats.dcp_pickle import LIMIT, parse
+from tieconv.formats.index import absent_shard
+from tieconv.formats.pickle_values import Global, Instance, Pairs
 from tieconv.text import shown
 
 NEXT_STEP = "write it as one torch file first: python -m torch.distributed.checkpoint.format_utils dcp_to_torch DIR OUT"
@@ -62,7 +64,7 @@ def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoi
             "dcp.no-metadata",
         )
     data = files.pread(METADATA, min(files.state(METADATA).size, LIMIT) + 1, 0)
-    metadata = _metadata(parse(data, METADATA))
+    metadata = _metadata(parse(data, METADATA, sum(listing.entries.values())))
     weights = tuple(_weight_files(metadata, _places(metadata, listing), listing))
     names = [METADATA, *(file.name for file in weights)]
     return Checkpoint(
@@ -80,7 +82,7 @@ def read_directory(listing: Listing, files: Files, format_name: str) -> Checkpoi
 
 
 def _metadata(value: object) -> dict[str, object]:
-    if isinstance(value, Node) and value.name.endswith(".Metadata"):
+    if isinstance(value, Instance) and value.name.endswith(".Metadata"):
         fields = value.fields()
         if isinstance(fields.get("state_dict_metadata"), Pairs) and isinstance(fields.get("storage_data"), Pairs):
             return fields
@@ -94,8 +96,8 @@ def _places(metadata: dict[str, object], listing: Listing) -> _Places:
     found: _Places = {}
     storage = metadata["storage_data"]
     assert isinstance(storage, Pairs)
-    for index, info in storage:
-        if not isinstance(index, Node) or not isinstance(info, Node):
+    for index, info in storage.items:
+        if not isinstance(index, Instance) or not isinstance(info, Instance):
             _refuse("an entry of storage_data is no pair of index and place")
         name, place = index.fields().get("fqn"), info.fields()
         file, start, size = place.get("relative_path"), place.get("offset"), place.get("length")
@@ -116,10 +118,8 @@ def _check_place(name: str, file: str, end: int, listing: Listing) -> None:
             "dcp.escape",
         )
     if file not in listing.entries:
-        raise UnreadableError(
-            f"{METADATA} places {shown(name)} in {shown(file)}, which is not there",
-            "fetch the missing file: every rank writes its own",
-            "dcp.absent-file",
+        raise absent_shard(
+            f"{METADATA} places {shown(name)} in", file, "dcp.absent-file", ": every rank writes its own"
         )
     if end > listing.entries[file]:
         raise UnreadableError(
@@ -135,8 +135,8 @@ def _weight_files(metadata: dict[str, object], places: _Places, listing: Listing
     entries = metadata["state_dict_metadata"]
     assert isinstance(entries, Pairs)
     seen: set[str] = set()
-    for name, entry in entries:
-        if not isinstance(name, str) or not isinstance(entry, Node):
+    for name, entry in entries.items:
+        if not isinstance(name, str) or not isinstance(entry, Instance):
             _refuse("an entry of state_dict_metadata has no name")
         if name in seen:
             _refuse(f"{shown(name)} stands twice")
@@ -161,7 +161,7 @@ def _record(name: str, fields: dict[str, object], places: _Places) -> TensorReco
 
 
 def _shape(name: str, size: object) -> tuple[int, ...]:
-    if isinstance(size, Node) and isinstance(size.arguments, tuple) and len(size.arguments) == 1:
+    if isinstance(size, Instance) and len(size.arguments) == 1:
         (shape,) = size.arguments
         if isinstance(shape, tuple) and len(shape) <= 64 and all(map(_natural, shape)):
             return shape
@@ -169,9 +169,9 @@ def _shape(name: str, size: object) -> tuple[int, ...]:
 
 
 def _dtype(name: str, properties: object) -> str:
-    state = properties.state if isinstance(properties, Node) else None
+    state = properties.state if isinstance(properties, Instance) else None
     first = state[0] if isinstance(state, tuple) and state else None
-    if isinstance(first, Node) and first.name.startswith("torch."):
+    if isinstance(first, Global) and first.name.startswith("torch."):
         short = first.name.removeprefix("torch.")
         return _DTYPES.get(short, short)
     return _refuse(f"{shown(name)} has no dtype")

@@ -21,7 +21,7 @@ class DistributedCheckpoint:
         return any(entry.endswith(SUFFIX) for entry in listing.top)
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
-        from tieconv.formats.dcp import read_directory  # costs the pickle opcodes, which no other format needs
+        from tieconv.formats.dcp import read_directory  # costs the pickle interpreter, which few formats need
 
         return read_directory(listing, files, self.name)
 

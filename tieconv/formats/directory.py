@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
-from tieconv.errors import UnreadableError
+from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.text import count, shell_word, shown
@@ -23,16 +22,16 @@ ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
 class Naming:
     """The file names of a format.
 
-    ``single`` is the name that loaders look for, ``suffixes`` end every weight file, ``shard`` finds the number in
-    a shard's name, ``others`` are files that end like weights and hold something else.
+    ``single`` is the name that loaders look for, ``suffixes`` end every weight file, ``shard`` is the pattern of the
+    number in a shard's name, ``others`` that of files that end like weights and hold something else.
     """
 
     format: str
     noun: str
     single: str
     suffixes: tuple[str, ...]
-    shard: re.Pattern[str]
-    others: re.Pattern[str] | None = None
+    shard: str
+    others: str | None = None
 
     @property
     def index(self) -> str:
@@ -42,7 +41,7 @@ class Naming:
         return name.endswith(tuple(suffix + index_format.SUFFIX for suffix in self.suffixes))
 
     def is_weights(self, name: str) -> bool:
-        return name.endswith(self.suffixes) and not (self.others and self.others.search(name))
+        return name.endswith(self.suffixes) and not (self.others and re.search(self.others, name))
 
     def claims(self, listing: Listing) -> bool:
         """Whether MODEL is of this format, by names alone. A file that the user names is taken at its suffix."""
@@ -51,16 +50,41 @@ class Naming:
         return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
 
 
-@dataclass
+@record
+class Model:
+    """A format by its names and its reader of one file; see `tieconv.formats.interface.Format`."""
+
+    naming: Naming
+    read_one: ReadOne
+
+    @property
+    def name(self) -> str:
+        return self.naming.format
+
+    def claims(self, listing: Listing) -> bool:
+        return self.naming.claims(listing)
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        return read_model(self.naming, listing, files, self.read_one)
+
+
 class _Found:
     """What reading gathers before it becomes a `Checkpoint`."""
 
-    layout: Layout
-    weights: tuple[str, ...]
-    index: Document | None = None
-    weight_map: dict[str, str] = field(default_factory=dict)
-    cautions: list[Caution] = field(default_factory=list)
-    orphans: tuple[str, ...] = ()
+    def __init__(
+        self,
+        layout: Layout,
+        weights: tuple[str, ...],
+        index: Document | None = None,
+        weight_map: dict[str, str] | None = None,
+        cautions: list[Caution] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.weights = weights
+        self.index = index
+        self.weight_map = weight_map or {}
+        self.cautions = cautions or []
+        self.orphans: tuple[str, ...] = ()
 
 
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
@@ -138,24 +162,32 @@ def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
 
 def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Found:
     data = read_bytes(files, name, index_format.LIMIT)
-    value, weight_map = index_format.read_index(data, name)
+    value, weight_map = _read_index(data, name, listing)
     shards = tuple(sorted(set(weight_map.values())))
     for shard in shards:
         _require_regular(listing, files, shard)
         if shard not in listing.entries:
-            raise UnreadableError(
-                f"{shown(name)} names the shard {shown(shard)}, which is not there",
-                "fetch the missing shard, or rebuild the index from the shards that are there",
-                "index.absent-shard",
-            )
+            hint = ", or rebuild the index from the shards that are there: tieconv reindex"
+            raise index_format.absent_shard(f"{shown(name)} names the shard", shard, "index.absent-shard", hint)
     found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
     return found
 
 
+def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
+    """As `read_index`; the way out of a broken index is to rebuild it, but not of one that points elsewhere."""
+    try:
+        return index_format.read_index(data, name)
+    except UnsafePathError:
+        raise
+    except UnreadableError as error:
+        hint = f"rebuild it from the shards: tieconv reindex {shell_word(listing.source)}"
+        raise UnreadableError(error.message, hint, error.code) from error
+
+
 def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
     """No file of the usual name and no index: one file is the model, numbered shards are; else nobody knows."""
-    shards = [name for name in stored if naming.shard.search(name)]
+    shards = [name for name in stored if re.search(naming.shard, name)]
     if len(stored) == 1:
         return _Found(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
@@ -198,7 +230,7 @@ def _config(naming: Naming, listing: Listing, files: Files, found: _Found) -> Do
     _require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
         return None
-    if found.layout is Layout.FILE and naming.shard.search(found.weights[0]):
+    if found.layout is Layout.FILE and re.search(naming.shard, found.weights[0]):
         found.cautions.append(
             Caution("layout.one-shard", f"{shown(found.weights[0])} is one shard of a model; inspect its directory")
         )

@@ -11,6 +11,8 @@ from tieconv.text import shown
 
 SUFFIX = ".index.json"
 LIMIT = 100_000_000
+DIGITS = 600
+"""Of an integer in an index: nothing is computed from most of them, and Python reads as many under any setting."""
 
 
 def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, str]]:
@@ -19,7 +21,7 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
     Raises `UnsafePathError` for a shard that is no plain file name in the same directory, `UnreadableError`
     for anything else that is no index.
     """
-    value = loads(data, name, limit=LIMIT)
+    value = loads(data, name, limit=LIMIT, digits=DIGITS)
     weight_map = value.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UnreadableError(
@@ -39,6 +41,11 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
                 "index.escape",
             )
     return value, weight_map
+
+
+def absent_shard(names: str, shard: str, code: str, hint: str = "") -> UnreadableError:
+    """The error for a file that an index, or a numbering, calls for: ``names`` is who does, and for what."""
+    return UnreadableError(f"{names} {shown(shard)}, which is not there", f"fetch the missing file{hint}", code)
 
 
 def edit_index(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import Adapter, Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.records import Adapter, Caution, Checkpoint, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG_LIMIT, read_bytes
 from tieconv.formats.safetensors import SUFFIX, read_weight_file
@@ -32,23 +32,16 @@ class PeftAdapter:
         if CONFIG not in listing.top:
             return False
         if listing.named:
-            return listing.named in (CONFIG, WEIGHTS)
+            return listing.named in (CONFIG, WEIGHTS, OTHER_WEIGHTS)
         # A model with an adapter beside it is a model.
         whole = (name for name in listing.top if name not in (WEIGHTS, OTHER_WEIGHTS))
         return not any(name.endswith((SUFFIX, ".bin", ".index.json")) for name in whole)
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
-        if WEIGHTS not in listing.top:
-            other = f"only {OTHER_WEIGHTS}" if OTHER_WEIGHTS in listing.top else "no weights"
-            raise UnreadableError(
-                f"{shown(listing.source)} is a PEFT adapter with {other}: {WEIGHTS} is not there",
-                "save it again with safe_serialization=True",
-                "peft.no-weights",
-            )
+        name = _weights(listing)
         value = loads(read_bytes(files, CONFIG, CONFIG_LIMIT), CONFIG, limit=CONFIG_LIMIT, lenient=True)
-        size = files.state(WEIGHTS).size
-        weights = read_weight_file(lambda count, offset: files.pread(WEIGHTS, count, offset), size, WEIGHTS)
-        used = (CONFIG, WEIGHTS)
+        weights, cautions = _read(files, name)
+        used = (CONFIG, name)
         return Checkpoint(
             source=listing.source,
             root=listing.root,
@@ -57,10 +50,41 @@ class PeftAdapter:
             files=(weights,),
             companions={name: size for name, size in listing.entries.items() if name not in used},
             special=listing.special,
+            cautions=(*_two_formats(listing), *cautions),
             states={name: files.state(name) for name in used},
             adapter=_adapter(value),
             read_only=NEXT_STEP,
         )
+
+
+def _weights(listing: Listing) -> str:
+    """The file that PEFT loads, or that MODEL names."""
+    if listing.named in (WEIGHTS, OTHER_WEIGHTS):
+        return listing.named
+    for name in (WEIGHTS, OTHER_WEIGHTS):
+        if name in listing.top:
+            return name
+    raise UnreadableError(
+        f"{shown(listing.source)} is a PEFT adapter with no weights: neither {WEIGHTS} nor {OTHER_WEIGHTS} is there",
+        "save it again with save_pretrained",
+        "peft.no-weights",
+    )
+
+
+def _two_formats(listing: Listing) -> tuple[Caution, ...]:
+    if listing.named in (WEIGHTS, OTHER_WEIGHTS) or not {WEIGHTS, OTHER_WEIGHTS} <= set(listing.top):
+        return ()
+    message = f"{WEIGHTS} and {OTHER_WEIGHTS} stand side by side: PEFT takes the first, and they may differ"
+    return (Caution("layout.two-formats", message),)
+
+
+def _read(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
+    size = files.state(name).size
+    if name == WEIGHTS:
+        return read_weight_file(lambda count, offset: files.pread(name, count, offset), size, name), ()
+    from tieconv.formats.torch_file import read_torch_file  # few adapters are pickles
+
+    return read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name)
 
 
 def _adapter(value: Mapping[str, object]) -> Adapter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
@@ -44,23 +44,20 @@ class Pairs:
         return next((value for found, value in reversed(self.items) if type(found) is str and found == key), None)
 
 
-@dataclass(frozen=True, slots=True)
-class Opaque:
+class Opaque(NamedTuple):
     """A harmless value that is not looked into, such as a numpy scalar of an optimizer's state."""
 
     kind: str
 
 
-@dataclass(frozen=True, slots=True)
-class Dtype:
+class Dtype(NamedTuple):
     """A torch dtype: the name that records carry, and the bytes of an element."""
 
     name: str
     width: int
 
 
-@dataclass(frozen=True, slots=True)
-class StorageRef:
+class StorageRef(NamedTuple):
     """A storage that a pickle names: where it is found is the archive's business."""
 
     key: str
@@ -72,8 +69,7 @@ class StorageRef:
         return self.numel * self.dtype.width
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A view of a storage; ``offset`` and ``stride`` count elements."""
 
     storage: StorageRef
@@ -83,16 +79,50 @@ class StoredTensor:
     stride: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Global:
+class Instance:
+    """An object that a pickle describes: its class, what that would be called with, its items and its state."""
+
+    __slots__ = ("arguments", "items", "name", "state")
+
+    def __init__(self, name: str, arguments: tuple[object, ...]) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.items: list[tuple[object, object]] = []
+        self.state: object = None
+
+    def fields(self) -> dict[str, object]:
+        """The attributes of a dataclass."""
+        items = self.state.items if isinstance(self.state, Pairs) else []
+        return {key: value for key, value in items if type(key) is str}
+
+
+class Step(NamedTuple):
+    """What many opcodes make at once: the offset behind them, and their values, tensors and the names between them."""
+
+    end: int
+    values: list[object]
+
+
+INNER = Opaque("a value inside a tensor")
+"""Stands in the memo for a value that a shortcut left out: nothing but the opcodes that it stands for needs one."""
+Persistent = Callable[[object], object]
+"""Makes a value from a persistent id."""
+Shortcut = Callable[[bytes, int, "list[object]", Persistent], "Step | None"]
+"""Given the pickle, the offset behind the MARK that opens a call's arguments, and the memo: calls of the usual form."""
+
+
+class Global(NamedTuple):
     """A name that a pickle imports, and what this program makes of a call to it. Nothing is imported.
 
-    ``value`` stands for a global that is no function: a dtype or a storage class.
+    ``value`` stands for a global that is no function: a dtype or a storage class. ``instances`` tells that NEWOBJ
+    may be used for the call, ``shortcut`` reads usual calls as a whole.
     """
 
     name: str
     make: Callable[[tuple[object, ...]], object] | None = None
     value: object = None
+    instances: bool = False
+    shortcut: Shortcut | None = None
 
 
 Globals = Mapping[str, Global]
@@ -102,6 +132,8 @@ Globals = Mapping[str, Global]
 def describe(value: object) -> str:
     """The kind of a value, never its content: a nested one would print exponentially long."""
     words: dict[type, str] = {Pairs: "a dictionary", StoredTensor: "a tensor", str: "text", type(None): "None"}
-    if isinstance(value, Opaque | Global):
-        return shown(value.kind if isinstance(value, Opaque) else value.name)
+    if isinstance(value, Opaque):
+        return shown(value.kind)
+    if isinstance(value, Global | Instance):
+        return shown(value.name)
     return words.get(type(value), f"a {type(value).__name__}")

@@ -6,16 +6,25 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.records import BLOCKING, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
-from tieconv.formats.directory import Naming
+from tieconv.formats.directory import Model, Naming
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.safetensors import read_weight_file
-from tieconv.formats.safetensors_model import NAMING
+from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.side_by_side import others
+from tieconv.formats.spelled_json import read
 from tieconv.formats.strict_json import loads
+from tieconv.formats.torch_model import TORCH
 from tieconv.text import shown
 
+INDEX_ODD = "index.odd"
+"""Caution: the index is no strict JSON, and could be read all the same."""
+INDEX_UNREADABLE = "index.unreadable"
+"""Caution: nothing of the index could be read."""
+
+_INDEXED: tuple[Model, ...] = (SAFETENSORS, TORCH)
+"""Formats that have shards and an index, in the order in which loaders look for them."""
 _NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
 
 
@@ -42,43 +51,57 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     `RefusedError` for a model of one file and where the set of shards is open, `UnreadableError` for a shard that
     is malformed.
     """
-    name = _index_name(NAMING, listing)
+    model = next((model for model in _INDEXED if model.claims(listing)), SAFETENSORS)
+    naming = model.naming
+    name = _index_name(naming, listing)
     document, cautions = _read_index(files, name) if name in listing.top else (None, ())
-    weights = tuple(_read_one(files, shard) for shard in _members(NAMING, listing, document))
+    weights = tuple(_read_one(model, files, shard) for shard in _members(naming, listing, document))
     named = [*(file.name for file in weights), *([name] if name in listing.top else [])]
     return Checkpoint(
         source=listing.source,
         root=listing.root,
         layout=Layout.SHARDED,
-        format=NAMING.format,
+        format=naming.format,
         files=weights,
         index=document,
         companions={entry: size for entry, size in listing.entries.items() if entry not in named},
         special=listing.special,
         cautions=cautions,
         states={entry: files.state(entry) for entry in named},
+        others=others(model, listing, files)[0],
     )
 
 
 def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """Weight files and indexes at the top of the directory that the model does not use."""
+    """Weight files and indexes of its format at the top of the directory that the model does not use."""
+    naming = _naming(checkpoint)
     return tuple(
-        name for name in checkpoint.companions if "/" not in name and (NAMING.is_weights(name) or NAMING.is_index(name))
+        name for name in checkpoint.companions if "/" not in name and (naming.is_weights(name) or naming.is_index(name))
     )
 
 
 def index_name(checkpoint: Checkpoint) -> str:
     """The name that the index has or is to have."""
-    found = [name for name in checkpoint.states if NAMING.is_index(name)]
+    naming = _naming(checkpoint)
+    found = [name for name in checkpoint.states if naming.is_index(name)]
     if found:
         return found[0]
     matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
-    prefix = next((match["prefix"] for match in matches if match), "model")
-    return f"{prefix}{NAMING.suffixes[0]}{index_format.SUFFIX}"
+    match = next((match for match in matches if match), None)
+    return f"{match['prefix']}{match['suffix']}{index_format.SUFFIX}" if match else naming.index
 
 
-def _read_one(files: Files, name: str) -> WeightFile:
-    return read_weight_file(lambda count, offset: files.pread(name, count, offset), files.state(name).size, name)
+def _naming(checkpoint: Checkpoint) -> Naming:
+    return next(model.naming for model in _INDEXED if model.name == checkpoint.format)
+
+
+def _read_one(model: Model, files: Files, name: str) -> WeightFile:
+    """The header of a shard. What a torch file holds beside tensors stays in it, so it is no matter here."""
+    file, cautions = model.read_one(files, name)
+    for caution in cautions:
+        if caution.code == "torch.training":
+            raise RefusedError(f"{shown(name)}: {caution.message}", BLOCKING[caution.code], caution.code)
+    return file
 
 
 def _index_name(naming: Naming, listing: Listing) -> str:
@@ -93,11 +116,16 @@ def _index_name(naming: Naming, listing: Listing) -> str:
 
 
 def _read_index(files: Files, name: str) -> tuple[Document | None, tuple[Caution, ...]]:
+    """The index, by a reader that takes what others refuse where a strict one does not read it."""
     data = read_bytes(files, name, index_format.LIMIT)
     try:
-        value = loads(data, name, limit=index_format.LIMIT)
-    except UnreadableError as error:
-        return None, (Caution("index.unreadable", error.message),)
+        value = loads(data, name, limit=index_format.LIMIT, digits=index_format.DIGITS)
+    except UnreadableError as strict:
+        try:
+            value = read(data, name, limit=index_format.LIMIT)
+        except UnreadableError as error:
+            return None, (Caution(INDEX_UNREADABLE, error.message),)
+        return Document(name, data.decode("utf-8"), value), (Caution(INDEX_ODD, strict.message),)
     return Document(name, data.decode("utf-8"), value), ()
 
 
@@ -124,11 +152,12 @@ def _members(naming: Naming, listing: Listing, document: Document | None) -> lis
 
 
 def _numbered_set(listing: Listing, stored: Iterable[str], named: set[str]) -> _Set | None:
-    sets: dict[tuple[str, int], dict[int, str]] = {}
+    sets: dict[tuple[str, int, str], dict[int, str]] = {}
     for name in stored:
         match = _NUMBERED.fullmatch(name)
         if match:
-            sets.setdefault((match["prefix"], int(match["total"])), {})[int(match["number"])] = name
+            key = (match["prefix"], int(match["total"]), match["suffix"])
+            sets.setdefault(key, {})[int(match["number"])] = name
     if len(sets) > 1:
         sets = {key: shards for key, shards in sets.items() if named & set(shards.values())}
         if len(sets) != 1:
@@ -137,24 +166,21 @@ def _numbered_set(listing: Listing, stored: Iterable[str], named: set[str]) -> _
                 "move those of the other model out of the directory",
                 "reindex.two-sets",
             )
-    return next((_Set(prefix, total, shards) for (prefix, total), shards in sets.items()), None)
+    return next((_Set(prefix, total, shards) for (prefix, total, _), shards in sets.items()), None)
 
 
 def _check_complete(listing: Listing, numbered: _Set, entries: set[str], document: Document | None) -> None:
     """A shard may be missing only where an index that parses does not name it: a re-tie can empty one."""
     for missing in numbered.missing:
         if missing in entries or not weight_map(document):
-            raise RefusedError(
-                f"{shown(listing.source)} lacks the shard {shown(missing)}, so its tensors cannot be indexed",
-                "fetch the missing shard",
-                "reindex.absent-shard",
-            )
+            who = f"{shown(listing.source)} cannot be indexed without the shard"
+            raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
 def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
     what = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {what}",
-        "tieconv convert --to safetensors --max-shard-size 5GB splits a model",
+        f"tieconv convert --to {naming.format} --max-shard-size 5GB splits a model",
         "reindex.one-file",
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import isinf
 from typing import NoReturn
@@ -39,13 +39,20 @@ class _Problem(ValueError):
 
 
 def loads(
-    data: bytes, name: str, *, limit: int, lenient: bool = False, duplicates: list[str] | None = None
+    data: bytes,
+    name: str,
+    *,
+    limit: int,
+    lenient: bool = False,
+    duplicates: list[str] | None = None,
+    digits: int = MAX_INTEGER_DIGITS,
+    numbers: Callable[[str], object] | None = None,
 ) -> dict[str, object]:
     """The JSON object in ``data``.
 
-    ``limit`` is the largest size in bytes; ``lenient`` accepts NaN, Infinity and lone surrogates and, for
-    repeated keys, keeps the last value and appends the key to ``duplicates``. Raises `UnreadableError` naming
-    ``name``.
+    ``limit`` is the largest size in bytes, ``digits`` that of an integer; ``lenient`` accepts NaN, Infinity and lone
+    surrogates and, for repeated keys, keeps the last value and appends the key to ``duplicates``. ``numbers`` makes
+    of each number's spelling what stands for it, whatever its size. Raises `UnreadableError` naming ``name``.
     """
     if len(data) > limit:
         raise UnreadableError(
@@ -76,6 +83,12 @@ def loads(
             raise _Problem(f"{shown(text, 40)} is larger than any number")
         return number
 
+    def integer(text: str) -> int | float:
+        if len(text.lstrip("-")) > digits:
+            raise _Problem(f"an integer of {len(text)} digits")
+        # Minus zero is no integer to the reference reader of safetensors.
+        return -0.0 if text == "-0" else int(text)
+
     try:
         text = data.decode("utf-8", errors="strict")
         _check_nesting(data)
@@ -83,9 +96,9 @@ def loads(
             value = json.loads(
                 text,
                 object_pairs_hook=pairs,
-                parse_constant=constant,
-                parse_int=_integer if _may_hold_odd_integers(data) else None,
-                parse_float=decimal,
+                parse_constant=numbers or constant,
+                parse_int=numbers or (integer if _may_hold_odd_integers(data, digits) else None),
+                parse_float=numbers or decimal,
             )
         if not lenient:
             _check_surrogates(text, value)
@@ -106,23 +119,16 @@ _KINDS = {list: "a list", str: "a string", int: "a number", float: "a number", b
 _DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 
 
-def _may_hold_odd_integers(data: bytes) -> bool:
-    """Whether `_integer` has to look at them: a call for each of millions costs more than this search."""
-    return b"-0" in data or b"0" * (MAX_INTEGER_DIGITS + 1) in data.translate(_DIGITS)
-
-
-def _integer(digits: str) -> int | float:
-    if len(digits.lstrip("-")) > MAX_INTEGER_DIGITS:
-        raise _Problem(f"an integer of {len(digits)} digits")
-    # Minus zero is no integer to the reference reader of safetensors.
-    return -0.0 if digits == "-0" else int(digits)
+def _may_hold_odd_integers(data: bytes, digits: int) -> bool:
+    """Whether each has to be looked at: a call for each of millions costs more than this search."""
+    return b"-0" in data or b"0" * (digits + 1) in data.translate(_DIGITS)
 
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _PLAIN = bytes(code for code in range(256) if code not in b'{}[]"')
 # Every alternative takes at least the character that it starts at and gives none back, so that text that was made
 # to be slow (an open string of escaped quotes) takes one pass like any other.
-_STRING_OR_PLAIN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\]"]++', re.DOTALL)
+_STRING_OR_PLAIN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\]"]++'
 
 
 def _check_nesting(data: bytes) -> None:
@@ -144,16 +150,16 @@ def _brackets(data: bytes) -> bytes:
         # Without escapes every quote opens or closes, so two that meet may go: what is left of most strings.
         data = data.translate(None, _PLAIN).replace(b'""', b"")
     if b'"' in data:
-        data = _STRING_OR_PLAIN.sub(b"", data)
+        data = re.sub(_STRING_OR_PLAIN, b"", data, flags=re.DOTALL)
     return data.translate(_BRACKETS)
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = r"\\u[dD][89a-fA-F]"
 
 
 def _check_surrogates(text: str, value: object) -> None:
     """Refuse half of a surrogate pair: a string that has no UTF-8."""
-    if not _SURROGATE.search(text):
+    if "\\u" not in text or not re.search(_SURROGATE, text):
         return
     try:
         json.dumps(value, ensure_ascii=False).encode("utf-8")

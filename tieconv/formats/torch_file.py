@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from tieconv.checkpoint.records import ByteRange, Caution, Storage, TensorRecord, WeightFile
-from tieconv.formats import pickle_machine, torch_legacy, torch_zip
+from tieconv.formats import torch_zip
+from tieconv.formats.pickle_machine import run
+from tieconv.formats.pickle_state import Truncated, allowance
 from tieconv.formats.pickle_values import PickleProblem, StorageRef, StoredTensor, refuse
+from tieconv.formats.strict_json import collector_paused
 from tieconv.formats.torch_disguise import check_disguise
 from tieconv.formats.torch_globals import ALLOWED, storage_reference
 from tieconv.formats.torch_state import find_state
@@ -38,7 +41,8 @@ class _Content:
 def read_torch_file(pread: Pread, length: int, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
     """The file's tensors, and what is odd about it. Raises `UnreadableError` with a stable code."""
     try:
-        return _read(pread, length, name)
+        with collector_paused():
+            return _read(pread, length, name)
     except PickleProblem as problem:
         raise problem.named(name) from None
 
@@ -63,9 +67,10 @@ def _from_zip(pread: Pread, length: int, name: str) -> _Content:
     pickled = torch_zip.content(pread, entries["data.pkl"], PICKLE_LIMIT)
     records = {short.removeprefix(_DATA): entry for short, entry in entries.items() if short.startswith(_DATA)}
     storages = {key: Storage(key, ByteRange(name, entry.start, entry.end), entry.crc) for key, entry in records.items()}
+    most = allowance(length, len(storages))
     try:
-        value, end = pickle_machine.run(pickled, 0, ALLOWED, storage_reference)
-    except pickle_machine.Truncated:
+        value, end = run(pickled, 0, ALLOWED, storage_reference, lambda: most)
+    except Truncated:
         refuse("holds a pickle that is cut short", "pickle.truncated")
     if end != len(pickled):
         refuse("has bytes behind its pickle", "pickle.trailing")
@@ -92,66 +97,80 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
 
 
 def _from_legacy(pread: Pread, length: int, name: str) -> _Content:
+    from tieconv.formats import torch_legacy  # few files are as old
+
     value, places = torch_legacy.read(pread, length, PICKLE_LIMIT)
     return _Content(value, {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()})
 
 
-@dataclass
 class _Used:
     """Tensors as byte ranges of ``file``, and the storages that they refer to in the order of their first use."""
 
-    file: str
-    storages: Mapping[str, Storage]
-    references: dict[str, StorageRef] = field(default_factory=dict)
+    def __init__(self, file: str, storages: Mapping[str, Storage]) -> None:
+        self.file = file
+        self.storages = storages
+        self.references: dict[str, StorageRef] = {}
 
     def record(self, name: str, tensor: StoredTensor) -> TensorRecord:
         """The tensor, once it is known to lie within a storage that is as long as it claims."""
-        width, storage = tensor.dtype.width, self._storage(tensor.storage)
-        elements = prod(tensor.shape)
-        span = _span(tensor) if elements else 0
-        start, end = tensor.offset * width, (tensor.offset + span) * width
+        reference, (dtype, width), offset, shape, stride = tensor
+        where = self._storage(reference).range
+        first, size = where.start, where.end - where.start
+        elements = prod(shape)
+        dense = _is_dense(shape, stride)
+        span = elements if dense else _span(shape, stride)
+        start, end = offset * width, (offset + span) * width
         if not elements:  # torch lets a tensor without elements start anywhere
-            start = end = min(start, storage.range.size)
-        if end > storage.range.size:
+            start = end = min(start, size)
+        if end > size:
             refuse(
-                f"has tensor {shown(name)}, which reaches to byte {end:,} of a storage of {storage.range.size:,}",
+                f"has tensor {shown(name)}, which reaches to byte {end:,} of a storage of {size:,}",
                 "torch.bounds",
             )
-        if elements * width > max(AMPLIFIED, 16 * storage.range.size):
-            refuse(
-                f"has tensor {shown(name)}, which repeats {size(span * width)} until they are {size(elements * width)}",
-                "torch.amplified",
-            )
-        where = ByteRange(self.file, storage.range.start + start, storage.range.start + end)
-        return TensorRecord(name, tensor.dtype.name, tensor.shape, where, _stride(tensor), tensor.storage.key)
+        if elements > span:
+            _check_amplified(name, span * width, elements * width, size)
+        whole = not start and end == size
+        place = where if whole else ByteRange(self.file, first + start, first + end)
+        return TensorRecord(name, dtype, shape, place, None if dense or not elements else stride, reference.key)
 
     def _storage(self, reference: StorageRef) -> Storage:
-        storage = self.storages.get(reference.key)
+        """The storage that ``reference`` describes, in the same way each time."""
+        key, (_, width), numel = reference
+        storage = self.storages.get(key)
         if storage is None:
-            refuse(f"refers to storage {reference.key}, which it does not hold", "torch.absent-storage")
-        if storage.range.size // reference.dtype.width != reference.numel:
+            refuse(f"refers to storage {key}, which it does not hold", "torch.absent-storage")
+        where = storage.range
+        if (where.end - where.start) // width != numel:
             refuse(
-                f"says that storage {reference.key} has {reference.nbytes:,} bytes, and it has {storage.range.size:,}",
+                f"says that storage {key} has {reference.nbytes:,} bytes, and it has {where.size:,}",
                 "torch.storage-size",
             )
-        if self.references.setdefault(reference.key, reference) != reference:
-            refuse(f"describes storage {reference.key} in two ways", "torch.storage-size")
+        if self.references.setdefault(key, reference) != reference:
+            refuse(f"describes storage {key} in two ways", "torch.storage-size")
         return storage
 
 
-def _span(tensor: StoredTensor) -> int:
+def _check_amplified(name: str, stored: int, repeated: int, storage: int) -> None:
+    if repeated > max(AMPLIFIED, 16 * storage):
+        refuse(
+            f"has tensor {shown(name)}, which repeats {size(stored)} until they are {size(repeated)}",
+            "torch.amplified",
+        )
+
+
+def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
     """Elements from the first to the last one."""
-    return 1 + sum((side - 1) * step for side, step in zip(tensor.shape, tensor.stride, strict=True))
+    return 1 + sum([(side - 1) * step for side, step in zip(shape, stride, strict=True)])
 
 
-def _stride(tensor: StoredTensor) -> tuple[int, ...] | None:
-    """``None`` for a dense row-major tensor; the stride of a side of length 1 says nothing."""
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements follow one another row by row; the stride of a side of length 1 says nothing."""
     expected = 1
-    for side, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
+    for side, step in zip(reversed(shape), reversed(stride), strict=True):
         if side != 1 and step != expected:
-            return tensor.stride if prod(tensor.shape) else None
+            return False
         expected *= side
-    return None
+    return True
 
 
 def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:

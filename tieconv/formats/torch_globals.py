@@ -13,11 +13,13 @@ from tieconv.formats.pickle_values import (
     Globals,
     Opaque,
     Pairs,
+    Shortcut,
     StorageRef,
     StoredTensor,
     describe,
     refuse,
 )
+from tieconv.formats.torch_shortcut import usual_tensors
 
 LIMIT = 1 << 63
 MAX_RANK = 64
@@ -54,16 +56,15 @@ def storage_reference(pid: object) -> StorageRef:
     """The storage that a persistent id ``("storage", class, key, location, elements)`` names."""
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         refuse("refers to something that is no storage", "torch.persistent")
-    _, kind, key, location, numel, *view = pid
-    if not isinstance(kind, Global) or not isinstance(kind.value, Dtype):
+    _, kind, key, location, numel = pid[:5]
+    if type(kind) is not Global or type(kind.value) is not Dtype:
         refuse(f"has a storage of {describe(kind)}", "torch.storage-class")
-    if type(key) is not str or not key.isascii() or not key.isalnum() or len(key) > 64:
+    if type(key) is not str or len(key) > 64 or not key.isascii() or not key.isalnum():
         refuse("has a storage whose key is no plain name", "torch.storage-key")
-    if type(location) is not str or not natural(numel):
+    if type(location) is not str or type(numel) is not int or not 0 <= numel < LIMIT:
         refuse(f"describes storage {key} by other than a place and a size", "torch.persistent")
-    if any(part is not None for part in view):
+    if len(pid) == 6 and pid[5] is not None:
         refuse("has a storage that is a view of another one, as torch before 0.4 wrote it", "torch.view-storage")
-    assert isinstance(numel, int)  # natural() says so
     return StorageRef(key, kind.value, numel)
 
 
@@ -90,7 +91,7 @@ def _view(storage: StorageRef, dtype: Dtype, place: Arguments) -> StoredTensor:
 
 
 def _sizes(value: object, what: str) -> tuple[int, ...]:
-    if type(value) is not tuple or len(value) > MAX_RANK or not all([natural(side) for side in value]):  # noqa: C419
+    if type(value) is not tuple or len(value) > MAX_RANK or not all(map(natural, value)):
         refuse(f"has a tensor whose {what} is no list of sizes", f"torch.{what}")
     return value
 
@@ -155,7 +156,11 @@ def _pairs(arguments: Arguments) -> Pairs:
 
 
 def _function(
-    name: str, make: Callable[[Arguments], object], fewest: int, most: int | None = None
+    name: str,
+    make: Callable[[Arguments], object],
+    fewest: int,
+    most: int | None = None,
+    shortcut: Shortcut | None = None,
 ) -> tuple[str, Global]:
     """A global that may be called with ``fewest`` to ``most`` arguments."""
 
@@ -164,7 +169,7 @@ def _function(
             refuse(f"calls {name} with {len(arguments)} arguments", "pickle.arguments")
         return make(arguments)
 
-    return name, Global(name, checked)
+    return name, Global(name, checked, shortcut=shortcut)
 
 
 def _opaque(name: str) -> tuple[str, Global]:
@@ -209,7 +214,7 @@ ALLOWED: Globals = {
         [
             _function("collections.OrderedDict", _pairs, 0, 1),
             _function("torch._utils._rebuild_tensor", _tensor, 4),
-            _function("torch._utils._rebuild_tensor_v2", _v2, 6, 7),
+            _function("torch._utils._rebuild_tensor_v2", _v2, 6, 7, usual_tensors),
             _function("torch._utils._rebuild_tensor_v3", _v3, 7, 8),
             _function("torch._utils._rebuild_parameter", _parameter, 3),
             _function("torch._utils._rebuild_parameter_with_state", _parameter, 4),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieconv.formats import pickle_machine
+from tieconv.formats.pickle_machine import run
+from tieconv.formats.pickle_state import Truncated, allowance
 from tieconv.formats.pickle_values import Pairs, PickleProblem, StorageRef, refuse
 from tieconv.formats.torch_globals import ALLOWED, storage_reference
 from tieconv.formats.torch_zip import Pread
@@ -54,8 +55,8 @@ class _Stream:
         while True:
             data = self.pread(min(window, self.limit), self.position)
             try:
-                value, end = pickle_machine.run(data, 0, ALLOWED, self._storage)
-            except pickle_machine.Truncated:
+                value, end = run(data, 0, ALLOWED, self._storage, self._most)
+            except Truncated:
                 if self.position + len(data) >= self.length:
                     raise _no_pickle(self.position) from None
                 if window >= self.limit:
@@ -73,6 +74,9 @@ class _Stream:
         if known != reference:
             refuse(f"describes storage {reference.key} in two ways", "torch.storage-size")
         return reference
+
+    def _most(self) -> int:
+        return allowance(self.length, len(self.storages))
 
     def _told(self, problem: PickleProblem, data: bytes) -> PickleProblem:
         """A file that does not even start like a pickle is named as what it is."""

@@ -31,14 +31,15 @@ class StateDict:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A dictionary of the file, and the keys that lead to it."""
+    """A dictionary of the file, the keys that lead to it, and how many tensors it holds by name."""
 
     path: tuple[str, ...]
     pairs: Pairs
+    number: int
 
-    @property
-    def number(self) -> int:
-        return sum(type(key) is str and isinstance(value, StoredTensor) for key, value in self.pairs.items)
+
+def _place(path: tuple[str, ...], pairs: Pairs) -> _Place:
+    return _Place(path, pairs, sum([type(key) is str and type(value) is StoredTensor for key, value in pairs.items]))
 
 
 def find_state(value: object) -> StateDict:
@@ -60,7 +61,7 @@ def find_state(value: object) -> StateDict:
 def _places(top: Pairs) -> Iterator[_Place]:
     """Dictionaries under text keys, outermost first; each of them once, however often it is referred to."""
     seen = {id(top)}
-    level = [_Place((), top)]
+    level = [_place((), top)]
     for _ in range(_DEEPEST):
         yield from level
         inner: list[_Place] = []
@@ -68,7 +69,7 @@ def _places(top: Pairs) -> Iterator[_Place]:
             for key, value in place.pairs.items:
                 if type(key) is str and isinstance(value, Pairs) and id(value) not in seen:
                     seen.add(id(value))
-                    inner.append(_Place((*place.path, key), value))
+                    inner.append(_place((*place.path, key), value))
         if len(seen) > _MOST_DICTIONARIES:
             refuse(f"holds more than {_MOST_DICTIONARIES:,} dictionaries", "torch.too-deep")
         level = inner

@@ -11,8 +11,8 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NoReturn
+from itertools import pairwise
+from typing import NamedTuple, NoReturn
 
 from tieconv.formats.pickle_values import refuse
 from tieconv.text import shown
@@ -26,21 +26,25 @@ DIRECTORY_LIMIT = 128_000_000
 """The largest central directory in bytes: a million entries."""
 MAX_NAME = 1024
 _DESCRIBED, _UTF8 = 0x0008, 0x0800
-_LOCAL = struct.Struct("<4sHHHHHIIIHH")
-_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_LOCAL = struct.Struct("<4s2xHH4xIIIHH")
+_CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH6xI")
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
+_central, _local = _CENTRAL.unpack_from, _LOCAL.unpack_from
 _MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_DESCRIPTOR, _DESCRIPTOR64 = struct.Struct("<4sIII").pack, struct.Struct("<4sIQQ").pack
 _SEARCHED = 1 << 20
 _SHORT, _LONG = 16, 24
 """Bytes of a data descriptor with sizes of 32 and of 64 bits."""
 _WINDOW = 1 << 16
-_ODD = re.compile(r"[\\\x00-\x1f]")
+_PART = r"(?!\.{1,2}(?:/|\Z))[^/\\\x00-\x1f]+"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})+")
+"""A path without ``.``, ``..`` or an empty part, without backslashes or control characters."""
+_USUAL = re.compile(r"data/[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A record of the archive: its bytes ``start`` to ``end`` of the file and their checksum."""
 
     name: str
@@ -53,16 +57,15 @@ class Entry:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
-    """An entry as the directory has it. ``offset`` is that of its local header."""
+class _Listed(NamedTuple):
+    """An entry as the directory has it, sorted by ``offset``, that of its local header."""
 
+    offset: int
     name: bytes
     flags: int
     method: int
     crc: int
     size: int
-    offset: int
 
 
 def read_archive(pread: Pread, size: int) -> dict[str, Entry]:
@@ -72,7 +75,7 @@ def read_archive(pread: Pread, size: int) -> dict[str, Entry]:
     """
     start, length, count, end = _directory_place(pread, size)
     listed = _directory(pread(length, start), count)
-    entries = _entries(_Window(pread, start), sorted(listed, key=lambda entry: entry.offset), start)
+    entries = _entries(_Window(pread, start), sorted(listed), start)
     if start + length != end:
         _malformed("has bytes between its directory and its end", "zip.junk")
     return _without_top(entries)
@@ -81,7 +84,10 @@ def read_archive(pread: Pread, size: int) -> dict[str, Entry]:
 def content(pread: Pread, entry: Entry, limit: int) -> bytes:
     """The whole of a small record, its checksum verified."""
     if entry.size > limit:
-        refuse(f"has a {entry.name} of {entry.size:,} bytes, more than the {limit:,} that are read", "zip.too-large")
+        refuse(
+            f"has a record {shown(entry.name)} of {entry.size:,} bytes, more than the {limit:,} that are read",
+            "zip.too-large",
+        )
     data = pread(entry.size, entry.start)
     if len(data) != entry.size or zlib.crc32(data) != entry.crc:
         _malformed(f"has a record {shown(entry.name)} whose checksum is wrong", "zip.crc")
@@ -142,9 +148,9 @@ def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, i
 
 def _directory(data: bytes, count: int) -> list[_Listed]:
     listed: list[_Listed] = []
-    position = 0
+    position, last = 0, len(data) - _CENTRAL.size
     for _ in range(count):
-        if position + _CENTRAL.size > len(data):
+        if position > last:
             _malformed("ends inside its directory", "zip.directory")
         entry, position = _listed(data, position)
         listed.append(entry)
@@ -156,21 +162,21 @@ def _directory(data: bytes, count: int) -> list[_Listed]:
 
 def _check_kind(listed: list[_Listed]) -> None:
     """Archives of another kind, by the names of their entries; compressed ones are of another kind."""
-    if any(entry.name.endswith(b"/constants.pkl") or b"/code/" in entry.name for entry in listed):
+    names = b"\n".join([entry.name for entry in listed]) + b"\n"
+    if b"/constants.pkl\n" in names or b"/code/" in names:
         refuse(
             "is a TorchScript archive, a program with weights",
             "torch.script",
             "save a state dict where it was made: torch.save(torch.jit.load(FILE).state_dict(), OUT)",
         )
-    if any(entry.name.endswith(b".npy") for entry in listed):
+    if b".npy\n" in names:
         refuse("is a numpy archive (.npz), not a torch file", "torch.npz", "load it with numpy")
     if any(entry.method for entry in listed):
         refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
 
 
 def _listed(data: bytes, position: int) -> tuple[_Listed, int]:
-    fields = _CENTRAL.unpack_from(data, position)
-    magic, _, _, flags, method, _, _, crc, packed, size, name_length, extra_length, comment, disk, _, _, offset = fields
+    magic, flags, method, crc, packed, size, name_length, extra_length, comment, disk, offset = _central(data, position)
     name_start = position + _CENTRAL.size
     extra_start = name_start + name_length
     end = extra_start + extra_length
@@ -179,11 +185,11 @@ def _listed(data: bytes, position: int) -> tuple[_Listed, int]:
     if disk not in (0, _MAX16) or comment or flags & ~(_DESCRIBED | _UTF8) or name_length > MAX_NAME:
         _malformed("has an entry of a kind that torch.save does not write", "zip.entry")
     name = data[name_start:extra_start]
-    if _MAX32 in (size, packed, offset):
+    if _MAX32 in (size, packed, offset):  # fields too small for their number
         size, packed, offset = _wide(data[extra_start:end], size, packed, offset)
     if size != packed and not method:
         _malformed(f"has an entry {_shown(name)} of two sizes", "zip.size")
-    return _Listed(name, flags, method, crc, size, offset), end
+    return _Listed(offset, name, flags, method, crc, size), end
 
 
 def _wide(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int, int]:
@@ -228,49 +234,53 @@ def _entries(window: _Window, listed: list[_Listed], end: int) -> list[Entry]:
     """The entries, one behind the other from the first byte of the file to the directory."""
     found: list[Entry] = []
     position = 0
-    for number, entry in enumerate(listed):
-        if entry.offset != position:
-            what = "has bytes before its first entry" if not number else "has entries that overlap or leave a gap"
-            _malformed(what, "zip.overlap" if number else "zip.prefix")
-        following = listed[number + 1].offset if number + 1 < len(listed) else end
-        start = _data_start(window, entry)
-        data_end = start + entry.size
-        if data_end > following:
-            _malformed(f"has an entry {_shown(entry.name)} that reaches into the next", "zip.overlap")
-        position = data_end + _described(window, entry, data_end, following)
-        found.append(Entry(_text(entry.name), start, data_end, entry.crc))
+    following = [entry[0] for entry in listed]
+    following.append(end)
+    for number, (offset, name, flags, _, crc, size) in enumerate(listed, 1):
+        if offset != position:
+            what = "has bytes before its first entry" if not found else "has entries that overlap or leave a gap"
+            _malformed(what, "zip.overlap" if found else "zip.prefix")
+        start = _data_start(window, offset, name, flags, crc, size)
+        stop, position = start + size, following[number]
+        if stop > position:
+            _malformed(f"has an entry {_shown(name)} that reaches into the next", "zip.overlap")
+        if not flags & _DESCRIBED:
+            position = stop
+        elif not _described(window, stop, position - stop, crc, size):
+            _refuse_headers(name)
+        found.append(Entry(_text(name), start, stop, crc))
     if position != end:
         _malformed("has bytes between its last entry and its directory", "zip.junk")
     return found
 
 
-def _data_start(window: _Window, entry: _Listed) -> int:
+def _refuse_headers(name: bytes) -> NoReturn:
+    _malformed(f"has an entry {_shown(name)} whose two headers disagree", "zip.headers")
+
+
+def _data_start(window: _Window, offset: int, name: bytes, listed_flags: int, listed_crc: int, listed_size: int) -> int:
     """Where the data begins, once the local header says what the directory says."""
-    raw = window.read(_LOCAL.size, entry.offset)
-    if len(raw) < _LOCAL.size:
+    head = _LOCAL.size + len(name)
+    raw = window.read(head, offset)
+    if len(raw) < head:
         _malformed("ends inside an entry", "zip.truncated")
-    magic, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack(raw)
-    rest = window.read(name_length + extra_length, entry.offset + _LOCAL.size)
-    if magic != LOCAL or rest[:name_length] != entry.name or flags != entry.flags or method:
-        _malformed(f"has an entry {_shown(entry.name)} whose two headers disagree", "zip.headers")
-    if _MAX32 in (size, packed):
-        size, packed, _ = _wide(rest[name_length:], size, packed, 0)
-    expected = (entry.crc, entry.size, entry.size)
-    if (crc, packed, size) != expected and not (entry.flags & _DESCRIBED and not (crc or packed or size)):
-        _malformed(f"has an entry {_shown(entry.name)} whose two headers disagree", "zip.headers")
-    return entry.offset + _LOCAL.size + len(entry.name) + int(extra_length)
+    magic, flags, method, crc, packed, size, name_length, extra_length = _local(raw)
+    if magic != LOCAL or raw[_LOCAL.size :] != name or name_length != len(name) or flags != listed_flags or method:
+        _refuse_headers(name)
+    left_open = flags & _DESCRIBED and not (crc or packed or size)
+    if not left_open:
+        if _MAX32 in (size, packed):
+            size, packed, _ = _wide(window.read(extra_length, offset + head), size, packed, 0)
+        if (crc, packed, size) != (listed_crc, listed_size, listed_size):
+            _refuse_headers(name)
+    return offset + head + int(extra_length)
 
 
-def _described(window: _Window, entry: _Listed, start: int, following: int) -> int:
-    """Bytes of the data descriptor behind an entry, which must repeat the directory."""
-    if not entry.flags & _DESCRIBED:
-        return 0
-    length: int = following - start
-    if length == _LONG or (length == _SHORT and entry.size <= _MAX32):
-        form = "<4sIII" if length == _SHORT else "<4sIQQ"
-        if window.read(length, start) == struct.pack(form, DESCRIPTOR, entry.crc, entry.size, entry.size):
-            return length
-    _malformed(f"has an entry {_shown(entry.name)} whose two headers disagree", "zip.headers")
+def _described(window: _Window, start: int, length: int, crc: int, size: int) -> bool:
+    """Whether the ``length`` bytes behind an entry are a data descriptor, which must repeat the directory."""
+    if length == _SHORT and size <= _MAX32:
+        return window.read(_SHORT, start) == _DESCRIPTOR(DESCRIPTOR, crc, size, size)
+    return length == _LONG and window.read(_LONG, start) == _DESCRIPTOR64(DESCRIPTOR, crc, size, size)
 
 
 def _text(name: bytes) -> str:
@@ -284,14 +294,21 @@ def _without_top(entries: list[Entry]) -> dict[str, Entry]:
     """The entries by name below the archive's one top directory, none of them twice, none leading elsewhere."""
     if not entries:
         _malformed("is an empty zip archive", "zip.empty")
-    top = entries[0].name.partition("/")[0]
+    top = entries[0].name.partition("/")[0] + "/"
+    if not _NAME.fullmatch(top + "data"):
+        _malformed(f"has an entry {shown(entries[0].name)}, which is no name inside a torch file", "zip.name")
     found: dict[str, Entry] = {}
+    skip, usual = len(top), _USUAL.fullmatch
     for entry in entries:
-        parts = entry.name.split("/")
-        if len(parts) < 2 or parts[0] != top or {"", ".", ".."} & set(parts) or _ODD.search(entry.name):
-            _malformed(f"has an entry {shown(entry.name)}, which is no name inside a torch file", "zip.name")
-        short = entry.name[len(top) + 1 :]
-        if short in found:
-            _malformed(f"has two entries {shown(short)}", "zip.repeated")
-        found[short] = Entry(short, entry.start, entry.end, entry.crc)
+        name = entry.name
+        if not name.startswith(top) or not (usual(name, skip) or _NAME.fullmatch(name)):
+            _malformed(f"has an entry {shown(name)}, which is no name inside a torch file", "zip.name")
+        found[name[skip:]] = entry
+    if len(found) < len(entries):
+        _malformed(f"has two entries {shown(_repeated(entries)[skip:])}", "zip.repeated")
     return found
+
+
+def _repeated(entries: list[Entry]) -> str:
+    names = sorted(entry.name for entry in entries)
+    return next(name for name, following in pairwise(names) if name == following)

@@ -29,6 +29,8 @@ def view_storages(checkpoint: Checkpoint) -> StorageUse | None:
         held = _by_storage(file)
         for storage in file.storages:
             tensors = held[storage.key]
+            if len(tensors) == 1 and tensors[0].range == storage.range and tensors[0].stride is None:
+                continue  # the usual case: a tensor with a storage for itself
             overlaps += _overlaps(tensors)
             unused = storage.range.size - _used(tensors)
             if unused > 0:

@@ -8,16 +8,16 @@ from enum import StrEnum
 from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.records import ByteRange, TensorRecord
 from tieconv.families import locate
 from tieconv.families.reading import reading_v4
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build
+from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_head, inspect_hint, refuse
-from tieconv.plans.retie import describe
 from tieconv.text import count, shown
 
 IsZero = Callable[[TensorRecord], bool]
@@ -72,7 +72,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     if differing:
         if survivor is None:
             refuse(
-                f"{shown(differing[0].name)} and {shown(source)} differ: {describe(differing[0])}; transformers 4 "
+                f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; transformers 4 "
                 "reads the outer name, transformers 5 the one beside the head's weight",
                 "say whose values survive: tieconv bias unify --from bias|decoder",
                 "bias.copies-differ",
@@ -203,7 +203,9 @@ def _plan(
     options: dict[str, str | None] | None = None,
 ) -> Plan:
     """The plan of ``edits``; the config and what ties stay as they are."""
-    promises = Promises(inspection.config.effective, tuple(_promise(edits, tie) for tie in _left(inspection, edits)))
+    promises = Promises(
+        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in _left(inspection, edits))
+    )
     return build(command, inspection, edits, tied=None, promises=promises, options=options or {}, notes=notes)
 
 
@@ -211,14 +213,3 @@ def _left(inspection: Inspection, edits: Edits) -> list[Tie]:
     """The groups of which something is still stored."""
     after = edits.after()
     return [tie for tie in inspection.ties if any(member.name in after for member in tie.members)]
-
-
-def _promise(edits: Edits, tie: Tie) -> TiePromise:
-    after = edits.after()
-    names = [member.name for member in tie.members]
-    return TiePromise(
-        tie.canonical,
-        tie.declared,
-        tuple(name for name in names if name in after),
-        tuple(name for name in names if name not in after),
-    )

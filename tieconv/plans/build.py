@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checkpoint.plan import (
     CopyTensor,
     DropTensor,
@@ -16,6 +16,7 @@ from tieconv.checkpoint.plan import (
     ResizeTensor,
     ScaleTensor,
     ShareTensor,
+    TiePromise,
     TrimStorage,
 )
 from tieconv.plans.config import set_flag
@@ -59,6 +60,18 @@ def build(
         summary=_summary(command, edits, bool(changes)),
         options=options,
         notes=notes,
+    )
+
+
+def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
+    """The group stays declared as it is; of its names those are stored that the edits leave."""
+    after = edits.after()
+    names = [member.name for member in tie.members]
+    return TiePromise(
+        tie.canonical,
+        tie.declared,
+        tuple(name for name in names if name in after),
+        tuple(name for name in names if name not in after),
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
-from tieconv.checkpoint.plan import OutputStorage, Plan, Promises, TiePromise
+from tieconv.checkpoint.plan import OutputStorage, Plan, Promises
 from tieconv.checkpoint.records import ByteRange, Storage, TensorRecord
 from tieconv.families.reading import reading_v4
-from tieconv.plans.build import build
+from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
 from tieconv.plans.meaning import reads_false
@@ -49,7 +49,7 @@ def plan_dedup(inspection: Inspection) -> Plan:
     for group in shared_groups(inspection):
         notes += settle(edits, group)
     notes += _placeholders(edits, inspection)
-    promises = Promises(inspection.config.effective, tuple(_promise(edits, tie) for tie in inspection.ties))
+    promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
     return build("dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes))
 
 
@@ -158,14 +158,3 @@ def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
 
 def _is_empty(inspection: Inspection, member: Member) -> bool:
     return member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements
-
-
-def _promise(edits: Edits, tie: Tie) -> TiePromise:
-    after = edits.after()
-    names = [member.name for member in tie.members]
-    return TiePromise(
-        tie.canonical,
-        tie.declared,
-        tuple(name for name in names if name in after),
-        tuple(name for name in names if name not in after),
-    )

@@ -102,6 +102,12 @@ def _guard_tying(inspection: Inspection, verb: str) -> None:
             inspect_hint(inspection),
             "tie.never",
         )
+    if family.output_head is not None and family.output_head == family.input_embedding:
+        refuse(
+            f"{label} multiplies by its input embedding itself: there is no second name to {verb}",
+            inspect_hint(inspection),
+            "tie.one-name",
+        )
     if inspection.word_tie is None:
         refuse(
             f"{shown(inspection.checkpoint.source)} stores neither the input nor the output embedding of {label}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.family import FlagMeaning
+from tieconv.checkpoint.family import Family, FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import refuse
@@ -59,11 +59,20 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
     """Refuse to flip the flag of a class that ties more than the table can list, or differently shaped tables."""
     family = inspection.family
     if family.unflippable:
+        what = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
         refuse(
-            f"{family.architecture} cannot have its tie flag changed: {family.unflippable}",
-            "write the head out and leave the flag: tieconv untie --keep-flag" if verb == "untie" else "keep it untied",
+            f"{family.architecture} cannot {what}: {family.unflippable}",
+            _instead(family, verb),
             "tie.unflippable",
         )
+
+
+def _instead(family: Family, verb: str) -> str:
+    if verb != "untie":
+        return "keep it untied"
+    if family.misfit:
+        return "keep it tied: loaders refuse the table under the head's name"
+    return "write the head out and leave the flag: tieconv untie --keep-flag"
 
 
 def _derived_disagrees(inspection: Inspection, verb: str) -> bool:

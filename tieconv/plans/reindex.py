@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tieconv.checkpoint.plan import KeepTensor, LinkFile, OutputText, Plan, Promises
 from tieconv.checkpoint.records import Checkpoint, TensorRecord
-from tieconv.errors import RefusedError
-from tieconv.formats.shards import index_name, outside, weight_map
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.formats import spelled_json
+from tieconv.formats.index import DIGITS, LIMIT
+from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
+from tieconv.formats.spelled_json import Number
+from tieconv.formats.strict_json import loads
 from tieconv.text import count, shown
 
 Equal = Callable[[TensorRecord, TensorRecord], bool]
@@ -26,9 +29,10 @@ def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False) -
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)
-    total = sum(record.nbytes for record in homes.values())
+    totals = _totals(homes)
     name = index_name(checkpoint)
-    text = _text(checkpoint, old, homes, total)
+    carried = _carried(checkpoint)
+    text = _text(checkpoint, carried, homes, totals)
     changed = checkpoint.index is None or text != checkpoint.index.text
     strays = outside(checkpoint)
     gone = strays if prune else ()
@@ -45,9 +49,9 @@ def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False) -
         links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in gone),
         removed=gone,
         promises=Promises(None, ()),
-        summary=_summary(checkpoint, old, homes, total, changed),
+        summary=_summary(checkpoint, old, homes, totals, changed),
         options={"prune": str(prune).lower()},
-        notes=_notes(checkpoint, strays, prune),
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
     )
 
 
@@ -76,30 +80,82 @@ def _check_same(first: TensorRecord, second: TensorRecord, equal: Equal) -> None
     )
 
 
-def _text(checkpoint: Checkpoint, old: Mapping[str, str], homes: Mapping[str, TensorRecord], total: int) -> str:
+def _totals(homes: Mapping[str, TensorRecord]) -> tuple[int, int]:
+    """Tensor bytes, with names that are one view of one storage counted once, as transformers does, and each."""
+    once = {(record.range, record.stride): record.nbytes for record in homes.values()}
+    return sum(once.values()), sum(record.nbytes for record in homes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What the old index says beside its map and its total, numbers as they are spelled; ``lost`` is what it said
+    that a strict reader would refuse, with the reason.
+    """
+
+    value: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+
+def _carried(checkpoint: Checkpoint) -> _Carried:
+    index = checkpoint.index
+    if index is None:
+        return _Carried()
+    value = spelled_json.read(index.text.encode(), index.name, limit=LIMIT)
+    lost: list[str] = []
+    metadata = value.get("metadata", {})
+    if not isinstance(metadata, Mapping):
+        lost.append("metadata, which is no object")
+        metadata = {}
+    rest = {key: entry for key, entry in value.items() if key not in ("weight_map", "metadata")}
+    kept = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
+    said = {
+        key: entry for key, entry in metadata.items() if key == "total_size" or _is_kept(key, entry, lost, "metadata.")
+    }
+    order = [key for key in value if key in kept or key in ("weight_map", "metadata")]
+    return _Carried({key: kept.get(key) for key in order}, said, tuple(lost))
+
+
+def _is_kept(key: str, entry: object, lost: list[str], place: str = "") -> bool:
+    """Whether a strict reader takes the entry; what it refuses would make the new index unreadable too."""
+    try:
+        loads(spelled_json.write({key: entry}).encode(), "", limit=LIMIT, digits=DIGITS)
+    except UnreadableError as error:
+        lost.append(f"{place}{shown(key, 60)} ({error.message.partition(': ')[2]})")
+        return False
+    return True
+
+
+def _text(checkpoint: Checkpoint, carried: _Carried, homes: Mapping[str, TensorRecord], totals: tuple[int, int]) -> str:
     """The index as transformers writes it; its text as it is where it already says so."""
     index = checkpoint.index
-    value: dict[str, Any] = dict(index.value) if index else {}
-    metadata = value.get("metadata")
-    metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
+    old = weight_map(index)
     new = {name: record.range.file for name, record in homes.items()}
-    if index is not None and value.get("weight_map") == new and metadata.get("total_size") == total:
+    declared = carried.metadata.get("total_size")
+    right = declared in [Number(str(total)) for total in totals]
+    strict = not any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
+    if index is not None and strict and right and index.value.get("weight_map") == new:
         return index.text
     in_order = list(old) == sorted(old)
     places = {name: place for place, name in enumerate(old)}
     names = sorted(new) if in_order else sorted(new, key=lambda name: places.get(name, len(places)))
-    value["metadata"] = metadata | {"total_size": total}
+    value = dict(carried.value)
+    value["metadata"] = carried.metadata | {"total_size": declared if right else Number(str(totals[0]))}
     value["weight_map"] = {name: new[name] for name in names}
-    return json.dumps(value, indent=2, sort_keys=in_order) + "\n"
+    return spelled_json.write(value, sort_keys=in_order) + "\n"
 
 
 def _summary(
-    checkpoint: Checkpoint, old: Mapping[str, str], homes: Mapping[str, TensorRecord], total: int, changed: bool
+    checkpoint: Checkpoint,
+    old: Mapping[str, str],
+    homes: Mapping[str, TensorRecord],
+    totals: tuple[int, int],
+    changed: bool,
 ) -> str:
     if not changed:
         return "the index already is right: nothing to change"
     if not old:
-        return f"index of {count(len(homes), 'tensor')} in {count(len(checkpoint.files), 'shard')} written"
+        return f"a new index of {count(len(homes), 'tensor')} in {count(len(checkpoint.files), 'shard')}"
     moved = sum(name in old and old[name] != record.range.file for name, record in homes.items())
     parts = [
         f"{count(number, 'entry').replace('entrys', 'entries')} {word}"
@@ -110,14 +166,27 @@ def _summary(
         )
         if number
     ]
-    return ", ".join(parts) if parts else f"total_size becomes {total:,}"
+    if parts:
+        return ", ".join(parts)
+    odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
+    return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
 
 
-def _notes(checkpoint: Checkpoint, strays: tuple[str, ...], prune: bool) -> tuple[str, ...]:
-    notes = [f"the index that is there cannot be read: {caution.message}" for caution in checkpoint.cautions]
+def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
+    """What becomes of that which no header knows, where the old index has it and a strict reader refuses it."""
+    for caution in checkpoint.cautions:
+        if caution.code == INDEX_UNREADABLE:
+            yield f"the old index cannot be read, so its metadata is not carried over: {caution.message}"
+        elif caution.code == INDEX_ODD:
+            what = "what else it holds" if carried.lost else "all that it holds beside the map"
+            yield f"the old index is no strict JSON, {what} is carried over: {caution.message}"
+    if carried.lost:
+        yield f"not carried over from the old index: {', '.join(carried.lost)}"
+
+
+def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
     if strays:
         listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
         more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
         what = "left out" if prune else "comes along (--prune leaves it out)"
-        notes.append(f"outside the index: {listed}{more}; {what}")
-    return tuple(notes)
+        yield f"outside the index: {listed}{more}; {what}"

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
@@ -13,7 +14,7 @@ from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
-from tieconv.text import count, shown
+from tieconv.text import shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
@@ -122,12 +123,12 @@ def _settle(
     others = {member.name for member in odd}
     source = head.name if survivor is Survivor.HEAD and head and head.name in others else reference.name
     lost = sorted((others | {reference.name}) - {source})
-    what = "; ".join(describe(member) for member in odd)
+    what = "; ".join(is_apart(member) for member in odd)
     return source, (f"not function-preserving: {', '.join(map(shown, lost))} is lost ({what})",)
 
 
 def _refuse_unequal(tie: Tie, reference: Member, member: Member, exponent: int, *, forced: bool = False) -> None:
-    sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {describe(member)}"
+    sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (
             f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass of this architecture "
@@ -139,26 +140,6 @@ def _refuse_unequal(tie: Tie, reference: Member, member: Member, exponent: int, 
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
     hint = "leave them apart with: tieconv untie; or choose the survivor: tieconv retie --from embed|head --force"
     refuse(sentence, hint, "retie.not-equal")
-
-
-def describe(member: Member) -> str:
-    """The figures of a state as one phrase."""
-    detail = member.detail
-    if "shape" in detail:
-        return f"shapes {detail['shape']} and {detail.get('canonical_shape')} differ"
-    match member.state:
-        case State.TRANSPOSED:
-            return "it is the transpose"
-        case State.CAST:
-            return f"equal after a cast, {shown(detail.get('exact'))} holds the full precision"
-        case State.SCALED:
-            return f"it is {detail.get('factor')} times the other"
-        case State.NEAR | State.DISTINCT if detail.get("sign_of_zero_only"):
-            return "they differ only in the sign of zeros"
-        case State.NEAR | State.DISTINCT if isinstance(detail.get("rows_differing"), int):
-            rows = count(int(str(detail["rows_differing"])), "row")
-            return f"{rows} of {detail.get('rows'):,} differ, by up to {detail.get('max_abs')}"
-    return str(detail.get("reason", member.state))
 
 
 def _promise(edits: Edits, tie: Tie) -> TiePromise:

@@ -7,13 +7,13 @@ from typing import NoReturn
 
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
+from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_head, guard_layout, inspect_hint, refuse
 from tieconv.plans.meaning import guard_flip, reads_false
-from tieconv.plans.retie import describe
 from tieconv.text import shown
 
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
@@ -65,7 +65,9 @@ def _guard(inspection: Inspection, flag: Flag, force: bool) -> None:
 def _guard_meaning(inspection: Inspection, tied: bool) -> None:
     """Refuse a change of the flag that changes the forward pass, or more than the table can list."""
     effective, family = inspection.config.effective, inspection.family
-    flips = not effective or reads_false(inspection) if tied else effective and not reads_false(inspection)
+    # A class that never ties may still scale its logits by the flag.
+    obeyed = effective or family.tying is Tying.NEVER
+    flips = not effective or reads_false(inspection) if tied else obeyed and not reads_false(inspection)
     if not flips:
         return
     verb = "retie" if tied else "untie"
@@ -119,7 +121,7 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     hint = "make the config say what is stored: tieconv set-tie false"
     return [
         (
-            f"{shown(member.name)} is not {shown(canonical)} ({describe(member)}): with the flag true transformers 4 "
+            f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "
             "silently discards it, transformers 5 keeps it untied with a warning",
             hint,
             "set-tie.discards",
@@ -181,7 +183,7 @@ def _auto(inspection: Inspection) -> bool:
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
         return False
     first = unclear[0]
-    what = "is absent while another name is stored apart" if not first.stored else describe(first)
+    what = "is absent while another name is stored apart" if not first.stored else is_apart(first)
     return _open(inspection, f"{shown(first.name)}: {what}")
 
 

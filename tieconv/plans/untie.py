@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.plans import biases
@@ -12,7 +13,6 @@ from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
-from tieconv.plans.retie import describe
 from tieconv.text import shown
 
 _SEPARATE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
@@ -33,7 +33,7 @@ def plan_untie(
     edits = Edits(inspection.checkpoint)
     flips = not keep_flag and inspection.config.effective and not reads_false(inspection)
     exponent = scaling_exponent(inspection, "untie") if flips else 0
-    if not keep_flag and inspection.config.effective:
+    if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
     notes: list[str] = []
     for tie in inspection.ties:
@@ -68,13 +68,13 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
 def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
     if member.state is State.TRANSPOSED or "shape" in member.detail:
         refuse(
-            f"{shown(member.name)} cannot be loaded as it is stored: {describe(member)}",
+            f"{shown(member.name)} cannot be loaded as it is stored: {is_apart(member)}",
             "write it in the shape of the embedding first",
             "untie.shape",
         )
     if not tie.declared:
         return ()
-    what = f"{shown(member.name)} was stored apart although the config says tied ({describe(member)})"
+    what = f"{shown(member.name)} was stored apart although the config says tied ({is_apart(member)})"
     return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
 
 

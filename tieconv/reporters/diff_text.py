@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.comparison import Comparison, ConfigDifference, Contrast, TensorDifference, Weight
+from tieconv.checkpoint.phrases import measured
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -47,7 +48,7 @@ def _limited(rows: Iterator[tuple[str, ...]]) -> list[str]:
 
 
 def _tensor(found: TensorDifference) -> tuple[str, ...]:
-    loaders = "" if len(found.loaders) > 1 else f" ({found.loaders[0]} only)"
+    loaders = "" if len(found.loaders) > 1 else f" (as {found.loaders[0]} loads it)"
     return shown(found.name), _contrast(found) + loaders
 
 
@@ -63,24 +64,7 @@ def _contrast(found: TensorDifference) -> str:
         Contrast.CAST: f"equal after a cast, {detail.get('exact')} holds the full precision",
         Contrast.SCALED: scaled,
     }
-    return known.get(found.contrast) or _figures(found)
-
-
-def _figures(found: TensorDifference) -> str:
-    detail = found.detail
-    if detail.get("sign_of_zero_only"):
-        return f"{found.contrast}: only the sign of zeros differs"
-    rows = detail.get("rows_differing")
-    if not isinstance(rows, int):
-        return f"{found.contrast}: {shown(detail.get('reason', 'its bytes differ'))}"
-    parts = [f"{rows:,} of {detail.get('rows'):,} rows differ"]
-    if detail.get("max_ulp") is not None:
-        parts.append(f"max {detail['max_ulp']:,} ulp")
-    if isinstance(detail.get("max_abs"), float):
-        parts.append(f"max |difference| {detail['max_abs']:.4g}")
-    if detail.get("nan_rows"):
-        parts.append(f"NaN in {detail['nan_rows']:,} rows")
-    return f"{found.contrast}: {', '.join(parts)}"
+    return known.get(found.contrast) or f"{found.contrast}: {measured(detail)}"
 
 
 def _config(found: ConfigDifference) -> tuple[str, ...]:

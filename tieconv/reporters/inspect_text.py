@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, Member, State, Tie
+from tieconv.checkpoint.phrases import difference, measured
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -152,25 +153,8 @@ def figures(member: Member) -> str:
             exact = "exactly" if detail.get("exact") else f"within {detail.get('max_ulp')} ulp"
             return f"{exact} {detail.get('factor')} times the canonical tensor"
         case State.NEAR | State.DISTINCT:
-            return _difference(member)
+            return difference(member) if "shape" in detail else measured(detail)
     return ""
-
-
-def _difference(member: Member) -> str:
-    detail = member.detail
-    if "shape" in detail:
-        return f"shape {detail['shape']} against {detail.get('canonical_shape')}"
-    if detail.get("sign_of_zero_only"):
-        return "only the sign of zeros differs"
-    rows = detail.get("rows_differing")
-    if not isinstance(rows, int):
-        return shown(detail.get("reason", ""))
-    parts = [f"{rows:,} of {detail.get('rows'):,} rows differ"]
-    if detail.get("max_ulp") is not None:
-        parts.append(f"max {detail['max_ulp']:,} ulp")
-    if isinstance(detail.get("max_abs"), float):
-        parts.append(f"max |difference| {detail['max_abs']:.4g}")
-    return ", ".join(parts)
 
 
 def _duplicates(inspection: Inspection) -> list[str]:

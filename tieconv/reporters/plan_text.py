@@ -7,6 +7,7 @@ from typing import assert_never
 
 from tieconv.checkpoint.plan import (
     CopyTensor,
+    DropFile,
     DropTensor,
     FillTensor,
     KeepTensor,
@@ -79,6 +80,8 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
             return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
         case KeepTensor(name):
             return "keep", shown(name), "byte for byte"
+        case DropFile(name, bytes_):
+            return "drop", shown(name), f"{size(bytes_)}, a model in another format, which would stay behind as it was"
         case LinkFile(name, bytes_):
             return "bring", shown(name), size(bytes_)
     assert_never(operation)
@@ -96,7 +99,8 @@ def _files(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
     for text in plan.texts:
         verb = "rewrite" if text.name in plan.checkpoint.states else "create"
         yield verb, shown(text.name), size(len(text.text.encode()))
-    for name in plan.removed:
+    dropped = {operation.name for operation in plan.operations if isinstance(operation, DropFile)}
+    for name in (name for name in plan.removed if name not in dropped):
         yield "remove", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
     if plan.links:
         how = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"

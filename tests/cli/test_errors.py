@@ -1,0 +1,35 @@
+"""Errors on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+
+def stderr(arguments: list[str], *, terminal: bool) -> str:
+    """What the program writes to stderr, a terminal of 60 columns or a pipe."""
+    command = [sys.executable, "-m", "tieconv", *arguments]
+    environment = {**os.environ, "COLUMNS": "60", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    if not terminal:
+        return subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False).stderr
+    leader, follower = pty.openpty()
+    subprocess.run(command, env=environment, stderr=follower, check=False)
+    os.close(follower)
+    text = os.read(leader, 1 << 16).decode().replace("\r\n", "\n")
+    os.close(leader)
+    return text
+
+
+def test_long_sentences_are_broken_between_words(tmp_path: Path) -> None:
+    """On a terminal no word is cut and the hint, which is to be copied, is one line; a pipe gets one line each."""
+    (tmp_path / "a.gguf").write_bytes(b"")
+    (tmp_path / "b.gguf").write_bytes(b"")
+    one, hint = stderr(["inspect", str(tmp_path)], terminal=False).splitlines()
+    *lines, last = stderr(["inspect", str(tmp_path)], terminal=True).splitlines()
+    assert len(lines) > 1 and " ".join(line.strip() for line in lines) == one
+    assert last == hint

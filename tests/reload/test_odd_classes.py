@@ -1,0 +1,49 @@
+"""What the matrix found: classes whose names or flag mean something else, on files made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tieconv
+from tests.checks.fixtures.model import matrix, save
+from tieconv.errors import RefusedError
+
+
+def refusal(function, *arguments: object, **options: object) -> RefusedError:
+    with pytest.raises(RefusedError) as caught:
+        function(*arguments, **options)
+    return caught.value
+
+
+def config(name: str, kind: str) -> dict[str, object]:
+    return {"architectures": [name], "model_type": kind, "tie_word_embeddings": True}
+
+
+@pytest.mark.parametrize("keep_flag", [True, False])
+def test_a_head_of_another_shape_is_not_written(tmp_path: Path, keep_flag: bool) -> None:
+    """Kyutai's table has audio codes too: under the head's name transformers 5 stops at the size mismatch."""
+    tensors = {"model.embed_tokens.embed_tokens.weight": matrix()}
+    kyutai = config("KyutaiSpeechToTextForConditionalGeneration", "kyutai_speech_to_text")
+    path = save(tmp_path / "m", {**kyutai, "codec_config": {"tie_word_embeddings": True}}, tensors)
+    error = refusal(tieconv.plan_untie, path, keep_flag=keep_flag)
+    assert error.code == "tie.unflippable"
+    assert "--keep-flag" not in error.hint
+
+
+@pytest.mark.parametrize("function", [tieconv.plan_untie, tieconv.plan_retie])
+def test_one_name_is_all_there_is(function, tmp_path: Path) -> None:
+    """Perceiver multiplies by its input embedding: nothing is absent."""
+    tensors = {"perceiver.input_preprocessor.embeddings.weight": matrix()}
+    path = save(tmp_path / "m", config("PerceiverForMaskedLM", "perceiver"), tensors)
+    assert refusal(function, path).code == "tie.one-name"
+
+
+@pytest.mark.parametrize("flag", ["auto", "false"])
+def test_a_flag_that_only_scales_is_kept(flag: str, tmp_path: Path) -> None:
+    """Pop2Piano never ties its head, and by the flag multiplies its logits by d_model**-0.5."""
+    shared = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    tensors = {**dict.fromkeys(shared, matrix()), "lm_head.weight": matrix(seed=1)}
+    pop = {**config("Pop2PianoForConditionalGeneration", "pop2piano"), "scale_decoder_outputs": True, "d_model": 64}
+    assert refusal(tieconv.plan_set_tie, flag, save(tmp_path / "m", pop, tensors)).code == "flag.forward"

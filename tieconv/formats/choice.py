@@ -1,0 +1,55 @@
+"""The formats that are read, and the choice among them where there is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tieconv.checkpoint.records import Checkpoint, Files, Listing
+from tieconv.errors import UnreadableError
+from tieconv.formats import side_by_side
+from tieconv.formats.dcp_model import DCP
+from tieconv.formats.gguf_model import GGUF
+from tieconv.formats.interface import Format
+from tieconv.formats.peft import PEFT
+from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.torch_model import TORCH
+from tieconv.text import shown
+
+FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
+
+_KNOWN_ELSEWHERE = {
+    (".ckpt",): "a checkpoint of a training run",
+    (".onnx",): "an ONNX graph",
+    (".h5", ".msgpack"): "a Keras or Flax checkpoint",
+    (".npz", ".npy"): "a numpy archive",
+}
+
+
+def choose(listing: Listing, files: Files) -> Checkpoint:
+    """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
+    claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
+    if not claims:
+        raise _unclaimed(listing, files)
+    kept = side_by_side.preferred(claims, listing)
+    checkpoint = kept.read(listing, files)
+    others, cautions = side_by_side.others(kept, listing, files)
+    return replace(checkpoint, others=others, cautions=(*checkpoint.cautions, *cautions)) if others else checkpoint
+
+
+def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
+    names = (listing.named,) if listing.named else listing.top
+    for suffixes, kind in _KNOWN_ELSEWHERE.items():
+        match = next((name for name in names if name.lower().endswith(suffixes)), None)
+        if match:
+            return UnreadableError(
+                f"{shown(match)} is {kind}, which this version does not read",
+                "save the model as safetensors first",
+                "format.unsupported",
+            )
+    what = "is no weight file" if listing.named else "holds no weight file"
+    special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
+    if special and not listing.named:
+        files.state(special)  # says what is wrong with it
+    return UnreadableError(
+        f"{shown(listing.source)} {what}", "give a model directory, a weight file or an index", "format.none"
+    )

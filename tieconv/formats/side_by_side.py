@@ -1,0 +1,84 @@
+"""Weights of several formats in one directory: which loaders prefer, and which files are the others'."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing
+from tieconv.errors import UnreadableError
+from tieconv.formats import index as index_format
+from tieconv.formats import spelled_json
+from tieconv.formats.directory import Naming
+from tieconv.formats.documents import read_bytes
+from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
+from tieconv.formats.gguf_model import GGUF
+from tieconv.formats.interface import Format
+from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.torch_model import TORCH
+
+_WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
+"""Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a
+training run's files are another matter."""
+
+
+def preferred(claims: Sequence[Format], listing: Listing) -> Format:
+    """The one of ``claims`` to read: the first, but files that transformers finds by their name before any GGUF."""
+    return TORCH if claims[0] is GGUF and TORCH in claims and _holds_model(TORCH, listing) else claims[0]
+
+
+def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
+    """The weight and index files of formats other than ``kept`` that hold a whole model, and what to say of them."""
+    if kept not in _WHOLE_MODELS or (listing.named and not listing.named.endswith(index_format.SUFFIX)):
+        return {}, ()
+    whole = replace(listing, named=None)
+    found = [one for one in _WHOLE_MODELS if one is kept or _holds_model(one, whole)]
+    names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
+    return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
+
+
+def _holds_model(candidate: Format, listing: Listing) -> bool:
+    """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
+    if candidate is TORCH:
+        return not {TORCH.naming.single, TORCH.naming.index}.isdisjoint(listing.top)
+    return candidate.claims(listing)
+
+
+def _caution(kept: Format, found: Sequence[Format]) -> Caution:
+    """Weights of two formats side by side may be two models; which one is read depends on the loader."""
+    rest = " and ".join(one.name for one in found if one is not kept)
+    first, *later = (one.name for one in found)
+    return Caution(
+        TWO_FORMATS,
+        f"weights stand here as {kept.name} and as {rest}: transformers takes {first}, other loaders can take "
+        f"{' and '.join(later)}, and the two may be different models",
+    )
+
+
+def _files(candidate: Format, listing: Listing, files: Files) -> set[str]:
+    if candidate is TORCH:
+        return _named(TORCH.naming, listing, files)
+    if candidate is SAFETENSORS:
+        naming = SAFETENSORS.naming
+        return {name for name in listing.top if naming.is_weights(name) or naming.is_index(name)}
+    return {name for name in listing.top if name.endswith(GGUF_SUFFIX)}
+
+
+def _named(naming: Naming, listing: Listing, files: Files) -> set[str]:
+    """The usual names, the shards by their number and those that the index names; a stray file is none of them."""
+    stem, _, suffix = naming.single.rpartition(".")
+    shard = re.compile(rf"{re.escape(stem)}-(\d{{5}}-of-\d{{5}}|head(-\d+)?)\.{suffix}")
+    usual = {name for name in listing.top if name in (naming.single, naming.index) or shard.fullmatch(name)}
+    entries = _entries(naming.index, files) if naming.index in usual else set()
+    return usual | {name for name in listing.top if name in entries and naming.is_weights(name)}
+
+
+def _entries(name: str, files: Files) -> set[str]:
+    """The shards that an index names; none where it cannot be read."""
+    try:
+        value = spelled_json.read(read_bytes(files, name, index_format.LIMIT), name, limit=index_format.LIMIT)
+    except UnreadableError:
+        return set()
+    entries = value.get("weight_map")
+    return {shard for shard in entries.values() if isinstance(shard, str)} if isinstance(entries, dict) else set()

@@ -1,0 +1,34 @@
+"""A directory that holds the model in two formats: the one that loaders prefer is changed, the others left out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tieconv.checkpoint.plan import DropFile, Plan
+from tieconv.checkpoint.records import TWO_FORMATS, Checkpoint
+from tieconv.text import count
+
+
+def alone(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint without the files of other formats, as a planner sees it; ``others`` still names them."""
+    return replace(
+        checkpoint,
+        companions={name: size for name, size in checkpoint.companions.items() if name not in checkpoint.others},
+        cautions=tuple(caution for caution in checkpoint.cautions if caution.code != TWO_FORMATS),
+    )
+
+
+def dropping(plan: Plan) -> Plan:
+    """A plan made of an `alone` checkpoint that says which files go. Each must still be the one that was seen."""
+    others = plan.checkpoint.others
+    if not others:
+        return plan
+    written = {output.name for output in plan.weights} | {text.name for text in plan.texts}
+    drops = tuple(DropFile(name, state.size) for name, state in others.items())
+    return replace(
+        plan,
+        fingerprint={**plan.fingerprint, **others},
+        operations=(*drops, *plan.operations),
+        removed=(*plan.removed, *(name for name in others if name not in written)),
+        summary=f"{plan.summary}; {count(len(others), 'file')} of another format dropped",
+    )
