@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint
+from tieconv.text import shell_word
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.prediction import Prediction
@@ -217,11 +218,27 @@ class StorageUse:
 
 
 @record
+class Action:
+    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values."""
+
+    verb: str
+    source: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command to copy to a shell, with OUT for the path that the user chooses."""
+        options = [word for flag, value in self.options for word in (flag, shell_word(value))]
+        return " ".join(("tieconv", self.verb, shell_word(self.source), *options, "-o", "OUT"))
+
+
+@record
 class Remedy:
-    """The next command; ``safe`` where it provably keeps the function."""
+    """The next command; ``safe`` where it provably keeps the function. ``action`` is the command as data."""
 
     command: str
     safe: bool
+    action: Action | None = None
 
 
 @record
