@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.checked import CheckedFinding, CheckReport
     from tieconv.checkpoint.inspection import Finding, Head, Inspection, Member, StorageUse, Tie
     from tieconv.checkpoint.plan import Operation, Outcome
     from tieconv.checkpoint.records import Adapter
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
 PLAN_SCHEMA = "tieconv.plan/1"
+CHECK_SCHEMA = "tieconv.check/1"
 
 
 def inspection_document(inspection: Inspection) -> dict[str, object]:
@@ -88,6 +90,36 @@ def finding_document(finding: Finding) -> dict[str, object]:
         "message": finding.message,
         "tensors": list(finding.tensors),
         "remedy": remedy,
+    }
+
+
+def check_document(report: CheckReport) -> dict[str, object]:
+    """Schema `tieconv.check/1`."""
+    return {
+        "schema": CHECK_SCHEMA,
+        "tieconv": VERSION,
+        "fail_on": str(report.fail_on),
+        "models": [
+            {
+                "source": model.source,
+                "findings": [_checked(entry) for entry in model.findings],
+                "failure": model.failure and asdict(model.failure),
+                "fixes": [asdict(fix) for fix in model.fixes],
+                "output": model.output,
+            }
+            for model in report.models
+        ],
+        "failed": report.failed,
+        "notes": list(report.notes),
+    }
+
+
+def _checked(entry: CheckedFinding) -> dict[str, object]:
+    return {
+        **finding_document(entry.finding),
+        "file": entry.file,
+        "fingerprint": entry.fingerprint,
+        "waiver": entry.waiver and asdict(entry.waiver),
     }
 
 
