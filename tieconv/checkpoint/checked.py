@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator
 
@@ -32,6 +31,8 @@ class CheckedFinding:
     @property
     def fingerprint(self) -> str:
         """Stable while rule, file and tensors stay: neither the message's figures nor the model's place count."""
+        import hashlib  # only some formats ask
+
         parts = [self.finding.rule, self.file, *sorted(self.finding.tensors)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 

@@ -101,12 +101,7 @@ def command(models: tuple[str, ...], **options: Any) -> None:
     Exits 2 when a model cannot be read (the others are checked all the same), else 1 when a finding that counts is
     at or above --fail-on, else 0. `tieconv rules` lists the rules, `tieconv explain RULE` says what one means.
     """
-    arguments = Arguments(models=models or (".",), **options)
-    try:
-        sys.exit(run(arguments))
-    except KeyboardInterrupt:  # Click would exit 1, which here is an answer
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+    sys.exit(run(Arguments(models=models or (".",), **options)))
 
 
 def run(arguments: Arguments) -> int:

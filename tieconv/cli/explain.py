@@ -11,7 +11,7 @@ from tieconv.cli.options import paint, traceback_option, width
 from tieconv.gate.known import find_rule
 
 
-@click.command("explain")
+@click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
 @click.argument("rule")
 @traceback_option
 def command(rule: str) -> None:

@@ -14,7 +14,7 @@ from tieconv.gate.selection import ALL, Selection, selectors
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
-@click.command("rules")
+@click.command("rules", short_help="List the rules: code, level, name, and what each reports.")
 @click.option("--select", multiple=True, metavar="RULES", help="Only these: TIE001, TIE, or ALL; with commas.")
 @json_option
 @traceback_option
