@@ -336,12 +336,35 @@ def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.Mo
     assert rules(found) == [[], ["TIE001"]]
 
 
+def test_a_hundred_sharded_models_cost_their_headers(model: Copy, tmp_path: Path) -> None:
+    """Sixteen shards each, in seconds and without keeping one model while the next is read."""
+    sharded = tmp_path / "sharded"
+    ok("convert --to safetensors --max-shard-size 1500B", model("llama-tied"), "-o", sharded)
+    assert len(list(sharded.glob("*.safetensors"))) >= 16
+    paths = [tmp_path / f"m{number}" for number in range(100)]
+    for path in paths:
+        path.symlink_to(sharded)
+    code = (
+        "import resource, sys, tieconv\n"
+        f"one = tieconv.check({str(sharded)!r}); few = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"report = tieconv.check({list(map(str, paths))!r})\n"
+        "print(len(report.models), report.failed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - few)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=patient(10)
+    )
+    checked, failed, more = map(int, result.stdout.split())
+    assert (checked, failed) == (100, 0)
+    assert more < 8 << 10  # KiB
+
+
 def test_heavy_modules_stay_out(models: Path) -> None:
     """Checking a plain model loads neither a rule nor a pool nor numpy."""
     code = (
         "import sys\nfrom tieconv.cli import main\n"
         f"try: main(['check', '--no-config', {str(models / 'llama-tied')!r}])\nexcept SystemExit: pass\n"
-        "heavy = {'numpy', 'torch', 'concurrent.futures', 'multiprocessing', 'difflib', 'tomllib', 'hashlib',"
+        "heavy = {'numpy', 'torch', 'concurrent.futures', 'multiprocessing', 'difflib', 'tomllib', 'hashlib', 'uuid',"
         " 'tieconv.checks.registry', 'tieconv.gate.fixes', 'tieconv.execute.run'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
 from tieconv.errors import WriteFailedError
 from tieconv.gate.fixes import Fixer
 
+ROOT = Path(__file__).parents[2]
 Copy = Callable[[str], Path]
 
 
@@ -140,6 +143,27 @@ def test_a_step_that_fails_leaves_nothing(faulty: Path, tmp_path: Path, monkeypa
     result = run("check --fix", faulty, "-o", tmp_path / "out")
     assert result.exit_code == 2 and "the disk is full" in result.stdout
     assert os.listdir(tmp_path) == [faulty.name] and snapshot(faulty) == before
+
+
+def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
+    """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
+    code = (
+        "import os\nfrom tieconv import api\nfrom tieconv.cli import main\n"
+        "real, calls = api.plan_action, []\n"
+        "def once(action):\n"
+        "    calls.append(action)\n"
+        "    return real(action) if len(calls) < 2 else os._exit(137)\n"
+        "api.plan_action = once\n"
+        f"main(['check', '--no-config', '--fix', {str(faulty)!r}, '-o', {str(tmp_path / 'out')!r}])"
+    )
+    before = snapshot(faulty)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert killed.returncode == 137
+    assert sorted(os.listdir(tmp_path)) == [".out.tieconv-staging", faulty.name]
+    assert snapshot(faulty) == before
+    ok("check --fix", faulty, "-o", tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "out"])
 
 
 def test_a_lone_file_is_fixed_in_place_alone(model: Copy) -> None:

@@ -118,7 +118,7 @@ def run(arguments: Arguments) -> int:
     elif arguments.fix:
         report, outcomes = api.preview_fixes(report)
     _show(arguments, report, outcomes)
-    for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(report, policy)):
+    for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
         click.echo(line, err=True)
     return report.exit_code
 
@@ -161,8 +161,9 @@ def _guard_output(arguments: Arguments) -> None:
 def _checked(
     arguments: Arguments, policy: Policy, names: dict[str, str | None]
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
-    hidden = len(arguments.models) < 2 or not sys.stderr.isatty()
-    with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr, hidden=hidden) as bar:
+    if len(arguments.models) < 2 or not sys.stderr.isatty():
+        return api.run_gate(policy, arguments.models, jobs=arguments.jobs, **names)
+    with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr) as bar:
         return api.run_gate(policy, arguments.models, jobs=arguments.jobs, tick=lambda _: bar.update(1), **names)
 
 
@@ -218,7 +219,7 @@ def _note(text: str) -> str:
     return f"{click.style('note', fg='cyan')}: {text}"
 
 
-def _summary(report: CheckReport, policy: Policy) -> str:
+def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     """The closing line: how many models, what was found, and whether that fails."""
     levels = [str(entry.finding.level) for model in report.models for entry in model.open]
     found = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
@@ -227,8 +228,11 @@ def _summary(report: CheckReport, policy: Policy) -> str:
     parts = [", ".join(found) or ("no finding" if unread < len(report.models) else "")]
     parts += [f"{waived} waived"] if waived else []
     parts += [f"{unread} not checked"] if unread else []
-    counting = sum(report.counts(entry) for model in report.models for entry in model.findings)
+    counted = [entry for model in report.models for entry in filter(report.counts, model.findings)]
+    counting, safe = len(counted), sum(bool((remedy := entry.finding.remedy) and remedy.safe) for entry in counted)
     verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
+    if safe and not arguments.fix:
+        verdict += f", {safe} with a safe remedy (--fix)"
     verdict = "not decided" if unread and not counting else verdict
     where = f" (settings: {shown(os.path.relpath(policy.settings.path))})" if policy.settings.path else ""
     return f"{count(len(report.models), 'model')}: {', '.join(filter(None, parts))}; {verdict}{where}"

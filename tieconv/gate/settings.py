@@ -49,8 +49,10 @@ def parse_settings(text: str, path: str) -> Settings | None:
 
     Raises `SettingsError` with the key and the file for anything that is not understood.
     """
-    document = _toml(text, path)
     own = os.path.basename(path) != SHARED
+    if not own and SECTION[-1] not in text:
+        return None  # most have no section, and are not worth a parser
+    document = _toml(text, path)
     if own:
         return _settings(_Table(path, "", document))
     found: object = document
