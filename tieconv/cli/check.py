@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,13 +108,12 @@ def run(arguments: Arguments) -> int:
     """The exit code, once everything is printed and written."""
     policy = _policy(arguments)
     _guard_output(arguments)
-    names = {"embed": arguments.embed, "head": arguments.head}
-    report, models = _checked(arguments, policy, names)
+    report, models = _checked(arguments, policy)
     if arguments.write_baseline:
         return _write_baseline(arguments.write_baseline, policy, report, models)
     outcomes: tuple[Outcome, ...] = ()
     if arguments.fix and arguments.writes:
-        report = api.fix(policy, report, models, arguments.output, **names)
+        report = api.fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head)
     elif arguments.fix:
         report, outcomes = api.preview_fixes(report)
     _show(arguments, report, outcomes)
@@ -158,13 +157,16 @@ def _guard_output(arguments: Arguments) -> None:
                 )
 
 
-def _checked(
-    arguments: Arguments, policy: Policy, names: dict[str, str | None]
-) -> tuple[CheckReport, dict[str, CheckedModel]]:
+def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
+        return api.run_gate(
+            policy, arguments.models, embed=arguments.embed, head=arguments.head, jobs=arguments.jobs, tick=tick
+        )
+
     if len(arguments.models) < 2 or not sys.stderr.isatty():
-        return api.run_gate(policy, arguments.models, jobs=arguments.jobs, **names)
+        return checked(lambda _: None)
     with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr) as bar:
-        return api.run_gate(policy, arguments.models, jobs=arguments.jobs, tick=lambda _: bar.update(1), **names)
+        return checked(lambda _: bar.update(1))
 
 
 def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
