@@ -75,11 +75,16 @@ class CheckedModel:
 
 @record
 class CheckReport:
-    """The answer of `tieconv check`. ``notes`` are about settings and the baseline, not about a model."""
+    """The answer of `tieconv check`.
+
+    ``notes`` are about settings and the baseline, not about a model; ``rules`` are the codes of the rules that were
+    applied, empty for every rule.
+    """
 
     models: tuple[CheckedModel, ...]
     fail_on: Level
     notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
 
     def counts(self, entry: CheckedFinding) -> bool:
         """Whether a finding fails its model: it is open and at or above the level."""

@@ -99,6 +99,7 @@ def check_document(report: CheckReport) -> dict[str, object]:
         "schema": CHECK_SCHEMA,
         "tieconv": VERSION,
         "fail_on": str(report.fail_on),
+        "rules": list(report.rules),
         "models": [
             {
                 "source": model.source,

@@ -69,7 +69,8 @@ def check_models(
     for place, model in zip(places, each(partial(examine, inspect), list(places.values()), jobs), strict=True):
         models[place] = policy.judge(model, place)
         tick(model)
-    return CheckReport(tuple(models.values()), policy.fail_on, tuple(policy.notes(models))), models
+    notes = tuple(policy.notes(models))
+    return CheckReport(tuple(models.values()), policy.fail_on, notes, policy.selection.codes()), models
 
 
 def by_place(paths: Iterable[str]) -> dict[str, str]:

@@ -32,6 +32,12 @@ class Selection:
             return None
         return ignoring
 
+    def codes(self) -> tuple[str, ...]:
+        """The rules that run, empty where all do."""
+        if ALL in self.select:
+            return ()
+        return tuple(rule.code for rule in rules() if self.runs(rule.code))
+
 
 def longest(selectors: Iterable[str], code: str) -> str | None:
     """The most specific of the selectors that cover ``code``."""
