@@ -125,6 +125,12 @@ def test_selection_on_the_command_line(models: Path) -> None:
     assert "did you mean" in run("check --ignore TIE022", model).stderr
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_loader_that_nobody_knows_is_no_fault_of_a_model(models: Path, jobs: int) -> None:
+    """`--for` with a typo: one sentence, whichever process met it."""
+    assert "no-such-loader" in refused(f"check --for no-such-loader --jobs {jobs}", models / "t5", models / "bart")
+
+
 SETTINGS = """
 fail-on = "error"
 ignore = ["STO"]

@@ -17,18 +17,19 @@ from tieconv.text import count, shell_word, shown
 Inspect = Callable[[str], Inspection]
 _BUG = "this is a fault of tieconv: report it with the output of tieconv inspect --traceback"
 _LISTED = 10_000
+_UNKNOWN_LOADER = "consumers.unknown"
 
 
 def examine(inspect: Inspect, path: str) -> CheckedModel:
     """The findings of one model in their places, or why there are none: one model never hides another.
 
-    Raises `RefusedError` for what was asked of all models alike.
+    Raises what is about the request and so about all models alike: a `RefusedError`, a loader that is not known.
     """
     try:
         inspection = inspect(path)
-    except RefusedError:
-        raise
     except TieconvError as error:
+        if isinstance(error, RefusedError) or error.code == _UNKNOWN_LOADER:
+            raise
         return CheckedModel(path, failure=Failure(error.message, _models_below(path, error) or error.hint))
     except MemoryError:
         return CheckedModel(path, failure=Failure(f"{shown(path)}: out of memory", "close other programs"))
