@@ -28,6 +28,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "matrix.md": matrix.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
+    HERE / "check.md": partial(outputs.page, HERE / "check.md"),
 }
 
 

@@ -8,6 +8,7 @@ from tieconv.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tieconv.api import (
+        check,
         diff,
         inspect,
         plan_bias,
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
         plan_set_tie,
         plan_untie,
     )
+    from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
 __all__ = [
+    "CheckReport",
     "Comparison",
     "PlannedWrite",
     "TieconvError",
     "__version__",
+    "check",
     "diff",
     "inspect",
     "plan_bias",
@@ -39,7 +43,12 @@ __all__ = [
 ]
 
 
-_HOMES = {"TieconvError": "errors", "PlannedWrite": "planned", "Comparison": "checkpoint.comparison"}
+_HOMES = {
+    "TieconvError": "errors",
+    "PlannedWrite": "planned",
+    "Comparison": "checkpoint.comparison",
+    "CheckReport": "checkpoint.checked",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -10,21 +10,26 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checks import run_checks
-from tieconv.errors import UnreadableError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
+from tieconv.text import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.comparison import Comparison
-    from tieconv.checkpoint.plan import Plan
+    from tieconv.checkpoint.inspection import Action
+    from tieconv.checkpoint.plan import Outcome, Plan
     from tieconv.checkpoint.records import TensorRecord
+    from tieconv.gate.policy import Policy
     from tieconv.planned import PlannedWrite
 
 
@@ -34,12 +39,17 @@ def inspect(
     depth: Depth | str = Depth.CANDIDATES,
     embed: str | None = None,
     head: str | None = None,
+    consumers: str | None = None,
 ) -> Inspection:
     """What MODEL stores, what ties, what the config declares, and findings with the next command.
 
     ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. Raises
     `UnreadableError` for input that is missing or malformed.
     """
+    if consumers is not None:
+        raise RefusedError(
+            f"{shown(consumers)}: this version knows no loaders by name", "leave --for out", "consumers.unknown"
+        )
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
@@ -278,3 +288,125 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
             )
     with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
         return compare(one, two, files_a, files_b)
+
+
+def check(
+    models: str | Path | Iterable[str | Path] = ".",
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: str | None = None,
+    consumers: str | None = None,
+    depth: Depth | str | None = None,
+    embed: str | None = None,
+    head: str | None = None,
+    settings: str | Path | None = None,
+    baseline: str | Path | None = None,
+    jobs: int = 1,
+) -> CheckReport:
+    """The findings of one or several models, those that do not count with their waivers.
+
+    ``select`` and ``ignore`` are rules and prefixes, ``fail_on`` is ``error``, ``warning`` (the default) or
+    ``note``; ``settings`` names a `tieconv.toml` or `pyproject.toml`, and none is looked for. With ``jobs`` above 1
+    processes share the models. A model that cannot be read is a row with its failure; raises `SettingsError` for a
+    rule, a settings file or a baseline that is none.
+    """
+    from tieconv.gate.assemble import load_settings, make_policy
+    from tieconv.gate.settings import Settings
+
+    policy = make_policy(
+        load_settings(str(settings)) if settings else Settings(),
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        depth=depth,
+        consumers=consumers,
+        baseline=str(baseline) if baseline else None,
+    )
+    several = [models] if isinstance(models, str) or hasattr(models, "__fspath__") else list(models)
+    return run_gate(policy, [str(model) for model in several], embed=embed, head=head, jobs=jobs)[0]
+
+
+def run_gate(
+    policy: Policy,
+    models: Sequence[str],
+    *,
+    embed: str | None = None,
+    head: str | None = None,
+    jobs: int = 1,
+    tick: Callable[[CheckedModel], object] = lambda _: None,
+) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one."""
+    from tieconv.gate.run import check_models
+
+    return check_models(_inspecting(policy, embed, head), policy, models, jobs, tick)
+
+
+def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome, ...]]:
+    """The plans of the safe remedies of the findings that count; nothing is written."""
+    from tieconv.gate.fixes import preview
+
+    previews = [preview(model, report.counts, plan_action) for model in report.models]
+    outcomes = tuple(outcome for _, outcomes in previews for outcome in outcomes)
+    return replace(report, models=tuple(model for model, _ in previews)), outcomes
+
+
+def fix(
+    policy: Policy,
+    report: CheckReport,
+    models: dict[str, CheckedModel],
+    out: str | None,
+    *,
+    embed: str | None = None,
+    head: str | None = None,
+) -> CheckReport:
+    """Apply the safe remedies of the findings that count: to ``out`` (OUT/NAME for several models), or in place.
+
+    The report is that of the models as they then are. A write that fails is its model's failure.
+    """
+    from functools import partial
+
+    from tieconv.gate.fixes import Fixer
+    from tieconv.gate.run import examine, outputs
+
+    places = {place: model.source for place, model in models.items()}
+    outs = dict(zip(places, outputs(places, out), strict=True)) if out is not None else {}
+    if len(outs) > 1:
+        os.makedirs(out or "", exist_ok=True)
+    look = partial(examine, _inspecting(policy, embed, head))
+    fixed = tuple(
+        Fixer(
+            lambda path, place=place: policy.judge(look(path), place),  # type: ignore[misc]
+            report.counts,
+            plan_action,
+            outs.get(place),
+        ).run(model)
+        for place, model in models.items()
+    )
+    return replace(report, models=fixed)
+
+
+def _inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[[str], Inspection]:
+    from functools import partial
+
+    return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
+
+
+def plan_action(action: Action) -> PlannedWrite:
+    """The plan of a remedy. Raises `RefusedError` as the verb does."""
+    names = {"--from": "survivor"}
+    options: dict[str, Any] = {names.get(flag, flag.lstrip("-")): value for flag, value in action.options}
+    match action.verb.split():
+        case ["retie"]:
+            return plan_retie(action.source, **options)
+        case ["untie"]:
+            return plan_untie(action.source, **options)
+        case ["dedup"]:
+            return plan_dedup(action.source, **options)
+        case ["reindex"]:
+            return plan_reindex(action.source, **options)
+        case ["set-tie", flag]:
+            return plan_set_tie(flag, action.source, **options)
+        case ["bias", verb]:
+            return plan_bias(verb, action.source, **options)
+    raise ValueError(f"{action.verb!r} is no command with a plan")

@@ -45,3 +45,7 @@ class WriteFailedError(TieconvError):
 
 class VerificationError(TieconvError):
     """What was written and read back is not what was promised."""
+
+
+class SettingsError(TieconvError):
+    """A rule, a settings file or a baseline is not what it has to be."""

@@ -11,6 +11,7 @@ from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.plain import Printed, plain
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Adapter, Checkpoint
+from tieconv.text import shell_word
 from tieconv.version import VERSION
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
@@ -282,11 +283,27 @@ class StorageUse:
 
 
 @record
+class Action:
+    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values."""
+
+    verb: str
+    source: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command to copy to a shell, with OUT for the path that the user chooses."""
+        options = [word for flag, value in self.options for word in (flag, shell_word(value))]
+        return " ".join(("tieconv", self.verb, shell_word(self.source), *options, "-o", "OUT"))
+
+
+@record
 class Remedy:
-    """The next command; ``safe`` where it provably keeps the function."""
+    """The next command; ``safe`` where it provably keeps the function. ``action`` is the command as data."""
 
     command: str
     safe: bool
+    action: Action | None = None
 
 
 @record

@@ -62,7 +62,7 @@ def _remedy(inspection: Inspection) -> Remedy | None:
     if found is None or found[0].consistent is not True or evidence.disputed(inspection):
         return None
     verb = remedies.retie if inspection.config.effective else remedies.untie
-    return verb(inspection, "--bias", "strip", safe=True)
+    return verb(inspection, ("--bias", "strip"), safe=True)
 
 
 RULE = Rule("BIA001", "unknown-bias", Level.ERROR, __doc__ or "", find)

@@ -46,7 +46,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
-    return remedies.bias(inspection, "unify", "--from", "decoder", safe=True) if tie.declared else None
+    return remedies.bias(inspection, "unify", ("--from", "decoder"), safe=True) if tie.declared else None
 
 
 def _level(tie: Tie, member: Member) -> Level:

@@ -6,13 +6,16 @@ from pathlib import PurePath
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
-from tieconv.checkpoint.inspection import Inspection, Member, Remedy, State, Tie
+from tieconv.checkpoint.inspection import Action, Inspection, Member, Remedy, State, Tie
 from tieconv.checkpoint.records import BLOCKING, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
-from tieconv.text import shell_word, shown
+from tieconv.text import shown
+
+Option = tuple[str, str]
+"""A flag and its value."""
 
 
-def untie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
+def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv untie`, or ``None`` where it would refuse."""
     if any(_is_misshapen(inspection, tie, member) for tie in inspection.ties for member in tie.members):
         return None
@@ -22,7 +25,7 @@ def untie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
     return _remedy(inspection, "untie", *options, safe=safe)
 
 
-def retie(inspection: Inspection, *options: str, safe: bool) -> Remedy | None:
+def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv retie`, or ``None`` where it would refuse: copies that differ, a flag that scales logits."""
     merged = filter(is_merged, inspection.ties)
     flips = (
@@ -41,7 +44,7 @@ def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
     return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
 
 
-def bias(inspection: Inspection, verb: str, *options: str, safe: bool) -> Remedy | None:
+def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv bias VERB`."""
     return _remedy(inspection, f"bias {verb}", *options, safe=safe)
 
@@ -54,7 +57,7 @@ def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
         return None
     if checkpoint.index is None and not _is_complete(checkpoint):
         return None
-    return Remedy(f"tieconv reindex {shell_word(checkpoint.source)} -o OUT", safe)
+    return _command("reindex", checkpoint.source, safe=safe)
 
 
 def dedup(inspection: Inspection) -> Remedy | None:
@@ -62,7 +65,7 @@ def dedup(inspection: Inspection) -> Remedy | None:
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
-    return Remedy(f"tieconv dedup {shell_word(source)} -o OUT", True)
+    return _command("dedup", source, safe=True)
 
 
 def _is_complete(checkpoint: Checkpoint) -> bool:
@@ -98,12 +101,16 @@ def _is_equal(tie: Tie) -> bool:
     return all(member.state in evidence.EQUAL or member.detail.get("empty") for member in tie.stored_members)
 
 
-def _remedy(inspection: Inspection, verb: str, *options: str, safe: bool) -> Remedy | None:
+def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:
     source, names = _source(inspection), _names(inspection)
     if source is None or names is None or not _may_be_planned(inspection):
         return None
-    words = ("tieconv", verb, shell_word(source), *names, *options, "-o", "OUT")
-    return Remedy(" ".join(words), safe)
+    return _command(verb, source, *names, *options, safe=safe)
+
+
+def _command(verb: str, source: str, *options: Option, safe: bool) -> Remedy:
+    action = Action(verb, source, options)
+    return Remedy(action.command, safe, action)
 
 
 def _may_be_planned(inspection: Inspection) -> bool:
@@ -143,7 +150,7 @@ def _source(inspection: Inspection) -> str | None:
     return str(path.parent) if path.name in ("model.safetensors", "pytorch_model.bin") else None
 
 
-def _names(inspection: Inspection) -> tuple[str, ...] | None:
+def _names(inspection: Inspection) -> tuple[Option, ...] | None:
     """`--embed` and `--head` for an architecture that no table knows."""
     family = inspection.family
     if family.knowledge is Knowledge.TABLE:
@@ -152,4 +159,4 @@ def _names(inspection: Inspection) -> tuple[str, ...] | None:
     # A name with control characters cannot be shown in a command as it is.
     if embed is None or head is None or shown(embed) != embed or shown(head) != head:
         return None
-    return ("--embed", shell_word(embed), "--head", shell_word(head))
+    return (("--embed", embed), ("--head", head))

@@ -15,13 +15,16 @@ gc.set_threshold(50_000)
 
 COMMANDS = {
     "bias": "Add, remove, unify or resize the head bias; the tie stays as it is.",
+    "check": "The gate for CI: rules over models, exit 1 on a finding.",
     "completion": "Print the completion script for SHELL.",
     "convert": "Store the model in another format, or in shards of another size.",
     "dedup": "Store every byte-identical group once, as far as loaders restore the rest.",
     "diff": "What differs between the models A and B, tensor by tensor, ties and layout seen through.",
+    "explain": "What a rule reports, why it matters, an example, and how to fix it.",
     "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
     "reindex": "Rebuild the shard index from the headers of the shards.",
     "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
+    "rules": "List the rules: code, level, name, and what each reports.",
     "set-tie": "Write the tie flag at every level of the config; no tensor changes.",
     "untie": "Write the head, and every other tied name, as a tensor of its own.",
 }

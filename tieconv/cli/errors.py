@@ -20,6 +20,18 @@ _MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 class ErrorBoundary(click.Group):
     """A group that turns every failure below it into a sentence, and shows a traceback only on request."""
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """As Click, which ends both of these with 1: that is an answer of `check` and `diff`."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            # The reader went away (`| head`): quietly, and without a second error from the closing flush.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(141)
+
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _print_anything()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
@@ -30,10 +42,6 @@ class ErrorBoundary(click.Group):
             return super().main(*args, **kwargs)
         except TieconvError as error:
             _stop(error.message, error.hint, error.exit_code)
-        except BrokenPipeError:
-            # The reader went away (`| head`): quietly, and without a second error from the closing flush.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(141)
         except MemoryError:
             _stop("out of memory", "close other programs, or report this: memory is meant to be bounded", 2)
         except OSError as error:

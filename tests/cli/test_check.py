@@ -1,0 +1,390 @@
+"""`tieconv check` as a CI job meets it: exit codes, selection, settings, the baseline, many models."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tieconv
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import snapshot
+from tests.patience import patient
+from tieconv import api
+
+ROOT = Path(__file__).parents[2]
+Copy = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of this project are found."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
+def document(line: str, *more: str | Path) -> dict[str, Any]:
+    """The JSON of a check, whatever its exit code."""
+    found: dict[str, Any] = json.loads(run(f"check --format json {line}", *more).stdout)
+    return found
+
+
+def rules(found: dict[str, Any], waived: bool = False) -> list[list[str]]:
+    """The rules of each model's findings that count, or of those that are waived."""
+    return [
+        [finding["rule"] for finding in model["findings"] if bool(finding["waiver"]) == waived]
+        for model in found["models"]
+    ]
+
+
+# --- the answer ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "code"),
+    [
+        ("llama-tied", "note", 0),
+        ("llama-duplicated", "error", 0),
+        ("llama-duplicated", "warning", 1),
+        ("llama-duplicated", None, 1),
+        ("llama-diverged", "error", 1),
+    ],
+)
+def test_the_exit_code_is_the_answer(models: Path, name: str, level: str | None, code: int) -> None:
+    """1 for a finding at or above the level, which is warning where nothing is said."""
+    assert run(f"check {f'--fail-on {level}' if level else ''}", models / name).exit_code == code
+
+
+def test_an_unreadable_model_does_not_hide_the_others(models: Path, tmp_path: Path) -> None:
+    """It is a row with its sentence and hint, the exit code is 2, and every other model is checked."""
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "model.safetensors").write_bytes(b"junk")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    paths = [models / "llama-diverged", broken, fifo, tmp_path / "absent", models / "llama-tied"]
+    result = run("check --format json", *paths)
+    assert result.exit_code == 2
+    found = json.loads(result.stdout)
+    assert [model["source"] for model in found["models"]] == list(map(str, paths))
+    assert rules(found) == [["TIE001"], [], [], [], []]
+    failures = [model["failure"] for model in found["models"]]
+    assert [failure is None for failure in failures] == [True, False, False, False, True]
+    assert all(failure["message"] and failure["hint"] for failure in failures if failure)
+    assert "5 models: 1 error, 3 not checked; failed: 1 finding at or above warning" in result.stderr
+    assert "absent: no such file" in run("check", *paths).stdout
+
+
+def test_a_directory_of_models_is_told_as_one(models: Path) -> None:
+    """The hint is the command for the models in it."""
+    found = document("", models)
+    hint = found["models"][0]["failure"]["hint"]
+    assert hint == f"it holds {len(list(models.iterdir()))} models: tieconv check {models}/*"
+
+
+def test_the_current_directory_is_the_model(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MODEL left out."""
+    monkeypatch.chdir(models / "llama-duplicated")
+    assert rules(document("")) == [["TIE002"]]
+
+
+def test_one_model_under_two_names_is_checked_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first name is the one that is told."""
+    monkeypatch.chdir(models)
+    found = document("", "t5", models / "t5", "./t5/")
+    assert [model["source"] for model in found["models"]] == ["t5"]
+
+
+def test_the_api_is_the_command(models: Path) -> None:
+    """`tieconv.check` takes a path or several, and prints as the JSON."""
+    report = tieconv.check(models / "llama-duplicated", fail_on="error")
+    assert (report.exit_code, report.failed) == (0, 0)
+    assert json.loads(str(report)) == document("--fail-on error", models / "llama-duplicated")
+    assert tieconv.check([str(models / "t5"), models / "llama-diverged"]).failed == 1
+
+
+# --- selection and settings ------------------------------------------------------------------------------
+
+
+def test_selection_on_the_command_line(models: Path) -> None:
+    """Codes and prefixes, repeated or with commas; what is ignored stays in the report with its waiver."""
+    model = models / "llama-duplicated"
+    assert rules(document("--select STO,BIA", model)) == [[]]
+    assert document("--select BIA,TIE001", model)["rules"] == ["TIE001", "BIA001", "BIA002", "BIA003", "BIA004"]
+    assert document("", model)["rules"] == []
+    assert rules(document("--select TIE00 --select BIA", model)) == [["TIE002"]]
+    found = document("--ignore TIE", model)
+    assert (rules(found), rules(found, waived=True), found["failed"]) == ([[]], [["TIE002"]], 0)
+    assert rules(document("--select TIE002 --ignore TIE", model)) == [["TIE002"]]
+    assert "did you mean" in run("check --ignore TIE022", model).stderr
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_loader_that_nobody_knows_is_no_fault_of_a_model(models: Path, jobs: int) -> None:
+    """`--for` with a typo: one sentence, whichever process met it."""
+    assert "no-such-loader" in refused(f"check --for no-such-loader --jobs {jobs}", models / "t5", models / "bart")
+
+
+SETTINGS = """
+fail-on = "error"
+ignore = ["STO"]
+[[per-model]]
+model = "models/llama-d*"
+ignore = ["TIE001"]
+reason = "known: trained apart"
+"""
+
+
+@pytest.mark.parametrize("name", ["tieconv.toml", "pyproject.toml"])
+def test_settings_are_found_upward(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """From a directory below them; the options that are given go before them."""
+    shutil.copytree(models, tmp_path / "models")
+    text = SETTINGS if name == "tieconv.toml" else f"[tool.tieconv]{SETTINGS}".replace("[[per", "[[tool.tieconv.per")
+    (tmp_path / name).write_text(text)
+    (tmp_path / "deep" / "down").mkdir(parents=True)
+    (tmp_path / "deep" / "pyproject.toml").write_text("[tool.ruff]\n")  # has no settings: not the nearest
+    monkeypatch.chdir(tmp_path / "deep" / "down")
+    one, two = tmp_path / "models" / "llama-diverged", tmp_path / "models" / "llama-duplicated"
+    result = ok("check", one, two)
+    assert f"passed (settings: {os.path.join('..', '..', name)})" in result.stderr
+    waived = document("", one)["models"][0]["findings"][0]["waiver"]
+    assert waived == {"by": "model", "reason": "known: trained apart"}
+    assert run("check --fail-on warning", one, two).exit_code == 1
+    assert run("check --no-config", one).exit_code == 1
+    assert ok("check --config", tmp_path / name, one).stdout
+
+
+def test_a_model_does_not_set_its_own_terms(model: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings that lie in a model are passed over, and told; --config uses them all the same."""
+    folder = model("llama-diverged")
+    (folder / "tieconv.toml").write_text('ignore = ["ALL"]\n')
+    monkeypatch.chdir(folder)
+    result = run("check")
+    assert result.exit_code == 1 and "note: tieconv.toml lies in the model that it would judge" in result.stderr
+    assert ok("check --config tieconv.toml").exit_code == 0
+
+
+def test_settings_that_are_wrong_stop_the_gate(models: Path, tmp_path: Path) -> None:
+    """Exit 2 with the key and the file, and nothing on stdout."""
+    file = tmp_path / "tieconv.toml"
+    file.write_text("fail_on = 'error'\n")
+    error = refused(f"check --config {file}", models / "t5")
+    assert error == f"{file}: fail_on is no setting"
+    assert "no such file" in refused("check --config /nowhere.toml", models / "t5")
+    assert "no [tool.tieconv]" in refused(f"check --config {ROOT / 'pyproject.toml'}", models / "t5")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    assert "no regular file" in refused(f"check --config {fifo}", models / "t5")
+
+
+def test_an_unused_ignore_is_told(models: Path, tmp_path: Path) -> None:
+    """On stderr, and it changes no exit code."""
+    file = tmp_path / "tieconv.toml"
+    file.write_text(f'[[per-model]]\nmodel = "{models}/t5"\nignore = ["TIE"]\nreason = "was needed once"\n')
+    result = ok(f"check --config {file}", models / "t5")
+    assert f"the ignore of TIE for {models}/t5 is unused" in result.stderr
+
+
+# --- the baseline ----------------------------------------------------------------------------------------
+
+
+def test_a_baseline_holds_the_debt(model: Copy, tmp_path: Path) -> None:
+    """Known findings pass, a new one fails, a fixed one is told, and rewriting drops it."""
+    one, two = model("llama-duplicated"), model("llama-diverged")
+    file = tmp_path / "ci" / "debt.json"
+    file.parent.mkdir()
+    wrote = ok(f"check --write-baseline {file}", one, two)
+    assert wrote.stdout == "" and f"wrote {file}: 2 findings that will not count" in wrote.stderr
+    entries = json.loads(file.read_text())["entries"]
+    assert [(entry["model"], entry["rule"]) for entry in entries] == [
+        ("../llama-diverged", "TIE001"),
+        ("../llama-duplicated", "TIE002"),
+    ]
+    found = document(f"--baseline {file}", one, two)
+    assert (rules(found), found["failed"]) == ([[], []], 0)
+    third = model("llama-headless-config")
+    assert run(f"check --baseline {file}", one, two, third).exit_code == 1
+    ok("retie --in-place", one)
+    result = ok(f"check --baseline {file}", one, two)
+    assert "1 entry of the baseline is fixed: rewrite it with --write-baseline" in result.stderr
+    ok(f"check --write-baseline {file}", one)
+    assert [entry["rule"] for entry in json.loads(file.read_text())["entries"]] == ["TIE001"]
+
+
+def test_a_baseline_moves_with_its_models(model: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are relative to the file, wherever the command stands and however it names the model."""
+    model("llama-duplicated")
+    ok(f"check --write-baseline {tmp_path}/debt.json", tmp_path / "llama-duplicated")
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    tmp_path.rename(moved)
+    monkeypatch.chdir(moved / "llama-duplicated")
+    assert ok("check --baseline ../debt.json").exit_code == 0
+    moved.rename(tmp_path)
+
+
+def test_a_baseline_is_never_half_known(models: Path, tmp_path: Path) -> None:
+    """An unreadable model has unknown findings: nothing is written. Nor over a file that is no baseline."""
+    file = tmp_path / "debt.json"
+    assert "was not written" in refused(f"check --write-baseline {file}", models / "t5", tmp_path / "absent")
+    assert not file.exists()
+    file.write_text('{"precious": true}')
+    assert "is no baseline" in refused(f"check --write-baseline {file}", models / "t5")
+    assert file.read_text() == '{"precious": true}'
+    assert "is no baseline" in refused(f"check --baseline {file}", models / "t5")
+    assert "no such file" in refused(f"check --baseline {tmp_path}/none.json", models / "t5")
+
+
+# --- where the result goes -------------------------------------------------------------------------------
+
+
+def test_the_result_can_go_to_a_file(models: Path, tmp_path: Path) -> None:
+    """Whole, in the format that is asked for; stdout is empty and the summary still on stderr."""
+    file = tmp_path / "report.json"
+    result = run(f"check --format json --output-file {file}", models / "llama-diverged")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert rules(json.loads(file.read_text())) == [["TIE001"]]
+    assert "cannot be written" in run("check --output-file /nowhere/x", models / "t5").stderr
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_report_never_replaces_a_file_of_a_model(model: Copy) -> None:
+    """Neither the result nor a baseline."""
+    folder = model("llama-tied")
+    before = snapshot(folder)
+    for option in ("--output-file", "--write-baseline"):
+        assert "is a file of the model" in refused(f"check {option}", folder / "config.json", folder)
+    assert snapshot(folder) == before
+
+
+def test_checking_writes_nothing(model: Copy) -> None:
+    """Not in the model, not beside it."""
+    folder = model("llama-duplicated")
+    before = snapshot(folder.parent)
+    run("check --depth full", folder)
+    assert snapshot(folder.parent) == before
+
+
+# --- many models, and the machine ------------------------------------------------------------------------
+
+
+def test_order_is_that_of_the_arguments(models: Path, tmp_path: Path) -> None:
+    """Two hundred models by two processes give what one gives, byte for byte."""
+    names = ["llama-tied", "llama-duplicated", "llama-diverged", "t5"]
+    paths = []
+    for number in range(200):
+        paths.append(tmp_path / f"{number * 37 % 200:03d}")
+        paths[-1].symlink_to(models / names[number % 4])
+    (tmp_path / "000").unlink()  # and one of them is not there
+    one, two = (run(f"check --format json --jobs {jobs}", *paths) for jobs in (1, 2))
+    assert one.exit_code == two.exit_code == 2
+    assert one.stdout == two.stdout and one.stderr == two.stderr
+    assert [model["source"] for model in json.loads(one.stdout)["models"]] == list(map(str, paths))
+
+
+def test_hostile_names_reach_no_terminal(models: Path, tmp_path: Path) -> None:
+    """Control characters in a model's path are escaped on both streams; a newline starts no line."""
+    folder = tmp_path / "\x1b[31m\u202eevil\n::error::x"
+    shutil.copytree(models / "llama-duplicated", folder)
+    for result in (run("check", folder), run("check", tmp_path / "no\x1b[2Jne"), run("check --fix", folder)):
+        text = result.stdout + result.stderr
+        assert "\x1b" not in text and "\u202e" not in text
+        assert not any(line.startswith("::") for line in text.splitlines())
+
+
+def tieconv_process(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tieconv", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        **options,
+    )
+
+
+def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit 130: 1 would say that there is a finding."""
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, "run_gate", interrupted)
+    result = run("check", models / "t5")
+    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+def test_a_reader_that_goes_away(models: Path) -> None:
+    """`| head`: quiet, and no traceback."""
+    process = tieconv_process("check", "--format", "json", *[models / "llama-diverged"] * 3)
+    assert process.stdout and process.stderr
+    process.stdout.close()
+    assert process.wait(patient(20)) == 141
+    assert process.stderr.read().count("\n") <= 1
+    process.stderr.close()
+
+
+def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception that nobody foresaw is that model's failure, and the others are checked."""
+    real = api.inspect
+
+    def sometimes(path: str, **options: Any) -> object:
+        if "t5" in path:
+            raise KeyError("\x1bx")
+        return real(path, **options)
+
+    monkeypatch.setattr(api, "inspect", sometimes)
+    found = document("", models / "t5", models / "llama-diverged")
+    assert "unexpected KeyError" in found["models"][0]["failure"]["message"]
+    assert rules(found) == [[], ["TIE001"]]
+
+
+def test_a_hundred_sharded_models_cost_their_headers(model: Copy, tmp_path: Path) -> None:
+    """Fifteen shards each, in seconds and without keeping one model while the next is read."""
+    sharded = tmp_path / "sharded"
+    ok("convert --to safetensors --max-shard-size 1500B", model("llama-tied"), "-o", sharded)
+    assert len(list(sharded.glob("*.safetensors"))) >= 15
+    paths = [tmp_path / f"m{number}" for number in range(100)]
+    for path in paths:
+        path.symlink_to(sharded)
+    code = (
+        "import resource, sys, tieconv\n"
+        f"one = tieconv.check({str(sharded)!r}); few = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"report = tieconv.check({list(map(str, paths))!r})\n"
+        "print(len(report.models), report.failed, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - few)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=patient(10)
+    )
+    checked, failed, more = map(int, result.stdout.split())
+    assert (checked, failed) == (100, 0)
+    assert more < 8 << 10  # KiB
+
+
+def test_heavy_modules_stay_out(models: Path) -> None:
+    """Checking a plain model loads neither a rule nor a pool nor numpy."""
+    code = (
+        "import sys\nfrom tieconv.cli import main\n"
+        f"try: main(['check', '--no-config', {str(models / 'llama-tied')!r}])\nexcept SystemExit: pass\n"
+        "heavy = {'numpy', 'torch', 'concurrent.futures', 'multiprocessing', 'difflib', 'tomllib', 'hashlib',"
+        " 'tieconv.checks.registry', 'tieconv.gate.fixes', 'tieconv.execute.run'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert result.stderr.strip().splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "line", ["-o OUT", "--in-place", "--fix -o OUT --in-place", "--config x --no-config", "--fix --write-baseline x"]
+)
+def test_options_that_do_not_go_together(models: Path, line: str) -> None:
+    """Exit 2 and a sentence, before anything is read."""
+    result = run(f"check {line}", models / "t5")
+    assert result.exit_code == 2 and "Error:" in result.stderr and result.stdout == ""

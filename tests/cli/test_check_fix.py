@@ -1,0 +1,235 @@
+"""`tieconv check --fix`: safe remedies only, one at a time, through the same plans and proofs as the verbs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import config, snapshot
+from tieconv import api
+from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Fix
+from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
+from tieconv.errors import WriteFailedError
+from tieconv.gate.fixes import Fixer
+
+ROOT = Path(__file__).parents[2]
+Copy = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of this project are found."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
+@pytest.fixture
+def faulty(model: Copy) -> Path:
+    """Two safe remedies: a redundant head to drop, and an index whose total is wrong."""
+    folder = model("llama-tied-sharded")
+    single = model("llama-duplicated")
+    shutil.rmtree(folder)
+    ok("convert --to safetensors --max-shard-size 20KB", single, "-o", folder)
+    path = folder / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["metadata"]["total_size"] += 1
+    path.write_text(json.dumps(index))
+    shutil.rmtree(single)
+    return folder
+
+
+def codes(folder: Path) -> set[str]:
+    return {finding.rule for finding in api.inspect(folder).findings}
+
+
+def test_without_a_target_the_plans_are_printed(faulty: Path) -> None:
+    """Nothing is written, and the exit code is that of the findings."""
+    before = snapshot(faulty.parent)
+    result = run("check --fix", faulty)
+    assert result.exit_code == 1
+    assert "retie " in result.stdout and "reindex " in result.stdout and "rewrite" in result.stdout
+    assert "nothing was written: give -o OUT or --in-place" in result.stderr
+    document = run("check --fix --format json", faulty)
+    assert json.loads(document.stdout)["models"] and "rewrite" in document.stderr
+    assert snapshot(faulty.parent) == before
+
+
+def test_every_safe_remedy_is_applied(faulty: Path, tmp_path: Path) -> None:
+    """OUT has no such finding, computes the same, and nothing of the steps is left beside it."""
+    assert codes(faulty) == {"TIE002", "IDX004"}
+    before = snapshot(faulty)
+    out = tmp_path / "out"
+    result = ok("check --fix", faulty, "-o", out)
+    assert "fixed: TIE002" in result.stderr and f"wrote {out}: verified, and checked again" in result.stderr
+    assert codes(out) == set() and ok("diff", faulty, out)
+    assert snapshot(faulty) == before
+    assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "out"])
+
+
+def test_in_place(faulty: Path, tmp_path: Path) -> None:
+    """The model itself, a whole write a remedy."""
+    original = Path(shutil.copytree(faulty, tmp_path / "original"))
+    result = ok("check --fix --in-place", faulty)
+    assert codes(faulty) == set() and ok("diff", original, faulty)
+    assert "fixed: " in result.stderr
+    assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "original"])
+
+
+def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
+    """What decides the function is for a person: told, not done, and the exit code says so."""
+    folder = model("llama-headless-config")
+    before = snapshot(folder)
+    result = run("check --fix", folder, "-o", tmp_path / "out")
+    assert result.exit_code == 1 and not (tmp_path / "out").exists()
+    assert "left: TIE003: tieconv retie" in result.stderr and "decides it" in result.stderr
+    assert "no safe remedy to apply, so nothing was written for it" in result.stderr
+    assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("option", ["--ignore TIE002", "--fail-on error", "--select STO"])
+def test_what_does_not_count_is_not_fixed(model: Copy, tmp_path: Path, option: str) -> None:
+    """A waived finding, one below the level, one that is not selected."""
+    ok(f"check --fix {option}", model("llama-duplicated"), "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_several_models_go_below_out(model: Copy, tmp_path: Path) -> None:
+    """OUT/NAME each, those alone that had something to fix."""
+    paths = [model("llama-duplicated"), model("llama-tied"), model("llama-diverged")]
+    out = tmp_path / "fixed"
+    ok("check --fix", *paths, "-o", out)
+    assert sorted(os.listdir(out)) == ["llama-diverged", "llama-duplicated"]
+    assert config(out / "llama-diverged")["tie_word_embeddings"] is False
+    assert run("check", out / "llama-diverged", out / "llama-duplicated").exit_code == 0
+
+
+def test_two_models_of_one_name_are_refused(model: Copy, models: Path, tmp_path: Path) -> None:
+    """Before anything is written."""
+    error = refused("check --fix", model("t5"), models / "t5", "-o", tmp_path / "out")
+    assert "would both be written to" in error and not (tmp_path / "out").exists()
+
+
+def test_the_refusals_of_a_write_hold(model: Copy, tmp_path: Path) -> None:
+    """An OUT that exists or lies in the model is that model's failure; nothing changes."""
+    folder = model("llama-duplicated")
+    (tmp_path / "taken").mkdir()
+    before = snapshot(folder)
+    for out in (tmp_path / "taken", folder / "inside", folder):
+        result = run("check --fix --format json", folder, "-o", out)
+        assert result.exit_code == 2
+        assert json.loads(result.stdout)["models"][0]["failure"]["hint"]
+    assert snapshot(folder) == before and list((tmp_path / "taken").iterdir()) == []
+
+
+def test_a_step_that_fails_leaves_nothing(faulty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second write fails: OUT is absent, what the first wrote is gone, the source is as it was."""
+    real, calls = api.plan_action, []
+
+    def once(action: Action) -> object:
+        calls.append(action)
+        if len(calls) == 2:
+            raise WriteFailedError("the disk is full", "make room")
+        return real(action)
+
+    monkeypatch.setattr(api, "plan_action", once)
+    before = snapshot(faulty)
+    result = run("check --fix", faulty, "-o", tmp_path / "out")
+    assert result.exit_code == 2 and "the disk is full" in result.stdout
+    assert os.listdir(tmp_path) == [faulty.name] and snapshot(faulty) == before
+
+
+def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
+    """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
+    code = (
+        "import os\nfrom tieconv import api\nfrom tieconv.cli import main\n"
+        "real, calls = api.plan_action, []\n"
+        "def once(action):\n"
+        "    calls.append(action)\n"
+        "    return real(action) if len(calls) < 2 else os._exit(137)\n"
+        "api.plan_action = once\n"
+        f"main(['check', '--no-config', '--fix', {str(faulty)!r}, '-o', {str(tmp_path / 'out')!r}])"
+    )
+    before = snapshot(faulty)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    killed = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert killed.returncode == 137
+    assert sorted(os.listdir(tmp_path)) == [".out.tieconv-staging", faulty.name]
+    assert snapshot(faulty) == before
+    ok("check --fix", faulty, "-o", tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "out"])
+
+
+def test_a_lone_file_is_fixed_in_place_alone(model: Copy) -> None:
+    """A weight file with its config beside it: the remedy names the directory, and works."""
+    folder = model("llama-duplicated")
+    ok("check --fix --in-place", folder / "model.safetensors")
+    assert codes(folder) == set()
+
+
+# --- remedies that work against each other ---------------------------------------------------------------
+
+
+class Written:
+    """A plan whose write only counts."""
+
+    def __init__(self, log: list[str], verb: str) -> None:
+        self.log, self.verb = log, verb
+
+    def execute(self, **_: object) -> None:
+        self.log.append(self.verb)
+
+
+def fixer(sequence: list[str], log: list[str]) -> CheckedModel:
+    """A model that after each write asks for the next verb of the sequence, and in the end for the last one."""
+
+    def look(path: str) -> CheckedModel:
+        verb = sequence[min(len(log), len(sequence) - 1)]
+        action = Action(verb, path)
+        finding = Finding("TIE001", Level.ERROR, "m", (), Remedy(action.command, True, action))
+        return CheckedModel(path, (CheckedFinding(finding, "f"),))
+
+    plan = lambda action: Written(log, action.verb)  # noqa: E731
+    return Fixer(look, lambda entry: True, plan, None).run(look("model"))  # type: ignore[arg-type]
+
+
+def test_a_remedy_is_not_applied_twice() -> None:
+    """The finding that it leaves is told, once."""
+    log: list[str] = []
+    model = fixer(["retie"], log)
+    assert log == ["retie"]
+    assert [fix.refusal for fix in model.fixes] == ["", "it was applied already, and the finding is still there"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")])
+def test_a_remedy_does_not_undo_another(one: str, other: str) -> None:
+    """Tied after untied, or the other way round, is for a person to decide."""
+    log: list[str] = []
+    model = fixer([one, other], log)
+    assert log == [one]
+    assert model.fixes[-1] == Fix(
+        f"tieconv {other} model -o OUT", ("TIE001",), f"it would undo {one}, which was applied"
+    )
+
+
+def test_an_endless_chain_ends() -> None:
+    """At most eight remedies, whatever is found after each."""
+    log: list[str] = []
+    fixer([f"bias {number}" for number in range(50)], log)
+    assert len(log) == 8
+
+
+def test_a_remedy_for_another_model_is_left() -> None:
+    """An adapter's finding can name a command for its base, which --fix must not write."""
+    action = Action("untie", "/models/base")
+    finding = Finding("PEF001", Level.ERROR, "m", (), Remedy(action.command, True, action))
+    model = CheckedModel("/models/adapter", (CheckedFinding(finding, "f"),))
+    log: list[str] = []
+    after = Fixer(lambda path: model, lambda entry: True, lambda a: Written(log, a.verb), None).run(model)  # type: ignore[arg-type,return-value]
+    assert log == [] and after.fixes[0].refusal == "it is about another model"

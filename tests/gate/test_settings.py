@@ -1,0 +1,89 @@
+"""`tieconv.toml` and `[tool.tieconv]`: each key does what it says, anything else is told with key and file."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tieconv.checkpoint.inspection import Depth, Level
+from tieconv.errors import SettingsError
+from tieconv.gate.settings import ModelIgnore, Settings, parse_settings
+
+FULL = """
+select = ["TIE", "STO001"]
+ignore = ["TIE004"]
+fail-on = "error"
+for = "vllm"
+depth = "header"
+baseline = "debt.json"
+
+[[per-model]]
+model = "models/*"
+ignore = ["TIE002"]
+reason = "kept for vLLM 0.4"
+"""
+
+
+def test_every_key() -> None:
+    """All settings, as they are meant."""
+    assert parse_settings(FULL, "/repo/tieconv.toml") == Settings(
+        path="/repo/tieconv.toml",
+        select=("TIE", "STO001"),
+        ignore=("TIE004",),
+        fail_on=Level.ERROR,
+        consumers="vllm",
+        depth=Depth.HEADER,
+        baseline="debt.json",
+        per_model=(ModelIgnore("models/*", ("TIE002",), "kept for vLLM 0.4"),),
+    )
+
+
+def test_the_section_of_a_pyproject() -> None:
+    """The same keys under [tool.tieconv]; a pyproject.toml without it has no settings."""
+    text = '[project]\nname = "x"\n[tool.tieconv]\nfail-on = "note"\n'
+    assert parse_settings(text, "/r/pyproject.toml") == Settings(path="/r/pyproject.toml", fail_on=Level.NOTE)
+    assert parse_settings("[tool.ruff]\n", "/r/pyproject.toml") is None
+    assert parse_settings("tool = 3\n", "/r/pyproject.toml") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "hint"),
+    [
+        ('selct = ["TIE"]', "selct is no setting", "did you mean select?"),
+        ('zzz = ["TIE"]', "zzz is no setting", "the settings are select"),
+        ('select = "TIE"', "select must be a list of rules", ""),
+        ("select = [1]", "select must be a list of rules", ""),
+        ('ignore = ["TIE099"]', "ignore: TIE099 is no rule", "did you mean"),
+        ('fail-on = "fatal"', "fail-on must be one of error, warning, note", ""),
+        ("fail-on = 1", "fail-on must be a text", ""),
+        ('depth = "deep"', "depth must be one of header, candidates, full", ""),
+        ('baseline = ""', "baseline must be a text that is not empty", ""),
+        ("per-model = 3", "per-model must be tables", ""),
+        ('[[per-model]]\nignore = ["TIE"]\nreason = "r"', "per-model[1].model is missing", ""),
+        ('[[per-model]]\nmodel = "a"\nreason = "r"', "per-model[1].ignore is missing", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = []\nreason = "r"', "per-model[1].ignore is missing", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]', "per-model[1].reason is missing: say why", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nreason = " "', "per-model[1].reason must be a text", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nresaon = "x"', "per-model[1].resaon is no setting", "reason"),
+        ("a = = 1", "is no TOML", "mend the line"),
+        ("a = " + "[" * 5000, "", ""),
+    ],
+)
+def test_what_is_not_understood_is_told(text: str, told: str, hint: str) -> None:
+    """One sentence with the file and the key, and a hint."""
+    with pytest.raises(SettingsError) as caught:
+        parse_settings(text, "/r/tieconv.toml")
+    assert "/r/tieconv.toml" in caught.value.message and told in caught.value.message
+    assert hint in caught.value.hint and caught.value.hint
+
+
+@given(st.text(max_size=200))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    """Any text is settings or a `SettingsError`."""
+    try:
+        found = parse_settings(text, "/r/tieconv.toml")
+    except SettingsError as error:
+        assert error.message.isprintable()
+    else:
+        assert isinstance(found, Settings)

@@ -1,0 +1,240 @@
+"""`tieconv check`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tieconv import api
+from tieconv.checkpoint.checked import CheckedModel, CheckReport
+from tieconv.checkpoint.plan import Outcome
+from tieconv.cli.options import name_options, paint, traceback_option, width
+from tieconv.errors import DestinationError, SettingsError
+from tieconv.gate.assemble import find_settings, load_baseline, load_settings, make_policy
+from tieconv.gate.policy import Policy
+from tieconv.gate.run import place_of
+from tieconv.gate.settings import Settings
+from tieconv.reporters.check import render
+from tieconv.sources.texts import write_text
+from tieconv.text import count, shell_word, shown
+
+FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What the user said; the names are those of the options."""
+
+    models: tuple[str, ...]
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fail_on: str | None
+    consumers: str | None
+    depth: str | None
+    format: str
+    output_file: str | None
+    config: str | None
+    no_config: bool
+    baseline: str | None
+    write_baseline: str | None
+    fix: bool
+    output: str | None
+    in_place: bool
+    jobs: int
+    embed: str | None
+    head: str | None
+
+    def __post_init__(self) -> None:
+        if self.output is not None and self.in_place:
+            raise click.UsageError("give -o OUT or --in-place, not both")
+        if (self.output is not None or self.in_place) and not self.fix:
+            raise click.UsageError("-o OUT and --in-place go with --fix")
+        if self.config and self.no_config:
+            raise click.UsageError("give --config FILE or --no-config, not both")
+        if self.fix and self.write_baseline:
+            raise click.UsageError("--fix and --write-baseline do not go together: fix first, then write the baseline")
+
+    @property
+    def writes(self) -> bool:
+        return self.output is not None or self.in_place
+
+
+@click.command("check", short_help="The gate for CI: rules over models, exit 1 on a finding.")
+@click.argument("models", nargs=-1, type=click.Path(), metavar="[MODEL]...")
+@click.option("--select", multiple=True, metavar="RULES", help="Only these: TIE001, TIE, or ALL; with commas.")
+@click.option("--ignore", multiple=True, metavar="RULES", help="Not these; of --select and --ignore the longer wins.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["error", "warning", "note"]),
+    help="The mildest finding that makes the exit code 1.  [default: warning]",
+)
+@click.option("consumers", "--for", metavar="CONSUMER", help="Also what this loader will do with the model.")
+@click.option(
+    "--depth",
+    type=click.Choice(["header", "candidates", "full"]),
+    help="How much to read, as of inspect.  [default: candidates]",
+)
+@click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the result.")
+@click.option("--output-file", type=click.Path(), metavar="FILE", help="Write the result to FILE instead of stdout.")
+@click.option(
+    "--config", type=click.Path(), metavar="FILE", help="Settings; else the nearest tieconv.toml or pyproject.toml."
+)
+@click.option("--no-config", is_flag=True, help="Look for no settings.")
+@click.option("--baseline", type=click.Path(), metavar="FILE", help="Findings that FILE holds do not count.")
+@click.option("--write-baseline", type=click.Path(), metavar="FILE", help="Write what is found to FILE, and exit 0.")
+@click.option("--fix", is_flag=True, help="Apply safe remedies: to OUT, in place, or as plans to look at.")
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="With --fix: OUT, or OUT/NAME for many.")
+@click.option("--in-place", is_flag=True, help="With --fix: replace the models themselves.")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Processes at once."
+)
+@name_options
+@traceback_option
+def command(models: tuple[str, ...], **options: Any) -> None:
+    """Apply the rules to each MODEL; the current directory where none is given.
+
+    Exits 2 when a model cannot be read (the others are checked all the same), else 1 when a finding that counts is
+    at or above --fail-on, else 0. `tieconv rules` lists the rules, `tieconv explain RULE` says what one means.
+    """
+    sys.exit(run(Arguments(models=models or (".",), **options)))
+
+
+def run(arguments: Arguments) -> int:
+    """The exit code, once everything is printed and written."""
+    policy = _policy(arguments)
+    _guard_output(arguments)
+    report, models = _checked(arguments, policy)
+    if arguments.write_baseline:
+        return _write_baseline(arguments.write_baseline, policy, report, models)
+    outcomes: tuple[Outcome, ...] = ()
+    if arguments.fix and arguments.writes:
+        report = api.fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head)
+    elif arguments.fix:
+        report, outcomes = api.preview_fixes(report)
+    _show(arguments, report, outcomes)
+    for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
+        click.echo(line, err=True)
+    return report.exit_code
+
+
+def _policy(arguments: Arguments) -> Policy:
+    if arguments.config:
+        settings = load_settings(arguments.config)
+    elif arguments.no_config:
+        settings = Settings()
+    else:
+        settings, skipped = find_settings(arguments.models)
+        for path in skipped:
+            where = shell_word(os.path.relpath(path))
+            click.echo(_note(f"{where} lies in the model that it would judge: --config {where} uses it"), err=True)
+    return make_policy(
+        settings,
+        select=arguments.select,
+        ignore=arguments.ignore,
+        fail_on=arguments.fail_on,
+        depth=arguments.depth,
+        consumers=arguments.consumers,
+        # The file to write may be the one that waives: it need not be there yet.
+        baseline=arguments.baseline,
+        without_baseline=bool(arguments.write_baseline),
+    )
+
+
+def _guard_output(arguments: Arguments) -> None:
+    """A report never replaces a file of a model."""
+    for path in filter(None, (arguments.output_file, arguments.write_baseline)):
+        place = place_of(path)
+        for model in arguments.models:
+            root = place_of(model)
+            if os.path.isfile(place) and (place == root or place.startswith(os.path.join(root, ""))):
+                raise DestinationError(
+                    f"{shown(path)} is a file of the model {shown(model)}", "write it somewhere else", "out.in-model"
+                )
+
+
+def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
+        return api.run_gate(
+            policy, arguments.models, embed=arguments.embed, head=arguments.head, jobs=arguments.jobs, tick=tick
+        )
+
+    if len(arguments.models) < 2 or not sys.stderr.isatty():
+        return checked(lambda _: None)
+    with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr) as bar:
+        return checked(lambda _: bar.update(1))
+
+
+def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
+    failed = next((model for model in report.models if model.failure is not None), None)
+    if failed is not None and failed.failure is not None:
+        raise SettingsError(
+            f"{shown(path)} was not written: {failed.failure.message}",
+            "a baseline needs every model: leave this one out, or mend it",
+            "baseline.unreadable-model",
+        )
+    old = load_baseline(path) if os.path.lexists(path) and os.path.getsize(path) else None
+    write_text(path, policy.debt(models, path, old))
+    written = len(load_baseline(path).entries)
+    noun = count(written, "finding")
+    click.echo(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}", err=True)
+    return 0
+
+
+def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome, ...]) -> None:
+    """The result on stdout or in its file; plans after it where it is text, else on stderr."""
+    to_file = arguments.output_file is not None
+    text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
+    if arguments.output_file is not None:
+        write_text(arguments.output_file, f"{text}\n" if text else "")
+    elif text:
+        click.echo(text)
+    if outcomes:
+        from tieconv.reporters.plan_text import render as render_plan
+
+        for outcome in outcomes:
+            click.echo(render_plan(outcome, paint, width()), err=to_file or arguments.format != "text")
+
+
+def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
+    """What became of each remedy; that nothing was written, where nothing was."""
+    for model in report.models:
+        for fix in model.fixes:
+            rules = ", ".join(fix.rules)
+            if fix.refusal:
+                yield f"left: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
+            else:
+                yield f"fixed: {rules}: {fix.command.removesuffix(' -o OUT')}"
+        if arguments.writes and model.output is not None:
+            yield f"wrote {shown(model.output)}: verified, and checked again"
+        elif arguments.output is not None and model.failure is None:
+            yield f"{shown(model.source)}: no safe remedy to apply, so nothing was written for it"
+    if arguments.fix and not arguments.writes:
+        yield "nothing was written: give -o OUT or --in-place; after each remedy the model is looked at again"
+
+
+def _note(text: str) -> str:
+    return f"{click.style('note', fg='cyan')}: {text}"
+
+
+def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
+    """The closing line: how many models, what was found, and whether that fails."""
+    levels = [str(entry.finding.level) for model in report.models for entry in model.open]
+    found = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
+    waived = sum(entry.waiver is not None for model in report.models for entry in model.findings)
+    unread = sum(model.failure is not None for model in report.models)
+    parts = [", ".join(found) or ("no finding" if unread < len(report.models) else "")]
+    parts += [f"{waived} waived"] if waived else []
+    parts += [f"{unread} not checked"] if unread else []
+    counted = [entry for model in report.models for entry in filter(report.counts, model.findings)]
+    counting, safe = len(counted), sum(bool((remedy := entry.finding.remedy) and remedy.safe) for entry in counted)
+    verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
+    if safe and not arguments.fix:
+        verdict += f", {safe} with a safe remedy (--fix)"
+    verdict = "not decided" if unread and not counting else verdict
+    where = f" (settings: {shown(os.path.relpath(policy.settings.path))})" if policy.settings.path else ""
+    return f"{count(len(report.models), 'model')}: {', '.join(filter(None, parts))}; {verdict}{where}"

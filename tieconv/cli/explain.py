@@ -1,0 +1,41 @@
+"""`tieconv explain`."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from tieconv.cli.options import paint, traceback_option, width
+from tieconv.gate.known import find_rule
+
+
+@click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
+@click.argument("rule")
+@traceback_option
+def command(rule: str) -> None:
+    """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
+    found = find_rule(rule)
+    columns = width()
+    click.echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
+    text = found.documentation.strip()
+    click.echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
+
+
+def _lines(text: str, columns: int) -> Iterator[str]:
+    """Headings in bold, paragraphs filled, quoted output as it is."""
+    for place, block in enumerate(_blocks(text)):
+        if place:
+            yield ""
+        if block.startswith("## "):
+            heading, _, block = block.partition("\n")
+            yield paint(heading.removeprefix("## "), "heading")
+        if block.startswith("    "):
+            yield block
+        elif block:
+            yield textwrap.fill(" ".join(block.split()), columns, break_long_words=False, break_on_hyphens=False)
+
+
+def _blocks(text: str) -> list[str]:
+    return [block for block in text.split("\n\n") if block.strip()]

@@ -1,0 +1,1 @@
+"""The gate: which findings count, which are waived and why, and the safe remedies applied."""

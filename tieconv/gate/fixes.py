@@ -1,0 +1,165 @@
+"""Safe remedies applied, one at a time, each to what the one before it left."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Failure, Fix
+from tieconv.checkpoint.inspection import Action
+from tieconv.checkpoint.plan import Outcome
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute.interrupts import interrupts
+from tieconv.execute.staging import Staging
+from tieconv.execute.swap import publish_new
+from tieconv.execute.target import Target, destination
+from tieconv.execute.tree import remove
+from tieconv.planned import PlannedWrite
+
+MOST = 8
+"""Remedies applied to one model: more than any model needs, fewer than a loop takes."""
+
+_SIDES = {"retie": "tied", "set-tie true": "tied", "untie": "untied", "set-tie false": "untied"}
+
+Look = Callable[[str], CheckedModel]
+"""Inspects the model at a path and judges its findings."""
+Counts = Callable[[CheckedFinding], bool]
+Plan = Callable[[Action], PlannedWrite]
+
+
+@dataclass
+class Fixer:
+    """Applies the safe remedies of the findings that count.
+
+    ``out`` is the path of the new model, ``None`` to replace the model itself.
+    """
+
+    look: Look
+    counts: Counts
+    plan: Plan
+    out: str | None
+    done: list[Fix] = field(default_factory=list)
+    applied: list[Action] = field(default_factory=list)
+    refused: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
+
+    def run(self, model: CheckedModel) -> CheckedModel:
+        """The model after its remedies; with a `Failure` where one could not be written."""
+        if model.failure is not None:
+            return model
+        try:
+            after, output = self._in_place(model) if self.out is None else self._beside(model, self.out)
+        except TieconvError as error:
+            return replace(model, failure=Failure(error.message, error.hint), fixes=tuple(self.done))
+        return replace(after, fixes=(*self.done, *self._left(after)), output=output)
+
+    def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:
+        now = model
+        while (planned := self._next(now)) is not None:
+            planned.execute(in_place=True)
+            now = self.look(model.source)
+        return now, model.source if self.applied else None
+
+    def _beside(self, model: CheckedModel, out: str) -> tuple[CheckedModel, str | None]:
+        """Each step reads what the last one wrote; all of them lie in one hidden directory beside OUT."""
+        planned = self._next(model)
+        if planned is None:
+            return model, None
+        planned.check(out)
+        with interrupts() as signals, ExitStack() as stack:
+            with signals.shielded():
+                staging = Staging(destination(planned.plan, Target(Path(out))))
+                stack.callback(staging.release)
+            at = self._steps(planned, staging)
+            with signals.shielded():
+                publish_new(at, staging.final)
+        return self.look(out), out
+
+    def _steps(self, first: PlannedWrite, staging: Staging) -> Path:
+        planned: PlannedWrite | None = first
+        number, at = 0, staging.path
+        while planned is not None:
+            number += 1
+            before, at = at, staging.path / f"step-{number}" / staging.final.name
+            os.mkdir(at.parent)
+            planned.execute(at)
+            if number > 1:
+                remove(before.parent)
+            planned = self._next(self.look(str(at)))
+        return at
+
+    def _next(self, model: CheckedModel) -> PlannedWrite | None:
+        """The next remedy that may be applied, its plan made; noted as done."""
+        for action, rules in actions(model, self.counts):
+            key = (action.verb, action.options)
+            reason = self._reason_against(action, model)
+            try:
+                planned = self.plan(action) if not reason and key not in self.refused else None
+            except RefusedError as error:
+                planned, reason = None, error.message
+            if planned is not None:
+                self.applied.append(action)
+                self.done.append(Fix(action.command, rules))
+                return planned
+            self.refused.setdefault(key, reason)
+        return None
+
+    def _reason_against(self, action: Action, model: CheckedModel) -> str:
+        if len(self.applied) >= MOST:
+            return f"{MOST} remedies were applied already"
+        if not concerns(action, model):
+            return "it is about another model"
+        for earlier in self.applied:
+            if (earlier.verb, earlier.options) == (action.verb, action.options):
+                return "it was applied already, and the finding is still there"
+            sides = {_SIDES.get(earlier.verb, ""), _SIDES.get(action.verb, "")} - {""}
+            if len(sides) > 1:
+                return f"it would undo {earlier.verb}, which was applied"
+        return ""
+
+    def _left(self, model: CheckedModel) -> Iterator[Fix]:
+        """The remedies of findings that still count, and why they were not applied."""
+        for entry in filter(self.counts, model.findings):
+            remedy = entry.finding.remedy
+            if remedy is None:
+                continue
+            if not remedy.safe:
+                yield Fix(remedy.command, (entry.finding.rule,), "it changes what the model computes, or decides it")
+            elif remedy.action is not None:
+                key = (remedy.action.verb, remedy.action.options)
+                yield Fix(remedy.command, (entry.finding.rule,), self.refused.get(key, "it was not applied"))
+
+
+def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple[str, ...]]]:
+    """The safe remedies of the findings that count, each once, and the rules that ask for it."""
+    found: dict[Action, list[str]] = {}
+    for entry in filter(counts, model.findings):
+        remedy = entry.finding.remedy
+        if remedy is not None and remedy.safe and remedy.action is not None:
+            found.setdefault(remedy.action, []).append(entry.finding.rule)
+    for action, rules in found.items():
+        yield action, tuple(dict.fromkeys(rules))
+
+
+def concerns(action: Action, model: CheckedModel) -> bool:
+    """Whether the action writes this model: an adapter's finding may name a command for its base."""
+    return os.path.normpath(action.source) in (
+        os.path.normpath(model.source),
+        os.path.normpath(os.path.dirname(model.source)),
+    )
+
+
+def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome, ...]]:
+    """The plans of the remedies that would be tried first, and why others would not be."""
+    outcomes: list[Outcome] = []
+    refused: list[Fix] = []
+    for action, rules in actions(model, counts):
+        try:
+            if not concerns(action, model):
+                raise RefusedError("it is about another model")
+            outcomes.append(plan(action).outcome())
+        except RefusedError as error:
+            refused.append(Fix(action.command, rules, error.message))
+    return replace(model, fixes=tuple(refused)), tuple(outcomes)

@@ -1,0 +1,39 @@
+"""Many models at once, told in the order in which they were asked for."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from tieconv.errors import TieconvError
+
+T = TypeVar("T")
+
+
+def each(work: Callable[[str], T], paths: Sequence[str], jobs: int) -> Iterator[T]:
+    """``work(path)`` for each path, in order, by at most ``jobs`` processes; ``work`` must survive pickling.
+
+    Processes, because most of the time goes into parsing headers in Python, which threads do one at a time.
+    """
+    jobs = min(jobs, len(paths))
+    if jobs <= 1:
+        yield from map(work, paths)
+        return
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
+    pool = ProcessPoolExecutor(jobs, initializer=_answer_signals)
+    try:
+        yield from pool.map(work, paths)
+    except BrokenProcessPool:
+        raise TieconvError(
+            "a process that checked models was killed", "is memory short? try --jobs 1", "jobs.killed"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _answer_signals() -> None:
+    """An interrupt ends a worker without a traceback; the parent says what happened."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

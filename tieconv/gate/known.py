@@ -1,0 +1,51 @@
+"""The rules by code and by name, and what an unknown one was likely meant to be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tieconv.errors import SettingsError
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.checks.interface import Rule
+
+
+def rules() -> tuple[Rule, ...]:
+    """Every rule, in the order of the documentation."""
+    from tieconv.checks.registry import RULES  # forty modules, which a plain run does without
+
+    return RULES
+
+
+def find_rule(word: str) -> Rule:
+    """The rule with this code or name. Raises `SettingsError` with those that look like it."""
+    for rule in rules():
+        if word.upper() == rule.code or word.lower() == rule.name:
+            return rule
+    raise unknown(word)
+
+
+def unknown(word: str, where: str = "") -> SettingsError:
+    """The error for a word that no rule's code or name is."""
+    prefix = f"{where}: " if where else ""
+    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is no rule", _meant(word), "rule.unknown")
+
+
+def close(word: str, words: Iterable[str]) -> list[str]:
+    """The ``words`` that are nearest to ``word``, at most three."""
+    from difflib import get_close_matches
+
+    return get_close_matches(word[:60], list(words), 3, 0.6)
+
+
+def _meant(word: str) -> str:
+    named = {rule.name: rule for rule in rules()}
+    coded = {rule.code: rule for rule in rules()}
+    found = [coded[code] for code in close(word.upper(), coded)]
+    found += [named[name] for name in close(word.lower(), named)]
+    if not found:
+        return "tieconv rules lists them"
+    near = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in found)
+    return f"did you mean {' or '.join(list(near)[:3])}? tieconv rules lists all"

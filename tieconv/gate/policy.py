@@ -1,0 +1,133 @@
+"""What counts: selection, settings and baseline applied to the findings of models."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Waiver
+from tieconv.checkpoint.inspection import Depth, Level
+from tieconv.checkpoint.record import record
+from tieconv.gate import baseline as baselines
+from tieconv.gate.baseline import Baseline, Entry
+from tieconv.gate.patterns import matches
+from tieconv.gate.selection import Selection, longest
+from tieconv.gate.settings import ModelIgnore, Settings
+from tieconv.text import count, shell_word, shown
+
+
+@record
+class Policy:
+    """Everything that decides whether a finding counts. Models are told by their absolute paths."""
+
+    selection: Selection
+    settings: Settings
+    fail_on: Level
+    depth: Depth
+    consumers: str | None = None
+    baseline: Baseline | None = None
+
+    def judge(self, model: CheckedModel, place: str) -> CheckedModel:
+        """The model without the findings that are not selected, the others with their waivers."""
+        known = self.baseline.of(place) if self.baseline else Counter[Entry]()
+        found = [entry for entry in model.findings if self.selection.runs(entry.finding.rule)]
+        return replace(model, findings=tuple(self._judged(entry, place, known) for entry in found))
+
+    def _judged(self, entry: CheckedFinding, place: str, known: Counter[Entry]) -> CheckedFinding:
+        waiver = self._ignored(entry.finding.rule, place) or self._known(entry, place, known)
+        return replace(entry, waiver=waiver)
+
+    def _ignored(self, code: str, place: str) -> Waiver | None:
+        selector = self.selection.ignored_by(code)
+        if selector is not None:
+            return Waiver("ignore", f"{selector} is ignored")
+        for _, ignore in self._about(place):
+            if longest(ignore.ignore, code):
+                return Waiver("model", ignore.reason)
+        return None
+
+    def _known(self, entry: CheckedFinding, place: str, known: Counter[Entry]) -> Waiver | None:
+        if self.baseline is None:
+            return None
+        key = baselines.entry_of(self.baseline.relative(place), entry)
+        if not known[key]:
+            return None
+        known[key] -= 1
+        return Waiver("baseline", f"in the baseline {shown(self.baseline.path)}")
+
+    def _about(self, place: str) -> Iterator[tuple[int, ModelIgnore]]:
+        for number, ignore in enumerate(self.settings.per_model):
+            if matches(ignore.model, place, self.settings.folder):
+                yield number, ignore
+
+    def notes(self, models: Mapping[str, CheckedModel]) -> Iterator[str]:
+        """What the settings and the baseline hold in vain, for the models (by place) that were read."""
+        read = {place: model for place, model in models.items() if model.failure is None}
+        if self.depth is not Depth.HEADER:  # where nothing was compared, nothing is known to be gone
+            yield from self._unused(read)
+        fixed = sum(self._fixed(place, model) for place, model in read.items())
+        if fixed and self.baseline:
+            entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
+            verb = "is" if fixed == 1 else "are"
+            path = shell_word(self.baseline.path)
+            yield f"{entries} the baseline {verb} fixed: rewrite it with --write-baseline {path}"
+
+    def _unused(self, read: Mapping[str, CheckedModel]) -> Iterator[str]:
+        used: set[tuple[int, str]] = set()
+        met: set[int] = set()
+        for place, model in read.items():
+            for number, ignore in self._about(place):
+                met.add(number)
+                found = (longest(ignore.ignore, entry.finding.rule) for entry in model.findings)
+                used |= {(number, selector) for selector in found if selector}
+        for number, ignore in enumerate(self.settings.per_model):
+            for selector in ignore.ignore:
+                if number in met and (number, selector) not in used and self._could_run(selector):
+                    yield (
+                        f"{shown(self.settings.path)}: the ignore of {selector} for {shown(ignore.model)} is unused: "
+                        f"no finding that it covers"
+                    )
+
+    def _could_run(self, selector: str) -> bool:
+        """Whether a rule that the selector covers is run: what is not looked for is not known to be gone."""
+        from tieconv.gate.known import rules
+
+        codes = [rule.code for rule in rules() if longest((selector,), rule.code)]
+        return any(self._looked_for(code) for code in codes)
+
+    def _looked_for(self, code: str) -> bool:
+        return self.selection.runs(code) and (self.consumers is not None or not code.startswith("CON"))
+
+    def _fixed(self, place: str, model: CheckedModel) -> int:
+        if self.baseline is None or not baselines.covers(self.depth, self.baseline.depth):
+            return 0
+        name = self.baseline.relative(place)
+        known = Counter(entry for entry in self.baseline.of(place).elements() if self._looked_for(entry.rule))
+        return (known - Counter(baselines.entry_of(name, entry) for entry in model.findings)).total()
+
+    def debt(self, models: Mapping[str, CheckedModel], path: str, old: Baseline | None) -> str:
+        """The baseline file at ``path`` that waives what is open or was waived by a baseline.
+
+        Entries of ``old``, the file's former content, stay where nobody looked again: for other models, for rules
+        that did not run, and where more was read to find them.
+        """
+        names = {place: baselines.relative(place, path) for place in models}
+        now = Counter(
+            baselines.entry_of(names[place], entry)
+            for place, model in models.items()
+            for entry in model.findings
+            if entry.waiver is None or entry.waiver.by == "baseline"
+        )
+        kept: Counter[Entry] = Counter()
+        depth = self.depth
+        if old is not None:
+            deeper = not baselines.covers(depth, old.depth)
+            depth = old.depth if deeper else depth
+            checked = set(names.values())
+            kept.update(
+                entry
+                for entry in old.entries
+                if deeper or entry.model not in checked or not self._looked_for(entry.rule)
+            )
+        return baselines.render(depth, (kept | now).elements())

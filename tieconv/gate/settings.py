@@ -1,0 +1,163 @@
+"""The settings of the gate: `tieconv.toml`, or `[tool.tieconv]` of a `pyproject.toml`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from tieconv.checkpoint.inspection import Depth, Level
+from tieconv.checkpoint.record import record
+from tieconv.errors import SettingsError
+from tieconv.gate.known import close
+from tieconv.gate.selection import ALL, selectors
+from tieconv.text import shown
+
+OWN, SHARED = "tieconv.toml", "pyproject.toml"
+SECTION = ("tool", "tieconv")
+
+
+@record
+class ModelIgnore:
+    """Rules that do not count for the models that ``model``, a pattern, names; and the ``reason``."""
+
+    model: str
+    ignore: tuple[str, ...]
+    reason: str
+
+
+@record
+class Settings:
+    """What a settings file says; ``None`` where it is silent. ``path`` is the file, empty where there is none."""
+
+    path: str = ""
+    select: tuple[str, ...] | None = None
+    ignore: tuple[str, ...] = ()
+    fail_on: Level | None = None
+    consumers: str | None = None
+    depth: Depth | None = None
+    baseline: str | None = None
+    per_model: tuple[ModelIgnore, ...] = ()
+
+    @property
+    def folder(self) -> str:
+        """What paths and patterns in it are relative to."""
+        return os.path.dirname(self.path)
+
+
+def parse_settings(text: str, path: str) -> Settings | None:
+    """The settings in the TOML ``text`` of the file at ``path``; ``None`` for a `pyproject.toml` without a section.
+
+    Raises `SettingsError` with the key and the file for anything that is not understood.
+    """
+    own = os.path.basename(path) != SHARED
+    if not own and SECTION[-1] not in text:
+        return None  # most have no section, and are not worth a parser
+    document = _toml(text, path)
+    if own:
+        return _settings(_Table(path, "", document))
+    found: object = document
+    for key in SECTION:
+        if not isinstance(found, dict) or key not in found:
+            return None
+        found = found[key]
+    if not isinstance(found, dict):
+        raise _wrong(path, ".".join(SECTION), "must be a table")
+    return _settings(_Table(path, "tool.tieconv.", found))
+
+
+def _toml(text: str, path: str) -> dict[str, object]:
+    import tomllib
+
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{shown(path)} is no TOML: {shown(error)}", "mend the line", "settings.toml") from error
+    except RecursionError as error:
+        raise SettingsError(f"{shown(path)} nests too deep", "flatten it", "settings.toml") from error
+
+
+@record
+class _Table:
+    """A table of the file at ``path``; ``prefix`` is how its keys are told."""
+
+    path: str
+    prefix: str
+    values: Mapping[str, object]
+
+    def only(self, *known: str) -> None:
+        """Raise for a key that is not ``known``."""
+        for key in self.values:
+            if key not in known:
+                near = close(key, known)
+                hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
+                name = f"{self.prefix}{shown(key, 60)}"
+                raise SettingsError(f"{shown(self.path)}: {name} is no setting", hint, "settings.key")
+
+    def text(self, key: str, *choices: str) -> str | None:
+        """A string that is not empty, one of ``choices`` where there are any; ``None`` where it is absent."""
+        if key not in self.values:
+            return None
+        value = self.values[key]
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(key, "must be a text that is not empty")
+        if choices and value not in choices:
+            raise self.wrong(key, f"must be one of {', '.join(choices)}")
+        return value
+
+    def required(self, key: str, why: str) -> str:
+        """As `text`, but it must be there."""
+        value = self.text(key)
+        if value is None:
+            raise self.wrong(key, why)
+        return value
+
+    def selectors(self, key: str) -> tuple[str, ...] | None:
+        """A list of rule codes and prefixes; ``None`` where it is absent."""
+        if key not in self.values:
+            return None
+        value = self.values[key]
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.wrong(key, 'must be a list of rules, such as ["TIE001", "STO"]')
+        return selectors(value, f"{shown(self.path)}: {self.prefix}{key}")
+
+    def tables(self, key: str) -> tuple[_Table, ...]:
+        """A list of tables; empty where it is absent."""
+        value = self.values.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise self.wrong(key, f"must be tables: [[{self.prefix}{key}]]")
+        return tuple(_Table(self.path, f"{self.prefix}{key}[{place}].", entry) for place, entry in enumerate(value, 1))
+
+    def wrong(self, key: str, what: str) -> SettingsError:
+        """The error for the value of ``key``."""
+        return _wrong(self.path, f"{self.prefix}{key}", what)
+
+
+def _wrong(path: str, name: str, what: str) -> SettingsError:
+    return SettingsError(f"{shown(path)}: {name} {what}", "docs/check.md shows every setting", "settings.value")
+
+
+def _settings(table: _Table) -> Settings:
+    table.only("select", "ignore", "fail-on", "for", "depth", "baseline", "per-model")
+    fail_on, depth = table.text("fail-on", *Level), table.text("depth", *Depth)
+    return Settings(
+        path=table.path,
+        select=table.selectors("select"),
+        ignore=table.selectors("ignore") or (),
+        fail_on=Level(fail_on) if fail_on else None,
+        consumers=table.text("for"),
+        depth=Depth(depth) if depth else None,
+        baseline=table.text("baseline"),
+        per_model=tuple(map(_model_ignore, table.tables("per-model"))),
+    )
+
+
+def _model_ignore(table: _Table) -> ModelIgnore:
+    table.only("model", "ignore", "reason")
+    ignore = table.selectors("ignore")
+    if not ignore:
+        raise table.wrong("ignore", f'is missing: the rules, such as ["TIE002"] or ["{ALL}"]')
+    return ModelIgnore(
+        model=table.required("model", "is missing: the path of a model, or a pattern"),
+        ignore=ignore,
+        reason=table.required("reason", "is missing: say why these findings do not count"),
+    )
