@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from tieconv.checkpoint.inspection import Finding, Level
 from tieconv.checkpoint.record import record
 
+RANK = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
+"""The worst first."""
+
 
 @record
 class Waiver:
@@ -42,12 +45,26 @@ class Failure:
 
 
 @record
+class Fix:
+    """A remedy that was applied, or (``refusal``) why it was not; ``rules`` are those that asked for it."""
+
+    command: str
+    rules: tuple[str, ...]
+    refusal: str = ""
+
+
+@record
 class CheckedModel:
-    """One model: its findings, the worst first, or why there are none to give."""
+    """One model: its findings, the worst first, or why there are none to give.
+
+    ``fixes`` is what `--fix` did or left, in its order, ``output`` where the fixed model now is.
+    """
 
     source: str
     findings: tuple[CheckedFinding, ...] = ()
     failure: Failure | None = None
+    fixes: tuple[Fix, ...] = ()
+    output: str | None = None
 
     @property
     def open(self) -> Iterator[CheckedFinding]:
@@ -57,7 +74,42 @@ class CheckedModel:
 
 @record
 class CheckReport:
-    """The answer of `tieconv check`."""
+    """The answer of `tieconv check`.
+
+    ``notes`` are about settings and the baseline, not about a model; ``rules`` are the codes of the rules that were
+    applied, empty for every rule.
+    """
 
     models: tuple[CheckedModel, ...]
     fail_on: Level
+    notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    def counts(self, entry: CheckedFinding) -> bool:
+        """Whether a finding fails its model: it is open and at or above the level."""
+        return entry.waiver is None and RANK[entry.finding.level] <= RANK[self.fail_on]
+
+    def fails(self, model: CheckedModel) -> bool:
+        """Whether a model could not be read, or has a finding that counts."""
+        return model.failure is not None or any(map(self.counts, model.findings))
+
+    @property
+    def failed(self) -> int:
+        """The models that fail."""
+        return sum(map(self.fails, self.models))
+
+    @property
+    def exit_code(self) -> int:
+        """2 where a model could not be read, else 1 where one has a finding that counts, else 0."""
+        if any(model.failure is not None for model in self.models):
+            return 2
+        return 1 if self.failed else 0
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.check/1`."""
+        from tieconv.checkpoint.documents import check_document
+
+        return check_document(self)
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.checked import CheckedFinding, CheckReport
     from tieconv.checkpoint.inspection import Finding, Head, Inspection, Member, StorageUse, Tie
     from tieconv.checkpoint.plan import Operation, Outcome
     from tieconv.checkpoint.records import Adapter
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
 PLAN_SCHEMA = "tieconv.plan/1"
+CHECK_SCHEMA = "tieconv.check/1"
 
 
 def inspection_document(inspection: Inspection) -> dict[str, object]:
@@ -88,6 +90,42 @@ def finding_document(finding: Finding) -> dict[str, object]:
         "message": finding.message,
         "tensors": list(finding.tensors),
         "remedy": remedy,
+    }
+
+
+def check_document(report: CheckReport) -> dict[str, object]:
+    """Schema `tieconv.check/1`.
+
+    ``failed`` counts the models with an open finding at ``fail_on`` or above, and those that could not be read.
+    """
+    return {
+        "schema": CHECK_SCHEMA,
+        "tieconv": VERSION,
+        "fail_on": str(report.fail_on),
+        "rules": list(report.rules),
+        "models": [
+            {
+                "source": model.source,
+                "failed": report.fails(model),
+                "failure": model.failure and asdict(model.failure),
+                "findings": [_checked(entry) for entry in model.findings],
+                "fixes": [{**asdict(fix), "rules": list(fix.rules)} for fix in model.fixes],
+                "output": model.output,
+            }
+            for model in report.models
+        ],
+        "failed": report.failed,
+        "waived": sum(entry.waiver is not None for model in report.models for entry in model.findings),
+        "notes": list(report.notes),
+    }
+
+
+def _checked(entry: CheckedFinding) -> dict[str, object]:
+    return {
+        **finding_document(entry.finding),
+        "file": entry.file,
+        "fingerprint": entry.fingerprint,
+        "waiver": entry.waiver and asdict(entry.waiver),
     }
 
 

@@ -1,0 +1,60 @@
+"""The gate's answer for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.reporters import check_view as view
+from tieconv.reporters.layout import Paint, plain, wrapped
+from tieconv.text import count
+
+_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
+
+
+def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
+    """The models, the worst first, and a line over all of them; a model without findings is one line."""
+    blocks: list[list[str]] = []
+    for model in view.worst_first(report.models):
+        lines = list(_model(model, report, paint, width))
+        if blocks and len(lines) == len(blocks[-1]) == 1:
+            blocks.append(lines)
+        else:
+            blocks.append(["", *lines] if blocks else lines)
+    bad = bool(report.failed)
+    if report.notes:
+        blocks.append(["", *(text for note in report.notes for text in wrapped(view.line(note), "note: ", width))])
+    blocks.append(["", *wrapped(view.summary(report), "", width)])
+    blocks[-1][1:] = [paint(text, "error" if bad else "good") for text in blocks[-1][1:]]
+    return "\n".join(text for block in blocks for text in block).lstrip("\n")
+
+
+def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:
+    name = paint(view.line(model.output or model.source), "heading")
+    if model.failure:
+        yield f"{name}: {paint('could not be read', 'error')}"
+        yield from wrapped(view.line(model.failure.message), "  error: ", width)
+        if model.failure.hint:
+            yield from wrapped(view.line(model.failure.hint), "  hint: ", width)
+        return
+    verdict = paint("failed", "error") if report.fails(model) else paint("ok", "good")
+    dropped = len(view.waived(model))
+    yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
+    for entry in model.open:
+        yield from _finding(entry, paint, width)
+    for fix in model.fixes:
+        yield from wrapped(view.fixed(fix), "  ", width)
+
+
+def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator[str]:
+    finding = entry.finding
+    level = str(finding.level)
+    lead = f"  {level.ljust(7)}  {view.line(finding.rule)}  "
+    where = f"{view.line(entry.file)}: " if entry.file else ""
+    first, *rest = wrapped(where + view.line(finding.message), lead, width)
+    yield first.replace(level, paint(level, _STYLES[level]), 1)
+    yield from rest
+    if finding.remedy:
+        yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
+        if not finding.remedy.safe:
+            yield from wrapped("(that changes what the model computes, or decides it)", " " * len(lead), width)
