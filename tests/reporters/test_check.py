@@ -68,6 +68,13 @@ def test_one_clean_model_is_two_short_lines() -> None:
     ]
 
 
+def test_models_with_nothing_to_say_are_one_block() -> None:
+    """A hundred clean models are a hundred lines, without blank ones between them."""
+    clean = tuple(CheckedModel(f"m{place}") for place in range(3))
+    text = check.render("text", CheckReport((*clean[:2], CheckedModel("bad", (entry(),)), clean[2]), Level.ERROR))
+    assert text.split("\n\n")[1] == "m0: ok\nm1: ok\nm2: ok"
+
+
 def test_text_is_wrapped_and_painted_on_a_terminal_only() -> None:
     """Piped text has one line a finding and no escape; a terminal gets both."""
     wide = check.render("text", every_case())
@@ -174,6 +181,12 @@ def test_the_same_finding_twice_has_two_fingerprints() -> None:
     results = sarif(CheckReport((CheckedModel("m", (entry(), entry())),), Level.ERROR))["results"]
     first, second = (result["partialFingerprints"]["primaryLocationLineHash"] for result in results)
     assert (first[-2:], second[-2:]) == (":1", ":2") and first[:-2] == second[:-2]
+
+
+def test_a_tensor_is_one_location_however_often_it_is_named() -> None:
+    """The schema wants locations that differ, and no more of them than GitHub keeps."""
+    (result,) = sarif(CheckReport((CheckedModel("m", (entry(tensors=("a", "b", "a", "")),)),), Level.ERROR))["results"]
+    assert [found["fullyQualifiedName"] for found in result["locations"][0]["logicalLocations"]] == ["a", "b"]
 
 
 def test_rules_that_no_registry_knows_are_rendered() -> None:

@@ -18,9 +18,9 @@ from tieconv.text import count
 
 _BYTES = 900_000  # a job summary holds 1 MiB, and may hold another step's
 _NOTES = 20
-_MARKS = {Level.ERROR: "❌ error", Level.WARNING: "⚠️ warning", Level.NOTE: "ℹ️ note"}
+_MARKS = {Level.ERROR: "❌&nbsp;error", Level.WARNING: "⚠️&nbsp;warning", Level.NOTE: "ℹ️&nbsp;note"}
 _WORD = re.compile(r"[A-Za-z]+(?:['-][A-Za-z]+)*")  # letters alone: GH-1 and the like are links to GitHub
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*%?")
+_NUMBER = re.compile(r"\d+(?:[.,–]\d+)*%?")
 _TRIMMED = re.compile(r"([(\"']*)(.*?)([)\"',;:.]*)", re.DOTALL)
 
 

@@ -117,9 +117,8 @@ def _message(text: str) -> str:
 
 
 def _location(model: CheckedModel, entry: CheckedFinding) -> dict[str, object]:
-    named = [
-        {"fullyQualifiedName": view.line(name), "kind": "tensor"} for name in entry.finding.tensors[:_TENSORS] if name
-    ]
+    names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema wants each once
+    named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
     # GitHub wants a line, also of a file that has none.
     physical = {"artifactLocation": _artifact(place(model.source, entry.file)), "region": {"startLine": 1}}
     return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}

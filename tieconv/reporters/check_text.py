@@ -14,19 +14,13 @@ _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
     """The models, the worst first, and a line over all of them; a model without findings is one line."""
-    blocks: list[list[str]] = []
-    for model in view.worst_first(report.models):
-        lines = list(_model(model, report, paint, width))
-        if blocks and len(lines) == len(blocks[-1]) == 1:
-            blocks.append(lines)
-        else:
-            blocks.append(["", *lines] if blocks else lines)
-    bad = bool(report.failed)
-    if report.notes:
-        blocks.append(["", *(text for note in report.notes for text in wrapped(view.line(note), "note: ", width))])
-    blocks.append(["", *wrapped(view.summary(report), "", width)])
-    blocks[-1][1:] = [paint(text, "error" if bad else "good") for text in blocks[-1][1:]]
-    return "\n".join(text for block in blocks for text in block).lstrip("\n")
+    blocks = [list(_model(model, report, paint, width)) for model in view.worst_first(report.models)]
+    said = [block for block in blocks if len(block) > 1]
+    silent = [line for block in blocks if len(block) == 1 for line in block]  # one list without blank lines
+    notes = [text for note in report.notes for text in wrapped(view.line(note), "note: ", width)]
+    style = "error" if report.failed else "good"
+    summary = [paint(text, style) for text in wrapped(view.summary(report), "", width)]
+    return "\n\n".join("\n".join(block) for block in [*said, silent, notes, summary] if block)
 
 
 def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:
