@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import posixpath
 import re
 from urllib.parse import unquote_to_bytes
 
@@ -165,3 +166,14 @@ def test_each_bait_in_each_place() -> None:
     assert sum(readers.command(line) is not None for line in lines) == 10
     log = json.loads(check.render("sarif", report))
     readers.SARIF.validate(log)
+
+
+def test_github_messages_and_paths_come_back() -> None:
+    """The runner undoes the escapes: what it shows is the message, and the file is the one that was meant."""
+    for bait in (*BAITS, "50%", "%25", "a,b:c=d"):
+        found = entry(message=bait, file=f"x{bait}y", remedy=None)
+        line = check.render("github", CheckReport((CheckedModel("m", (found,)),), Level.ERROR)).split("\n")[0]
+        command = readers.command(line)
+        assert command is not None and command.message == view.line(bait)
+        assert command.properties["title"] == f"TIE001 in {view.line(f'm/x{bait}y')}"
+        assert command.properties.get("file") in (None, posixpath.normpath(f"m/x{bait}y"))
