@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from tieconv.checkpoint.inspection import Finding, Level
+from tieconv.checkpoint.plain import Printed
 from tieconv.checkpoint.record import record
+from tieconv.version import VERSION
+
+CHECK_SCHEMA = "tieconv.check/1"
 
 RANK = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 """The worst first."""
@@ -36,6 +41,15 @@ class CheckedFinding:
         parts = [self.finding.rule, self.file, *sorted(self.finding.tensors)]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
+    def to_dict(self) -> dict[str, object]:
+        """An entry of `findings`."""
+        return {
+            **self.finding.to_dict(),
+            "file": self.file,
+            "fingerprint": self.fingerprint,
+            "waiver": self.waiver and asdict(self.waiver),
+        }
+
 
 @record
 class Failure:
@@ -52,6 +66,10 @@ class Fix:
     command: str
     rules: tuple[str, ...]
     refusal: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """An entry of `fixes`."""
+        return {"command": self.command, "rules": list(self.rules), "refusal": self.refusal}
 
 
 @record
@@ -74,7 +92,7 @@ class CheckedModel:
 
 
 @record
-class CheckReport:
+class CheckReport(Printed):
     """The answer of `tieconv check`.
 
     ``notes`` are about settings and the baseline, not about a model; ``rules`` are the codes of the rules that were
@@ -107,10 +125,27 @@ class CheckReport:
         return 1 if self.failed else 0
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.check/1`."""
-        from tieconv.checkpoint.documents import check_document
+        """The document of schema `tieconv.check/1`.
 
-        return check_document(self)
+        ``failed`` counts the models with an open finding at ``fail_on`` or above, and those that could not be read.
+        """
+        return {
+            "schema": CHECK_SCHEMA,
+            "tieconv": VERSION,
+            "fail_on": str(self.fail_on),
+            "rules": list(self.rules),
+            "models": [self._model(model) for model in self.models],
+            "failed": self.failed,
+            "waived": sum(entry.waiver is not None for model in self.models for entry in model.findings),
+            "notes": list(self.notes),
+        }
 
-    def __str__(self) -> str:
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+    def _model(self, model: CheckedModel) -> dict[str, object]:
+        return {
+            "source": model.source,
+            "failed": self.fails(model),
+            "failure": model.failure and asdict(model.failure),
+            "findings": [entry.to_dict() for entry in model.findings],
+            "fixes": [fix.to_dict() for fix in model.fixes],
+            "output": model.output,
+        }

@@ -19,11 +19,9 @@ from tieconv.gate.assemble import find_settings, load_baseline, load_settings, m
 from tieconv.gate.policy import Policy
 from tieconv.gate.run import place_of
 from tieconv.gate.settings import Settings
-from tieconv.reporters.check import render
+from tieconv.reporters.check import FORMATS, render
 from tieconv.sources.texts import write_text
 from tieconv.text import count, shell_word, shown
-
-FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
 
 
 @dataclass(frozen=True, slots=True)

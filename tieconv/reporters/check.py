@@ -1,20 +1,55 @@
-"""The reporters of `tieconv check`, by the names of their formats."""
+"""The gate's answer in every format that `tieconv check --format` offers.
+
+`python -m tieconv.reporters.check FORMAT < report.json` turns a stored JSON report into another format: a CI job reads
+the weights once and still gets annotations, a summary and SARIF.
+"""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
-from importlib import import_module
-from typing import cast
 
 from tieconv.checkpoint.checked import CheckReport
 from tieconv.reporters.layout import Paint, plain
 
-REPORTERS = {name: f"tieconv.reporters.check_{name}" for name in ("text", "json")}
+FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
+"""Each format, in the module `check_` and its name: naming them imports none."""
 
 
-def render(format: str, report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
-    """The report in a format, without a newline at the end."""
-    module = import_module(REPORTERS[format])
-    if format == "text":
-        return cast("Callable[[CheckReport, Paint, int | None], str]", module.render)(report, paint, width)
-    return cast("Callable[[CheckReport], str]", module.render)(report)
+def render(format_: str, report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
+    """``report`` in ``format_``, without a newline at the end; only text is coloured and wrapped.
+
+    ``ValueError`` for a format that is not in `FORMATS`.
+    """
+    if format_ not in FORMATS:
+        raise ValueError(f"no such format: {format_}")
+    if format_ == "text":
+        from tieconv.reporters.check_text import render as text
+
+        return text(report, paint, width)
+    module = importlib.import_module(f"tieconv.reporters.check_{format_}")
+    rendered: Callable[[CheckReport], str] = module.render
+    return rendered(report)
+
+
+def main(arguments: list[str]) -> int:
+    """Stdin, a `tieconv.check/1` document, to stdout in the format that is named."""
+    from tieconv.reporters.check_json import read
+
+    if len(arguments) != 1 or arguments[0] not in FORMATS:
+        sys.stderr.write(f"usage: python -m tieconv.reporters.check {'|'.join(FORMATS)} < report.json\n")
+        return 2
+    try:
+        report = read(sys.stdin.buffer.read())
+    except ValueError as error:
+        sys.stderr.write(f"error: stdin is no report of tieconv check: {error}\n")
+        sys.stderr.write("hint: store one with: tieconv check MODEL --format json > report.json\n")
+        return 2
+    sys.stdout.write(render(arguments[0], report) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    sys.exit(main(sys.argv[1:]))

@@ -1,45 +1,54 @@
-"""A check for people: each model, and under it what was found."""
+"""The gate's answer for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.reporters import check_view as view
 from tieconv.reporters.layout import Paint, plain, wrapped
-from tieconv.text import count, shown
+from tieconv.text import count
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
-    """One block a model, without a newline at the end."""
-    return "\n".join(line for model in report.models for line in _model(model, paint, width))
+    """The models, the worst first, and a line over all of them; a model without findings is one line."""
+    blocks = [list(_model(model, report, paint, width)) for model in view.worst_first(report.models)]
+    said = [block for block in blocks if len(block) > 1]
+    silent = [line for block in blocks if len(block) == 1 for line in block]  # one list without blank lines
+    notes = [text for note in report.notes for text in wrapped(view.line(note), "note: ", width)]
+    style = "error" if report.failed else "good"
+    summary = [paint(text, style) for text in wrapped(view.summary(report), "", width)]
+    return "\n\n".join("\n".join(block) for block in [*said, silent, notes, summary] if block)
 
 
-def _model(model: CheckedModel, paint: Paint, width: int | None) -> Iterator[str]:
-    name = paint(shown(model.output or model.source), "heading")
-    waived = sum(entry.waiver is not None for entry in model.findings)
-    told = f" ({waived} waived)" if waived else ""
-    if model.failure is not None:
-        yield f"{name}: {paint('not checked', 'error')}"
-        yield from wrapped(model.failure.message, "  ", width)
+def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:
+    name = paint(view.line(model.output or model.source), "heading")
+    if model.failure:
+        yield f"{name}: {paint('could not be read', 'error')}"
+        yield from wrapped(view.line(model.failure.message), "  error: ", width)
         if model.failure.hint:
-            yield f"  hint: {model.failure.hint}"
+            yield from wrapped(view.line(model.failure.hint), "  hint: ", width)
         return
-    found = list(model.open)
-    yield f"{name}: {count(len(found), 'finding') if found else paint('ok', 'good')}{told}"
-    for entry in found:
+    verdict = paint("failed", "error") if report.fails(model) else paint("ok", "good")
+    dropped = len(view.waived(model))
+    yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
+    for entry in model.open:
         yield from _finding(entry, paint, width)
+    for fix in model.fixes:
+        yield from wrapped(view.fixed(fix), "  ", width)
 
 
 def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator[str]:
     finding = entry.finding
     level = str(finding.level)
-    lead = f"  {level.ljust(7)}  {finding.rule}  "
-    first, *rest = wrapped(finding.message, lead, width)
+    lead = f"  {level.ljust(7)}  {view.line(finding.rule)}  "
+    where = f"{view.line(entry.file)}: " if entry.file else ""
+    first, *rest = wrapped(where + view.line(finding.message), lead, width)
     yield first.replace(level, paint(level, _STYLES[level]), 1)
     yield from rest
     if finding.remedy:
-        yield f"{' ' * len(lead)}next: {finding.remedy.command}"
+        yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
         if not finding.remedy.safe:
-            yield f"{' ' * len(lead)}(that changes what the model computes, or decides it)"
+            yield from wrapped("(that changes what the model computes, or decides it)", " " * len(lead), width)
