@@ -50,7 +50,7 @@ def test_text(report: CheckReport) -> None:
     safe(re.sub(r"\n +", " ", check.render("text", report, width=50)))
     heads = re.findall(r"^\S.*", check.render("text", report), re.MULTILINE)
     indented = sum(view.line(model.output or model.source).startswith(" ") for model in report.models)
-    assert len(heads) == len(report.models) - indented + len(report.notes) + 1
+    assert len(heads) == len(report.models) - indented
 
 
 @few

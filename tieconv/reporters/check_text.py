@@ -13,14 +13,11 @@ _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
-    """The models, the worst first, and a line over all of them; a model without findings is one line."""
+    """The models, the worst first; a model without findings is one line. Notes and the summary go to stderr."""
     blocks = [list(_model(model, report, paint, width)) for model in view.worst_first(report.models)]
     said = [block for block in blocks if len(block) > 1]
     silent = [line for block in blocks if len(block) == 1 for line in block]  # one list without blank lines
-    notes = [text for note in report.notes for text in wrapped(view.line(note), "note: ", width)]
-    style = "error" if report.failed else "good"
-    summary = [paint(text, style) for text in wrapped(view.summary(report), "", width)]
-    return "\n\n".join("\n".join(block) for block in [*said, silent, notes, summary] if block)
+    return "\n\n".join("\n".join(block) for block in [*said, silent] if block)
 
 
 def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:
