@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.records import TensorRecord
+    from tieconv.consumers.interface import Consumer
     from tieconv.planned import PlannedWrite
 
 
@@ -27,18 +28,33 @@ def inspect(
     depth: Depth | str = Depth.CANDIDATES,
     embed: str | None = None,
     head: str | None = None,
+    consumers: str | None = None,
 ) -> Inspection:
     """What MODEL stores, what ties, what the config declares, and findings with the next command.
 
-    ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. Raises
-    `UnreadableError` for input that is missing or malformed.
+    ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. ``consumers`` names the
+    loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
+    missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
+    chosen = _consumers(consumers)
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth(depth), embed=embed, head=head)
     evidence = _with_base(evidence)
+    if chosen:
+        from tieconv.consumers import predict
+
+        evidence = replace(evidence, consumers=predict(evidence, chosen))
     return replace(evidence, findings=run_checks(evidence))
+
+
+def _consumers(spec: str | None) -> tuple[Consumer, ...]:
+    if spec is None:
+        return ()
+    from tieconv.consumers.selection import select
+
+    return select(spec)
 
 
 def _with_base(evidence: Inspection) -> Inspection:

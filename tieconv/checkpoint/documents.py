@@ -11,6 +11,7 @@ from tieconv.version import VERSION
 if TYPE_CHECKING:
     from tieconv.checkpoint.inspection import Finding, Head, Inspection, Member, StorageUse, Tie
     from tieconv.checkpoint.plan import Operation, Outcome
+    from tieconv.checkpoint.prediction import Prediction
     from tieconv.checkpoint.records import Adapter
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
@@ -57,7 +58,7 @@ def inspection_document(inspection: Inspection) -> dict[str, object]:
             for found in inspection.duplicates
         ],
         "storage": _storage(inspection.storage),
-        "consumers": [{**asdict(entry), "outcome": str(entry.outcome)} for entry in inspection.consumers],
+        "consumers": [_prediction(entry) for entry in inspection.consumers],
         **adapter,
         "findings": [finding_document(finding) for finding in inspection.findings],
     }
@@ -99,6 +100,11 @@ def _adapter(inspection: Inspection, adapter: Adapter) -> dict[str, object]:
         "target_modules": list(adapter.targets),
         "modules_to_save": list(adapter.saved),
     }
+
+
+def _prediction(prediction: Prediction) -> dict[str, object]:
+    values = {key: plain(value) for key, value in asdict(prediction).items()}
+    return {**values, "outcome": str(prediction.outcome)}
 
 
 def _head(head: Head) -> dict[str, object]:

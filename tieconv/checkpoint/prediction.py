@@ -23,7 +23,8 @@ class Prediction:
     """One loader's outcome for one model.
 
     ``measured`` is true where the prediction's module is tested against the loader itself; ``cited`` names the source
-    file, issue or release that the prediction follows.
+    file, issue or release that the prediction follows. ``tensors`` are the names that the outcome is about, ``dropped``
+    the stored head biases whose values are not used.
     """
 
     name: str
@@ -32,3 +33,5 @@ class Prediction:
     detail: str
     measured: bool
     cited: str
+    tensors: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
