@@ -50,7 +50,7 @@ PLAN: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {},
     "BertForMaskedLM": {"bias": ("absent", "outer", "inner", "equal", "unequal", "zero")},
     "RobertaForMaskedLM": {"bias": ("outer", "inner", "unequal")},
-    "T5ForConditionalGeneration": {"format": (SAFETENSORS, TORCH)},
+    "T5ForConditionalGeneration": {"copies": (False, True)},
     "BartForConditionalGeneration": {"bias": ("absent", "nonzero"), "copies": (False, True)},
     "LlavaForConditionalGeneration": {},
     "Gemma3ForConditionalGeneration": {},

@@ -46,6 +46,10 @@ def load(loader: str, job: Job) -> Any:
 
 def observe(loader: str, job: Job) -> dict[str, Any]:
     """What became of the head, and the biases that were lost."""
+    import transformers
+
+    if not hasattr(transformers, job["class"]):
+        return {"outcome": "unknown", "dropped": [], "why": "this version has no such class"}
     try:
         model = load(loader, job)
     except Exception as error:
@@ -100,6 +104,7 @@ def main() -> None:
     import transformers
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     for line in sys.stdin:
         job = json.loads(line)

@@ -1,4 +1,4 @@
-"""The model builder of onnxruntime-genai: loads with transformers, then shares the head's matrix if the flag is true."""
+"""The model builder of onnxruntime-genai: loads with transformers, then shares the head's matrix where tied."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.records import Layout
 from tieconv.consumers import facts
 from tieconv.consumers.facts import listed, verdict
-from tieconv.consumers.groups import Group, groups, misshapen
+from tieconv.consumers.groups import Group, biases, groups, misshapen
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.text import shown
 
@@ -30,13 +30,9 @@ def judge(inspection: Inspection) -> Verdict:
     odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
-    renamed = [
-        stored
-        for stored, memory in inspection.family.renames
-        if stored in inspection.checkpoint.tensors and stored != memory
-    ]
-    if renamed:
-        return error(f"{shown(renamed[0])} has another name in the model, and load_model renames nothing", renamed[0])
+    renamed = next((stored for stored, memory in inspection.family.renames if stored != memory), None)
+    if renamed is not None:
+        return error(f"{shown(renamed)} has another name in the model, and load_model renames nothing", renamed)
     return _names(inspection, pair)
 
 
@@ -67,7 +63,16 @@ def _names(inspection: Inspection, pair: facts.Pair) -> Verdict:
         Outcome.TIED if tied else Outcome.UNTIED,
         facts.tied(pair) if tied else facts.separate(pair),
         (pair.head, pair.embedding),
+        _outer_bias(inspection),
     )
+
+
+def _outer_bias(inspection: Inspection) -> tuple[str, ...]:
+    """The outer name of an untied bias pair, where it holds other values than the inner one, which is used."""
+    names = biases(inspection)
+    if names is None or all(facts.same(member) for member in names.members if member.stored):
+        return ()
+    return (names.members[0].name,)
 
 
 def _missing(group: Group, stored: list[str]) -> list[str]:

@@ -54,7 +54,7 @@ def _load_group(inspection: Inspection, group: Group, loaded: Loaded) -> None:
     if not group.declared:
         return
     missing = {name for name, member in zip(group.names, group.members, strict=True) if not member.stored}
-    source, *targets = group.names
+    source, targets = group.names[0], _in_order(inspection, group)
     for place, target in enumerate(targets):
         taken = _taken(source, target, targets[place + 1 :], missing)
         if taken is None and not _equal(inspection, group, loaded.value(source), loaded.value(target)):
@@ -62,6 +62,12 @@ def _load_group(inspection: Inspection, group: Group, loaded: Loaded) -> None:
         give, take = taken or (source, target)
         loaded.owner[take] = loaded.owner[give]
         missing.discard(take)
+
+
+def _in_order(inspection: Inspection, group: Group) -> list[str]:
+    """The other names in the order in which they are tied: what a class declares comes before what its body does."""
+    start = f"{inspection.family.prefix}."
+    return sorted(group.names[1:], key=lambda name: name.startswith(start))
 
 
 def _taken(source: str, target: str, later: list[str], missing: set[str]) -> tuple[str, str] | None:
@@ -78,10 +84,10 @@ def _equal(inspection: Inspection, group: Group, one: str | None, two: str | Non
         return True
     first, second = members[one], members[two]
     if State.CANONICAL not in (first.state, second.state):
-        both = _as_reference(inspection, first) and _as_reference(inspection, second)
-        if not both:
+        one_is, two_is = _as_reference(inspection, first), _as_reference(inspection, second)
+        if not one_is and not two_is:
             raise _UndecidedError(shown(two))
-        return True
+        return one_is and two_is
     return _as_reference(inspection, second if first.state is State.CANONICAL else first)
 
 

@@ -18,6 +18,27 @@ from tieconv.text import shown
 _ONE_MODULE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano")
 """Types whose encoder and decoder are given one embedding module, whatever the flag says."""
 
+_INNER_BIAS = (
+    "albert",
+    "bert-generation",
+    "camembert",
+    "data2vec-text",
+    "fnet",
+    "ibert",
+    "longformer",
+    "luke",
+    "reformer",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
+"""Types whose outer bias is set to the inner one after loading; the others do it the other way round."""
+
+_FLAT_ONLY = ("qwen2_vl", "qwen2_5_vl")
+"""Types whose config has no nested level in transformers 4.48."""
+
 
 def judge(inspection: Inspection, *, version: str) -> Verdict:
     """What transformers 4 makes of the head, the embedding and the names tied to them."""
@@ -31,6 +52,8 @@ def judge(inspection: Inspection, *, version: str) -> Verdict:
         return unknown(f"transformers {version} has no model of type {shown(inspection.family.model_type)}")
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
+    if _too_new(inspection, version):
+        return error(f"the config of {shown(inspection.family.model_type)} has no text_config in transformers 4.48")
     odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
@@ -41,30 +64,52 @@ def _knows(inspection: Inspection, version: str) -> bool:
     return version != "4.48" or inspection.family.model_type in classes.listed("transformers 4.48", "types")
 
 
+def _too_new(inspection: Inspection, version: str) -> bool:
+    nested = "text_config" in inspection.checkpoint.config_values
+    return version == "4.48" and nested and inspection.family.model_type in _FLAT_ONLY
+
+
 def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Verdict:
     words = [group for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
     head_group = next((group for group in words if inspection.family.output_head in group.names), None)
     tied = tied and head_group is not None and inspection.family.tying is not Tying.NEVER
+    if version == "4.48" and _is_unclear(inspection, words, tied, pair):
+        return unknown("what transformers 4.48 does where one of these tables is missing was not understood")
     random: list[str] = []
     lost: list[str] = []
     for group in words:
-        together = list(_together(inspection, group, tied or not group.gated, pair.head))
-        canonical = group.members[0]
-        if len(together) > 1 and not canonical.stored and any(member.stored for member in together):
-            if version == "4.57":
-                return _without_values([member.name for member in together])
-        elif not canonical.stored:
-            random += [member.name for member in together]
-        lost += [member.name for member in together if member.stored and _differs(canonical, member)]
-        random += [member.name for member in group.members if member not in together and not member.stored]
+        together = list(
+            _together(inspection, group, tied if group is head_group else tied or not group.gated, pair.head)
+        )
+        base = _base(together, pair.head)
+        if base.name == pair.head and len(together) > 1 and version == "4.57":
+            return _without_values([member.name for member in together])
         undecided = next((member for member in together if member.state is State.UNREAD), None)
-        if undecided is not None and canonical.stored:
-            return unknown(f"{shown(undecided.name)} was not compared with {shown(canonical.name)}")
+        if undecided is not None:
+            return unknown(f"{shown(undecided.name)} was not compared with {shown(base.name)}")
+        random += [] if base.stored else [member.name for member in together]
+        lost += [member.name for member in together if member.stored and _differs(base, member)]
+        random += [member.name for member in group.members if member not in together and not member.stored]
     if head_group is None:
         random += [
             name for name, held in ((pair.embedding, pair.has_embedding), (pair.head, pair.has_head)) if not held
         ]
     return _verdict(tied, pair, list(dict.fromkeys(random)), lost)
+
+
+def _is_unclear(inspection: Inspection, words: list[Group], tied: bool, pair: Pair) -> bool:
+    """Whether encoder and decoder tables that BART and its kin share on construction are partly missing."""
+    if not inspection.family.bias_is_row:
+        return False
+    if tied:
+        return not pair.has_embedding and bool(facts.stored_bias(inspection))
+    return pair.has_head and not all(member.stored for group in words for member in group.members)
+
+
+def _base(together: list[Member], head: str) -> Member:
+    """The member whose values all of them get: the first one stored, the head last."""
+    stored = [member for member in together if member.stored]
+    return next((member for member in stored if member.name != head), stored[0] if stored else together[0])
 
 
 def _verdict(tied: bool, pair: Pair, random: list[str], lost: list[str]) -> Verdict:
@@ -91,12 +136,13 @@ def _together(inspection: Inspection, group: Group, tied: bool, head: str) -> It
             yield member
 
 
-def _differs(canonical: Member, member: Member) -> bool:
-    if not canonical.stored or facts.same(member):
+def _differs(base: Member, member: Member) -> bool:
+    """Whether a member's values are lost where it gets those of ``base``."""
+    if member.name == base.name or (facts.same(base) and facts.same(member)):
         return False
     if member.state is State.CAST:
         return member.detail.get("exact") == member.name
-    return member.state is not State.UNREAD
+    return True
 
 
 def _without_values(names: list[str]) -> Verdict:
@@ -115,15 +161,32 @@ def _with_bias(inspection: Inspection, version: str, found: Verdict, pair: Pair)
     if names is None:
         dropped = () if inspection.family.output_biases else facts.class_bias(inspection)
         return verdict(found.outcome, found.detail, found.tensors, dropped)
-    outer, *inner = names.members
-    stored = [member for member in inner if member.stored]
-    if not outer.stored and stored and version == "4.57":
-        return _without_values([outer.name, *(member.name for member in stored)])
-    if outer.stored:
-        dropped = tuple(member.name for member in stored if not facts.same(member))
+    used = _used_bias(inspection, version, names, pair)
+    if used is None and version == "4.57" and any(member.stored for member in names.members):
+        return _without_values([member.name for member in names.members])
+    stored = [member for member in names.members if member.stored]
+    if used is not None and all(facts.same(member) for member in stored):
+        return found
+    unused = (member.name for member in stored if member is not used)
+    lost = tuple(name for name in unused if used is not None or not is_zero(inspection, name))
+    return verdict(found.outcome, found.detail, found.tensors, lost)
+
+
+def _used_bias(inspection: Inspection, version: str, names: Group, pair: Pair) -> Member | None:
+    """The stored name of the bias whose values reach the logits; ``None`` where neither does.
+
+    4.48 sets the head's whole module to zero where it counts a name of it as missing; a missing embedding turns that
+    off. Measured, with torch 2.13.
+    """
+    outer, inner = names.members[0], names.members[-1]
+    prefers_inner = inspection.family.model_type in _INNER_BIAS
+    if version == "4.48" and not pair.has_embedding:
+        order: tuple[Member, ...] = (inner, outer)
+    elif version == "4.48":
+        order = (inner,) if prefers_inner else (outer,)
     else:
-        dropped = tuple(member.name for member in stored if not is_zero(inspection, member.name))
-    return verdict(found.outcome, found.detail, found.tensors, dropped)
+        order = (inner, outer) if prefers_inner else (outer,)
+    return next((member for member in order if member.stored), None)
 
 
 CONSUMERS = (
