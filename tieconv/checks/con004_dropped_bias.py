@@ -2,8 +2,8 @@
 
 ## What it does
 Reports loaders whose model, as predicted, takes no values from a head bias that the file holds. It is an error
-where the bias is known not to be zero, a warning where it was not read. Only loaders that were asked for are
-predicted (`--consumers`, `--for`).
+where the bias is known not to be zero, a warning where it was not read, or where another one of the pair is used.
+Only loaders that were asked for are predicted (`--consumers`, `--for`).
 
 ## Why it matters
 A trained bias moves each logit; without it the most likely token changes (C14, C18).
@@ -37,18 +37,24 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for dropped, alike in found.items():
         verb = evidence.clause(dropped, "is", "are")
         message = f"{predictions.loaders(alike)}: {verb} not used"
-        yield RULE.finding(message, dropped, level=_level(inspection), remedy=_remedy(inspection, dropped))
+        yield RULE.finding(message, dropped, level=_level(inspection, dropped), remedy=_remedy(inspection, dropped))
 
 
-def _level(inspection: Inspection) -> Level:
+def _level(inspection: Inspection, dropped: tuple[str, ...]) -> Level:
     bias = inspection.head.output_bias
-    return Level.ERROR if bias is not None and bias.state is BiasState.NONZERO else Level.WARNING
+    known = bias is not None and bias.name in dropped and bias.state is BiasState.NONZERO
+    return Level.ERROR if known and not _others(inspection, dropped) else Level.WARNING
+
+
+def _others(inspection: Inspection, dropped: tuple[str, ...]) -> bool:
+    """Whether another name of the same bias is stored."""
+    pairs = [{member.name for member in tie.stored_members} for tie in inspection.ties]
+    return any(names & set(dropped) and names - set(dropped) for names in pairs)
 
 
 def _remedy(inspection: Inspection, dropped: tuple[str, ...]) -> Remedy | None:
-    names = [name for tie in inspection.ties for member in tie.members if (name := member.name) in dropped]
-    stored = [member for tie in inspection.ties for member in tie.stored_members if member.name in names]
-    if not stored or any(len(tie.stored_members) > 1 for tie in inspection.ties if stored[0] in tie.members):
+    paired = any(member.name in dropped for tie in inspection.ties for member in tie.stored_members)
+    if not paired or _others(inspection, dropped):
         return None
     return remedies.bias(inspection, "unify", safe=False)
 

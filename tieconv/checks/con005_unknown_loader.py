@@ -29,7 +29,10 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for found in predictions.grouped(inspection, Outcome.UNKNOWN):
-        yield RULE.finding(predictions.told(found))
+        if len(found) == 1:
+            yield RULE.finding(predictions.told(found))
+        else:
+            yield RULE.finding(f"{predictions.loaders(found)}: what they do with this model is not known")
 
 
 RULE = Rule("CON005", "loader-unknown", Level.NOTE, __doc__ or "", find)

@@ -25,21 +25,23 @@ def judge(inspection: Inspection) -> Verdict:
         return unknown(f"what text-generation-inference does with {shown(architecture)} was not read")
     if facts.flags_agree(inspection) is None:
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")
-    return _head(pair, inspection.config.effective, facts.class_bias(inspection))
+    if facts.class_bias(inspection):
+        return unknown("what becomes of a head bias was not read")
+    return _head(pair, inspection.config.effective)
 
 
-def _head(pair: Pair, tied: bool, dropped: tuple[str, ...]) -> Verdict:
+def _head(pair: Pair, tied: bool) -> Verdict:
     if not pair.has_embedding:
         return error(f"{shown(pair.embedding)} does not exist", pair.embedding)
     if not tied and not pair.has_head:
         return error(f"{shown(pair.head)} does not exist", pair.head)
     if not tied:
-        return verdict(Outcome.UNTIED, facts.separate(pair), (pair.head, pair.embedding), dropped)
+        return verdict(Outcome.UNTIED, facts.separate(pair), (pair.head, pair.embedding))
     if pair.has_head and not pair.same:
         if pair.same is None:
             return unknown(f"{shown(pair.head)} was not compared with {shown(pair.embedding)}")
-        return verdict(Outcome.DISCARDED, f"{shown(pair.head)} is not looked for", (pair.head,), dropped)
-    return verdict(Outcome.TIED, facts.tied(pair), (pair.head, pair.embedding), dropped)
+        return verdict(Outcome.DISCARDED, f"{shown(pair.head)} is not looked for", (pair.head,))
+    return verdict(Outcome.TIED, facts.tied(pair), (pair.head, pair.embedding))
 
 
 CONSUMERS = (
