@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.family import Family, Knowledge, Role, Tying
+from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.quantised import quantised_twin
@@ -12,7 +12,7 @@ from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import BLOCKING, Layout
 from tieconv.consumers.interface import Verdict, error, unknown
 from tieconv.families import locate, spelled
-from tieconv.families.reading import FLAG, levels
+from tieconv.families.reading import FLAG as FLAG
 from tieconv.text import shown
 
 SAFETENSORS, TORCH = "safetensors", "torch"
@@ -108,20 +108,11 @@ def same(member: Member) -> bool | None:
 
 def flags_agree(inspection: Inspection) -> bool | None:
     """The flag where every level of the config that could hold one declares the same value; else ``None``."""
-    found = {entry.value for entry in inspection.config.declared}
-    if len(found) == 1 and isinstance(value := found.pop(), bool):
-        return value
+    found = [entry.value for entry in inspection.config.declared]
+    for flag in (True, False):
+        if found and all(value is flag for value in found):
+            return flag
     return None
-
-
-def is_flat(family: Family) -> bool:
-    """Whether the config has one level, so that every loader reads the flag there."""
-    return not family.levels
-
-
-def declared(inspection: Inspection) -> dict[str, bool]:
-    """The flag at every level that some version of transformers reads, where it is declared."""
-    return levels(inspection)
 
 
 def class_bias(inspection: Inspection) -> tuple[str, ...]:
@@ -167,6 +158,3 @@ def separate(found: Pair) -> str:
 def verdict(outcome: Outcome, detail: str, tensors: Iterable[str] = (), dropped: tuple[str, ...] = ()) -> Verdict:
     """A verdict whose detail says too what becomes of the biases."""
     return Verdict(outcome, without(detail, dropped), tuple(tensors), dropped)
-
-
-__all__ = ["FLAG", "Pair", "Role", "class_bias", "declared", "flags_agree", "in_file", "is_flat", "listed", "pair"]
