@@ -1,7 +1,7 @@
 """What each loader's source says of each model class it has: lists, read from its release and shipped as data.
 
 ``data/classes.json`` maps a loader to lists of class names (model types for mlx-lm and transformers) by how the class
-loads its head, in words that the loader's module explains.
+loads its head, in words that the loader's module explains. `fixtures/loaders.py` reads the lists from the sources.
 """
 
 from __future__ import annotations
