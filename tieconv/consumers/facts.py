@@ -17,6 +17,9 @@ from tieconv.text import shown
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 
+_SPLIT = ("Molmo2ForConditionalGeneration",)
+"""Classes whose input embedding is several tensors in the file, joined by the loader."""
+
 
 @record
 class Pair:
@@ -46,6 +49,8 @@ def unclear(inspection: Inspection) -> Verdict | None:
         return unknown("the architecture has no output head by design")
     if family.knowledge is not Knowledge.TABLE:
         return unknown("the architecture is not in the measured table")
+    if family.architecture in _SPLIT:
+        return unknown("its input embedding is several tensors in the file")
     quantised = next(
         (name for name in (family.input_embedding, family.output_head) if name and _codes(inspection, name)), None
     )
