@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from pages import architectures, cases, cli, matrix, outputs, rules, states  # noqa: E402
+from pages import architectures, cases, cli, consumers, matrix, outputs, rules, states  # noqa: E402
 
 PAGES: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
@@ -26,6 +26,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "cli.md": cli.page,
     HERE / "architectures.md": architectures.page,
     HERE / "matrix.md": matrix.page,
+    HERE / "consumers.md": consumers.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "check.md": partial(outputs.page, HERE / "check.md"),

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checks import run_checks
-from tieconv.errors import RefusedError, UnreadableError
+from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
-from tieconv.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.inspection import Action
     from tieconv.checkpoint.plan import Outcome, Plan
     from tieconv.checkpoint.records import TensorRecord
+    from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
     from tieconv.planned import PlannedWrite
 
@@ -43,19 +43,29 @@ def inspect(
 ) -> Inspection:
     """What MODEL stores, what ties, what the config declares, and findings with the next command.
 
-    ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. Raises
-    `UnreadableError` for input that is missing or malformed.
+    ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. ``consumers`` names the
+    loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
+    missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
-    if consumers is not None:
-        raise RefusedError(
-            f"{shown(consumers)}: this version knows no loaders by name", "leave --for out", "consumers.unknown"
-        )
+    chosen = _consumers(consumers)
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth(depth), embed=embed, head=head)
     evidence = _with_base(evidence)
+    if chosen:
+        from tieconv.consumers import predict
+
+        evidence = replace(evidence, consumers=predict(evidence, chosen))
     return replace(evidence, findings=run_checks(evidence))
+
+
+def _consumers(spec: str | None) -> tuple[Consumer, ...]:
+    if spec is None:
+        return ()
+    from tieconv.consumers.selection import select
+
+    return select(spec)
 
 
 def _with_base(evidence: Inspection) -> Inspection:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import tieconv.checks
-from tests.checks.fixtures import builder
+from tests.checks.fixtures import asked, builder
 from tests.checks.remedy import run
 from tieconv import api
-from tieconv.checkpoint.inspection import Inspection, Level
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
 from tieconv.checks import RULES
 from tieconv.checks.interface import Rule
 
@@ -24,7 +24,14 @@ every_rule = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def inspect(rule: Rule, kind: str, folder: Path) -> Inspection:
     build = builder(rule.code, kind)
     assert build is not None, f"{rule.code} has no {kind} fixture"
-    return api.inspect(build(folder / "model"))
+    return api.inspect(build(folder / "model"), consumers=asked(rule.code))
+
+
+def bad(rule: Rule, folder: Path) -> tuple[Finding, ...]:
+    """What the bad fixture gives; of a rule about loaders, what asking for one adds."""
+    inspection = inspect(rule, "bad", folder)
+    before = api.inspect(folder / "model").findings if asked(rule.code) else ()
+    return tuple(finding for finding in inspection.findings if finding not in before)
 
 
 def squeeze(text: str) -> str:
@@ -58,8 +65,7 @@ def test_each_module_is_one_registered_rule() -> None:
 @every_rule
 def test_bad_fixture_gives_exactly_this_rule(rule: Rule, tmp_path: Path) -> None:
     """One fault is one finding, at the rule's usual level."""
-    findings = inspect(rule, "bad", tmp_path).findings
-    assert [(finding.rule, finding.level) for finding in findings] == [(rule.code, rule.level)]
+    assert [(finding.rule, finding.level) for finding in bad(rule, tmp_path)] == [(rule.code, rule.level)]
 
 
 @every_rule
@@ -71,7 +77,7 @@ def test_good_fixture_gives_no_finding_of_this_rule(rule: Rule, tmp_path: Path) 
 @every_rule
 def test_example_shows_the_real_message(rule: Rule, tmp_path: Path) -> None:
     """The documentation quotes what the bad fixture prints."""
-    (finding,) = inspect(rule, "bad", tmp_path).findings
+    (finding,) = bad(rule, tmp_path)
     line = f"{finding.level} {finding.rule}: {finding.message}"
     assert squeeze(line) in squeeze(rule.documentation)
 
@@ -79,7 +85,7 @@ def test_example_shows_the_real_message(rule: Rule, tmp_path: Path) -> None:
 @every_rule
 def test_message_is_one_sentence_that_names_its_tensors(rule: Rule, tmp_path: Path) -> None:
     """A finding is one line without a full stop, and its tensors stand in it."""
-    (finding,) = inspect(rule, "bad", tmp_path).findings
+    (finding,) = bad(rule, tmp_path)
     assert "\n" not in finding.message
     assert not finding.message.endswith(".")
     assert all(name in finding.message for name in finding.tensors)
@@ -88,12 +94,11 @@ def test_message_is_one_sentence_that_names_its_tensors(rule: Rule, tmp_path: Pa
 @every_rule
 def test_remedy_is_a_command_that_works(rule: Rule, tmp_path: Path) -> None:
     """Running the remedy leaves a model without errors and without this finding."""
-    source = inspect(rule, "bad", tmp_path)
-    (finding,) = source.findings
+    (finding,) = bad(rule, tmp_path)
     if finding.remedy is None:
         return
     out = tmp_path / "out"
     run(finding.remedy.command, out)
-    after = api.inspect(out)
+    after = api.inspect(out, consumers=asked(rule.code))
     assert rule.code not in [later.rule for later in after.findings]
     assert Level.ERROR not in [later.level for later in after.findings]

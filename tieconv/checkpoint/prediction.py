@@ -23,7 +23,8 @@ class Prediction:
     """One loader's outcome for one model.
 
     ``measured`` is true where the prediction's module is tested against the loader itself; ``cited`` names the source
-    file, issue or release that the prediction follows.
+    file, issue or release that the prediction follows. ``tensors`` are the names that the outcome is about, ``dropped``
+    the stored head biases whose values are not used.
     """
 
     name: str
@@ -32,6 +33,8 @@ class Prediction:
     detail: str
     measured: bool
     cited: str
+    tensors: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Its entry in `tieconv.inspect/1`."""
@@ -42,4 +45,6 @@ class Prediction:
             "detail": self.detail,
             "measured": self.measured,
             "cited": self.cited,
+            "tensors": list(self.tensors),
+            "dropped": list(self.dropped),
         }

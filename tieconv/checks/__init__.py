@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def run_checks(inspection: Inspection) -> tuple[Finding, ...]:
     """What the rules find, the worst first, then by rule."""
-    if is_plain(inspection):
+    if not inspection.consumers and is_plain(inspection):
         return ()
     from tieconv.checks.registry import run_all
 

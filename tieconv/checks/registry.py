@@ -9,6 +9,11 @@ from tieconv.checks import (
     bia003_bias_copies_differ,
     bia004_bias_length,
     cod001_tied_keys,
+    con001_random_head,
+    con002_discarded_head,
+    con003_loader_refuses,
+    con004_dropped_bias,
+    con005_unknown_loader,
     hed001_other_head,
     idx001_absent_tensor,
     idx002_unindexed_tensor,
@@ -92,6 +97,11 @@ RULES: tuple[Rule, ...] = (
     pef001_adapter_targets_tie.RULE,
     pef002_adapter_replaces_tied.RULE,
     pef003_unmerged_adapter.RULE,
+    con001_random_head.RULE,
+    con002_discarded_head.RULE,
+    con003_loader_refuses.RULE,
+    con004_dropped_bias.RULE,
+    con005_unknown_loader.RULE,
 )
 """In the order of the documentation."""
 

@@ -19,14 +19,24 @@ from tieconv.cli.options import json_option, model_argument, name_options, paint
     "proves every duplicate.",
 )
 @name_options
+@click.option("--consumers", "every", is_flag=True, help="Say as well what each known loader will do with MODEL.")
+@click.option(
+    "--for",
+    "spec",
+    metavar="SPEC",
+    help='Only these loaders: names with or without versions, such as "vllm,transformers>=4.57".',
+)
 @json_option
 @traceback_option
-def command(model: str, depth: str, embed: str | None, head: str | None, as_json: bool) -> None:
+def command(
+    model: str, depth: str, embed: str | None, head: str | None, every: bool, spec: str | None, as_json: bool
+) -> None:
     """What MODEL stores, what is tied, what it costs, and what to run next.
 
     Exits 0 whatever it finds, and 2 when MODEL cannot be read.
     """
-    inspection = api.inspect(model, depth=depth, embed=embed, head=head)
+    consumers = spec if spec is not None else "all" if every else None
+    inspection = api.inspect(model, depth=depth, embed=embed, head=head, consumers=consumers)
     if as_json:
         click.echo(str(inspection))
     else:

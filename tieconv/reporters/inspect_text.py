@@ -12,6 +12,7 @@ from tieconv.text import count, shown, size
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 _SHOWN_TIES = 8
+_UNRUN = "(from source, not run)"
 
 
 def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
@@ -20,6 +21,8 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
     blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection)]))
     if inspection.duplicates:
         blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection)]))
+    if inspection.consumers:
+        blocks.append("\n".join([paint("consumers", "heading"), *_consumers(inspection, width)]))
     blocks.append("\n".join([paint("findings", "heading"), *_findings(inspection, paint, width)]))
     return "\n\n".join(blocks)
 
@@ -166,6 +169,15 @@ def _duplicates(inspection: Inspection) -> list[str]:
     left = len(inspection.duplicates) - _SHOWN_TIES
     lines = columns(rows)
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
+
+
+def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
+    """One line a loader; the sentence comes last, and is broken under its start where a width is given."""
+    told = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
+    names, outcomes = (max(len(row[place]) for row in told) for place in (0, 1))
+    for (name, outcome), entry in zip(told, inspection.consumers, strict=True):
+        detail = entry.detail if entry.measured or entry.outcome == "unknown" else f"{entry.detail} {_UNRUN}"
+        yield from wrapped(detail, f"  {name.ljust(names)}  {outcome.ljust(outcomes)}  ", width)
 
 
 def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:

@@ -1,0 +1,81 @@
+"""`tieconv inspect --consumers` and `--for` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+import tieconv
+from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, with_row
+from tests.cli.run import ok, refused
+from tieconv.consumers import predict
+from tieconv.consumers.registry import CONSUMERS
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = sorted((ROOT / "fixtures" / "models").iterdir())
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
+
+
+@pytest.mark.parametrize("model", FIXTURES, ids=lambda path: path.name)
+@pytest.mark.parametrize("depth", ["header", "candidates"])
+def test_json_follows_its_schema(model: Path, depth: str) -> None:
+    """Every loader answers for every fixture, with its source, and only the tested ones say that they are."""
+    document = json.loads(ok(f"inspect --consumers --json --depth {depth}", model).stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert [(entry["name"], entry["version"]) for entry in document["consumers"]] == [
+        (consumer.name, consumer.version) for consumer in CONSUMERS
+    ]
+    for entry in document["consumers"]:
+        assert entry["measured"] == (entry["name"] in ("transformers", "safetensors"))
+
+
+def test_nobody_is_asked_by_default() -> None:
+    """Without the option the list is empty and no rule about loaders speaks."""
+    document = json.loads(ok("inspect --json", ROOT / "fixtures" / "models" / "llama-tied").stdout)
+    assert document["consumers"] == []
+
+
+def test_text_says_who_was_not_run(tmp_path: Path) -> None:
+    """A line a loader: name and version, outcome, why; what was only read says so."""
+    model = save(tmp_path / "model", flagged(LLAMA, True), llama(head=with_row(matrix())))
+    text = ok("inspect --for transformers==5,mlx-lm", model).stdout
+    lines = text.split("consumers\n")[1].splitlines()[:2]
+    assert lines[0].split()[:3] == ["transformers", "5.x", "untied"]
+    assert "read" not in lines[0].rpartition("(")[2]
+    assert lines[1].split()[:3] == ["mlx-lm", "0.32", "discarded"]
+    assert lines[1].endswith("lm_head.weight is left out (from source, not run)")
+
+
+def test_a_plain_model_is_not_passed_over(tmp_path: Path) -> None:
+    """The shortcut for models without a fault does not hide what a loader does with them."""
+    config = {**LLAMA, "architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
+    model = save(tmp_path / "model", flagged(config, True), llama())
+    assert tieconv.inspect(model).findings == ()
+    (finding,) = tieconv.inspect(model, consumers="llama.cpp").findings
+    assert finding.rule == "CON003"
+
+
+def test_an_unknown_loader_exits_2(tmp_path: Path) -> None:
+    """The error names what is not known, before the model is looked at."""
+    assert "vlm" in refused("inspect --for vlm", tmp_path / "nowhere")
+
+
+def test_predictions_are_pure() -> None:
+    """The same evidence gives the same predictions, all of them where none are chosen."""
+    evidence = tieconv.inspect(ROOT / "fixtures" / "models" / "llama-duplicated")
+    found = predict(evidence)
+    assert found == predict(evidence, CONSUMERS) == predict(evidence)
+    assert predict(evidence, CONSUMERS[:1]) == found[:1]
+
+
+def test_names_from_a_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
+    """Control characters of names and model types are escaped in the sentences."""
+    config = {**LLAMA, "architectures": ["Evil\x1b[31mForCausalLM"], "model_type": "\x1b[31m"}
+    model = save(tmp_path / "model", flagged(config, True), {**llama(), "\x1b[2Jlm_head.weight": matrix()})
+    for prediction in tieconv.inspect(model, consumers="all").consumers:
+        assert prediction.detail.isprintable()
+    assert "\x1b" not in ok("inspect --consumers", model).stdout

@@ -1,0 +1,63 @@
+"""What `--for` takes: names and versions, and an error that says what is known."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from tieconv.consumers.registry import CONSUMERS
+from tieconv.consumers.selection import UnknownConsumerError, select
+
+CASES = {
+    "all": [f"{consumer.name} {consumer.version}" for consumer in CONSUMERS],
+    "transformers": ["transformers 4.48", "transformers 4.57", "transformers 5.x"],
+    "vllm,transformers>=4.57": ["transformers 4.57", "transformers 5.x", "vllm <0.29", "vllm >=0.29"],
+    " VLLM == 0.28.1 ": ["vllm <0.29"],
+    "vllm==0.29": ["vllm >=0.29"],
+    "vllm==0.29.0": ["vllm >=0.29"],
+    "vllm<0.29": ["vllm <0.29"],
+    "vllm<=0.29": ["vllm <0.29", "vllm >=0.29"],
+    "transformers==5": ["transformers 5.x"],
+    "transformers==5.x": ["transformers 5.x"],
+    "transformers>=5.0.0": ["transformers 5.x"],
+    "transformers<5": ["transformers 4.48", "transformers 4.57"],
+    "transformers==4.57.6": ["transformers 4.57"],
+    "transformers==4": ["transformers 4.48", "transformers 4.57"],
+    "transformers>4.57,transformers": ["transformers 4.48", "transformers 4.57", "transformers 5.x"],
+    "llama.cpp": ["llama.cpp 2026"],
+}
+
+
+@pytest.mark.parametrize("spec", CASES)
+def test_selected(spec: str) -> None:
+    """The loaders of a specification, each once, in the order of the documentation."""
+    assert [f"{consumer.name} {consumer.version}" for consumer in select(spec)] == CASES[spec]
+
+
+@pytest.mark.parametrize(
+    "spec", ["", ",", "vllm,", "vlm", "vllm>=", "vllm=0.28", "vllm<0.1", "transformers==3", "vllm>=a", "x" * 500]
+)
+def test_refused(spec: str) -> None:
+    """A part that names nothing stops with exit code 2 and the list of what is known."""
+    with pytest.raises(UnknownConsumerError, match=r"loader|known") as raised:
+        select(spec)
+    assert raised.value.exit_code == 2
+    assert "transformers 5.x" in raised.value.hint
+    assert len(raised.value.message) < 300
+
+
+def test_names_and_versions_are_unique() -> None:
+    """A finding can name a loader, and ranges of one loader do not overlap."""
+    names = [(consumer.name, consumer.version) for consumer in CONSUMERS]
+    assert len(set(names)) == len(names)
+    for name in {consumer.name for consumer in CONSUMERS}:
+        ranges = sorted((consumer.since, consumer.before) for consumer in CONSUMERS if consumer.name == name)
+        for (_, before), (since, _) in pairwise(ranges):
+            assert before is not None and before <= since
+
+
+def test_every_loader_cites_its_source() -> None:
+    """A prediction says what it follows: a file at a version, or an issue."""
+    for consumer in CONSUMERS:
+        assert any(mark in consumer.cited for mark in (".py", "#", "/")), consumer.name

@@ -1,0 +1,114 @@
+"""Loaders that are not installed here: the outcomes that their sources give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checks.fixtures.model import (
+    GEMMA,
+    LLAMA,
+    Config,
+    Tensors,
+    flagged,
+    llama,
+    matrix,
+    save,
+    vector,
+    with_row,
+)
+from tieconv import api
+
+HEAD_ONLY: Tensors = {"lm_head.weight": matrix()}
+OWN = llama(head=with_row(matrix()))
+BOTH = llama(head=matrix())
+MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+OLMO2 = {**LLAMA, "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2"}
+STABLELM = {**LLAMA, "architectures": ["StableLmForCausalLM"], "model_type": "stablelm"}
+QWEN3 = {**LLAMA, "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+PHI = {**LLAMA, "architectures": ["PhiForCausalLM"], "model_type": "phi"}
+TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
+BIASED = {**llama(), "lm_head.bias": vector()}
+
+CASES: dict[str, tuple[str, Config, Tensors, str]] = {
+    "vLLM 0.28 leaves a head out": ("vllm==0.28", TIED, OWN, "discarded"),
+    "vLLM 0.29 loads it and compares": ("vllm==0.29", TIED, OWN, "untied"),
+    "vLLM ties an equal copy": ("vllm==0.29", TIED, BOTH, "tied"),
+    "vLLM 0.28 ties an equal copy": ("vllm==0.28", TIED, BOTH, "tied"),
+    "vLLM misses no head that is not there": ("vllm==0.29", UNTIED, llama(), "random"),
+    "vLLM 0.28 the same": ("vllm==0.28", UNTIED, llama(), "random"),
+    "vLLM and a head without an embedding": ("vllm==0.29", TIED, HEAD_ONLY, "random"),
+    "vLLM 0.28 skips it": ("vllm==0.28", TIED, HEAD_ONLY, "random"),
+    "vLLM 0.28 loads both names into one tensor": ("vllm==0.28", flagged(MIXTRAL, True), OWN, "discarded"),
+    "vLLM 0.28 asserts that Gemma is tied": ("vllm==0.28", flagged(GEMMA, False), OWN, "error"),
+    "vLLM drops an unknown bias": ("vllm==0.29", TIED, BIASED, "tied, dropped lm_head.bias"),
+    "llama.cpp takes a stored head": ("llama.cpp", TIED, OWN, "untied"),
+    "llama.cpp ties without one, whatever the flag": ("llama.cpp", UNTIED, llama(), "tied"),
+    "llama.cpp needs the embedding": ("llama.cpp", TIED, HEAD_ONLY, "error"),
+    "llama.cpp needs an output of some": ("llama.cpp", flagged(STABLELM, True), llama(), "error"),
+    "llama.cpp leaves Gemma's head out": ("llama.cpp", flagged(GEMMA, False), OWN, "discarded"),
+    "llama.cpp counts its tensors": ("llama.cpp", TIED, BIASED, "error"),
+    "mlx-lm leaves a head out": ("mlx-lm", TIED, OWN, "discarded"),
+    "mlx-lm needs an untied head": ("mlx-lm", UNTIED, llama(), "error"),
+    "mlx-lm takes an absent flag for true": ("mlx-lm", LLAMA, llama(), "tied"),
+    "mlx-lm stops at a copy in some models": ("mlx-lm", flagged(OLMO2, True), BOTH, "error"),
+    "mlx-lm requires the flag of some": ("mlx-lm", QWEN3, llama(), "error"),
+    "mlx-lm stops at a bias": ("mlx-lm", TIED, BIASED, "error"),
+    "mlx-lm has a head of its own in some": ("mlx-lm", flagged(STABLELM, True), llama(), "error"),
+    "TGI looks under the embedding's name": ("text-generation-inference", TIED, OWN, "discarded"),
+    "TGI needs an untied head": ("text-generation-inference", UNTIED, llama(), "error"),
+    "TGI depends on a default": ("text-generation-inference", LLAMA, llama(), "unknown"),
+    "TensorRT-LLM's engine ties what is missing": ("tensorrt-llm<1", UNTIED, llama(), "tied"),
+    "and from the head too": ("tensorrt-llm<1", TIED, HEAD_ONLY, "tied"),
+    "and takes both": ("tensorrt-llm<1", TIED, OWN, "untied"),
+    "TensorRT-LLM's PyTorch backend skips a head": ("tensorrt-llm>=1", TIED, OWN, "discarded"),
+    "which it was not read to miss": ("tensorrt-llm>=1", UNTIED, llama(), "unknown"),
+    "genai shares the head's matrix": ("onnxruntime-genai", TIED, OWN, "discarded"),
+    "genai takes random numbers from transformers": ("onnxruntime-genai", UNTIED, llama(), "random"),
+    "genai keeps two": ("onnxruntime-genai", UNTIED, OWN, "untied"),
+    "a class that was not read": ("onnxruntime-genai", flagged(PHI, False), OWN, "unknown"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_outcome(case: str, tmp_path: Path) -> None:
+    """One outcome, marked as not measured, and a sentence that names the tensors."""
+    spec, config, tensors, expected = CASES[case]
+    (found,) = api.inspect(save(tmp_path / "model", config, tensors), consumers=spec).consumers
+    dropped = f", dropped {' '.join(found.dropped)}" if found.dropped else ""
+    assert f"{found.outcome}{dropped}" == expected
+    assert not found.measured
+    assert found.detail and "\n" not in found.detail and not found.detail.endswith(".")
+    assert found.outcome == "unknown" or all(name in found.detail for name in found.tensors[:1])
+
+
+def test_a_format_that_a_loader_does_not_read(tmp_path: Path) -> None:
+    """mlx-lm globs for safetensors files; transformers and vLLM read torch files too."""
+    folder = tmp_path / "model"
+    save(folder, TIED, llama())
+    (folder / "model.safetensors").unlink()
+    torch.save({"model.embed_tokens.weight": torch.from_numpy(matrix())}, folder / "pytorch_model.bin")
+    found = api.inspect(folder, consumers="mlx-lm,transformers==5,vllm>=0.29,safetensors").consumers
+    outcomes = {prediction.name: str(prediction.outcome) for prediction in found}
+    assert outcomes == {"mlx-lm": "error", "transformers": "tied", "vllm": "tied", "safetensors": "error"}
+
+
+def test_vllm_looks_into_safetensors_alone(tmp_path: Path) -> None:
+    """From 0.29 on a differing head in a torch file is still left out."""
+    folder = tmp_path / "model"
+    save(folder, TIED, llama())
+    (folder / "model.safetensors").unlink()
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in OWN.items()}
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (found,) = api.inspect(folder, consumers="vllm>=0.29").consumers
+    assert str(found.outcome) == "discarded"
+
+
+@pytest.mark.parametrize("spec", ["transformers", "vllm", "mlx-lm", "text-generation-inference"])
+def test_what_was_not_compared_is_not_claimed(spec: str, tmp_path: Path) -> None:
+    """With headers alone nobody can say whether a stored head of a tied model differs."""
+    found = api.inspect(save(tmp_path / "model", TIED, OWN), depth="header", consumers=spec).consumers
+    assert {str(prediction.outcome) for prediction in found} == {"unknown"}

@@ -1,0 +1,36 @@
+"""A loader throws away a stored head, or a stored embedding, that holds values of its own.
+
+## What it does
+Reports loaders that, as predicted, replace a stored tensor by another one that differs from it. Only loaders that
+were asked for are predicted (`--consumers`, `--for`).
+
+## Why it matters
+Nothing is said, the text stays fluent, and what was trained is gone (C01).
+
+## Example
+`"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
+
+    error CON002: mlx-lm 0.32: lm_head.weight is left out
+
+## How to fix
+`tieconv set-tie false` declares the model untied at every level, so that the stored head is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.checks import predictions, remedies
+from tieconv.checks.interface import Rule
+
+
+def find(inspection: Inspection) -> Iterator[Finding]:
+    """One finding for each set of tensors."""
+    for found in predictions.grouped(inspection, Outcome.DISCARDED):
+        remedy = remedies.set_untied(inspection, safe=True)
+        yield RULE.finding(predictions.told(found), found[0].tensors, remedy=remedy)
+
+
+RULE = Rule("CON002", "loader-discards-head", Level.ERROR, __doc__ or "", find)

@@ -1,0 +1,30 @@
+"""What the rules about loaders share: predictions told alike become one finding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checks.evidence import listed
+
+
+def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Prediction]]:
+    """The predictions of an outcome, those about the same tensors together."""
+    if inspection.family.output_head is None:
+        return
+    found: dict[tuple[str, ...], list[Prediction]] = {}
+    for prediction in inspection.consumers:
+        if prediction.outcome is outcome:
+            found.setdefault(prediction.tensors, []).append(prediction)
+    yield from found.values()
+
+
+def loaders(predictions: Iterable[Prediction]) -> str:
+    """``transformers 4.57 and vllm <0.29``."""
+    return listed(f"{prediction.name} {prediction.version}" for prediction in predictions)
+
+
+def told(predictions: list[Prediction]) -> str:
+    """The loaders, and the first one's sentence."""
+    return f"{loaders(predictions)}: {predictions[0].detail}"

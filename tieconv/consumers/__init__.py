@@ -1,0 +1,21 @@
+"""What each loader will do with a model: predictions from evidence, one module a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Prediction
+
+if TYPE_CHECKING:
+    from tieconv.consumers.interface import Consumer
+
+
+def predict(inspection: Inspection, selection: Iterable[Consumer] | None = None) -> tuple[Prediction, ...]:
+    """What the selected loaders (``None``: all that are known) will do with the model. Pure: nothing is read."""
+    if selection is None:
+        from tieconv.consumers.registry import CONSUMERS
+
+        selection = CONSUMERS
+    return tuple(consumer.predict(inspection) for consumer in selection)

@@ -1,0 +1,189 @@
+"""How transformers 5 ties: each declared pair in turn, by which of the two names the file holds.
+
+From `PreTrainedModel.tie_weights` of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.family import FlagMeaning, Role
+from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.consumers import facts
+from tieconv.consumers.facts import listed, verdict
+from tieconv.consumers.groups import Group, Loaded, alone, groups, is_zero, misshapen
+from tieconv.consumers.interface import Verdict, error, unknown
+from tieconv.text import shown
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+_COARSER = {"F16": 1 << 13, "BF16": 1 << 16}
+"""float32 steps in one step of a narrower type: copies that lie further apart stay apart when they are rounded."""
+
+
+class _UndecidedError(Exception):
+    """Whether two tensors are equal once loaded does not follow from what was compared."""
+
+
+def judge(inspection: Inspection) -> Verdict:
+    """What transformers 5 makes of the head, the embedding and the names tied to them."""
+    found = facts.unclear(inspection) or facts.wrong_format(
+        inspection, "transformers", (facts.SAFETENSORS, facts.TORCH)
+    )
+    if found is not None:
+        return found
+    odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+    if odd is not None:
+        return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
+    try:
+        return _verdict(inspection, load(inspection))
+    except _UndecidedError as undecided:
+        return unknown(f"{undecided} was not compared with the tensor that it is tied to")
+
+
+def load(inspection: Inspection) -> Loaded:
+    """Which parameter each name becomes, and whose values it holds."""
+    loaded = Loaded({}, {})
+    for group in groups(inspection):
+        _load_group(inspection, group, loaded)
+    return alone(inspection, loaded)
+
+
+def _load_group(inspection: Inspection, group: Group, loaded: Loaded) -> None:
+    for name, member in zip(group.names, group.members, strict=True):
+        loaded.owner[name] = len(loaded.content)
+        loaded.content[len(loaded.content)] = member.name if member.stored else None
+    if not group.declared:
+        return
+    missing = {name for name, member in zip(group.names, group.members, strict=True) if not member.stored}
+    source, targets = group.names[0], _in_order(inspection, group)
+    for place, target in enumerate(targets):
+        taken = _taken(source, target, targets[place + 1 :], missing)
+        if taken is None and not _equal(inspection, group, loaded.value(source), loaded.value(target)):
+            continue  # both are stored and differ: each stays as it is
+        give, take = taken or (source, target)
+        loaded.owner[take] = loaded.owner[give]
+        missing.discard(take)
+
+
+def _in_order(inspection: Inspection, group: Group) -> list[str]:
+    """The other names in the order in which they are tied: what a class declares comes before what its body does."""
+    start = f"{inspection.family.prefix}."
+    return sorted(group.names[1:], key=lambda name: name.startswith(start))
+
+
+def _taken(source: str, target: str, later: list[str], missing: set[str]) -> tuple[str, str] | None:
+    """Which name gives its parameter, and which one takes it; ``None`` where both are stored."""
+    if target in missing:
+        backup = next((name for name in later if name not in missing), source)
+        return (backup if source in missing else source), target
+    return (target, source) if source in missing else None
+
+
+def _equal(inspection: Inspection, group: Group, one: str | None, two: str | None) -> bool:
+    members = {member.name: member for member in group.members}
+    if one == two or one is None or two is None:
+        return True
+    first, second = members[one], members[two]
+    if State.CANONICAL not in (first.state, second.state):
+        one_is, two_is = _as_reference(inspection, first), _as_reference(inspection, second)
+        if not one_is and not two_is:
+            raise _UndecidedError(shown(two))
+        return one_is and two_is
+    return _as_reference(inspection, second if first.state is State.CANONICAL else first)
+
+
+def _as_reference(inspection: Inspection, member: Member) -> bool:
+    """Whether a stored member equals the group's reference by value, in the type that the model is loaded in."""
+    dtype = load_dtype(inspection)
+    match member.state:
+        case State.CANONICAL | State.ALIASED | State.IDENTICAL:
+            return not member.detail.get("nan")
+        case State.CAST if member.detail.get("lossless"):
+            return True
+        case State.CAST if dtype is not None:
+            narrow = inspection.checkpoint.tensors[str(member.detail["narrow"])].dtype
+            return dtype == narrow
+        case State.UNREAD | State.CAST:
+            raise _UndecidedError(shown(member.name))
+    if member.detail.get("sign_of_zero_only"):
+        return True
+    if _may_round_to_equal(inspection, member, dtype):
+        raise _UndecidedError(shown(member.name))
+    return False
+
+
+def _may_round_to_equal(inspection: Inspection, member: Member, dtype: str | None) -> bool:
+    stored = inspection.checkpoint.tensors[member.name].dtype
+    if stored != "F32" or dtype not in _COARSER or member.state is not State.NEAR:
+        return False
+    steps = member.detail.get("max_ulp")
+    return not isinstance(steps, int) or steps < _COARSER[dtype]
+
+
+def load_dtype(inspection: Inspection) -> str | None:
+    """The type that ``dtype="auto"`` loads in; ``None`` where the config names none."""
+    values = inspection.checkpoint.config_values
+    named = values.get("dtype") or values.get("torch_dtype")
+    return _DTYPES.get(str(named).removeprefix("torch."))
+
+
+def _verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
+    found = facts.pair(inspection)
+    family = inspection.family
+    if found is None or family.input_embedding is None or family.output_head is None:
+        return unknown("the table does not name both the embedding and the head")
+    dropped = lost_biases(inspection, loaded)
+    words = [name for group in groups(inspection) if group.role is Role.WORD_EMBEDDING for name in group.names]
+    played = dict.fromkeys((family.output_head, family.input_embedding, *words))
+    random = [facts.in_file(inspection, name) for name in played if loaded.value(name) is None]
+    if random:
+        return verdict(
+            Outcome.RANDOM, f"{listed(random)} {_is(random)} not stored and {_starts(random)}", random, dropped
+        )
+    names = (found.head, found.embedding)
+    if loaded.owner[family.output_head] == loaded.owner[family.input_embedding]:
+        holder = loaded.value(family.output_head)
+        detail = (
+            facts.tied(found)
+            if holder == found.embedding
+            else f"{listed(names)} are one parameter, from {shown(holder)}"
+        )
+        return verdict(Outcome.TIED, detail, names, dropped)
+    return verdict(Outcome.UNTIED, _untied(inspection, found), names, dropped)
+
+
+def _untied(inspection: Inspection, found: facts.Pair) -> str:
+    detail = facts.separate(found)
+    tie = next((tie for tie in inspection.ties if any(member.name == found.head for member in tie.members)), None)
+    if tie is not None and tie.declared:
+        return f"{detail}: the config ties them, but their values differ, which is warned of"
+    if inspection.family.meaning_v5 is FlagMeaning.SCALES:
+        return f"{detail}, and the logits are not scaled"
+    return detail
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _starts(names: list[str]) -> str:
+    return "starts with random numbers" if len(names) == 1 else "start with random numbers"
+
+
+def lost_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
+    """The stored head biases that have values and that no parameter takes."""
+    family = inspection.family
+    if not family.output_biases:
+        return facts.class_bias(inspection)
+    pair = next((group for group in groups(inspection) if group.role is Role.OUTPUT_BIAS), None)
+    if pair is None:
+        return ()
+    inner = family.output_biases[-1]
+    used = loaded.value(inner) if inner in loaded.owner else None
+    stored = [member for member in pair.members if member.stored]
+    if used is not None and all(facts.same(member) for member in stored):
+        return ()
+    return tuple(
+        member.name
+        for member in stored
+        if member.name != used and (used is not None or not is_zero(inspection, member.name))
+    )

@@ -1,0 +1,211 @@
+"""transformers 4: ties by the flag alone, under the embedding's name, whatever the file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from tieconv.checkpoint.family import Role, Tying
+from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.consumers import classes, facts
+from tieconv.consumers.facts import Pair, listed, verdict
+from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
+from tieconv.consumers.interface import Consumer, Verdict, error, unknown
+from tieconv.families.reading import reading_v4
+from tieconv.text import shown
+
+_ONE_MODULE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano")
+"""Types whose encoder and decoder are given one embedding module, whatever the flag says."""
+
+_INNER_BIAS = (
+    "albert",
+    "bert-generation",
+    "camembert",
+    "data2vec-text",
+    "fnet",
+    "ibert",
+    "longformer",
+    "luke",
+    "reformer",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
+"""Types whose outer bias is set to the inner one after loading; the others do it the other way round."""
+
+_FLAT_ONLY = ("qwen2_vl", "qwen2_5_vl")
+"""Types whose config has no nested level in transformers 4.48."""
+
+
+def judge(inspection: Inspection, *, version: str) -> Verdict:
+    """What transformers 4 makes of the head, the embedding and the names tied to them."""
+    found = facts.unclear(inspection) or facts.wrong_format(
+        inspection, "transformers", (facts.SAFETENSORS, facts.TORCH)
+    )
+    if found is not None:
+        return found
+    tied, pair = reading_v4(inspection), facts.pair(inspection)
+    if tied is None or not _knows(inspection, version):
+        return unknown(f"transformers {version} has no model of type {shown(inspection.family.model_type)}")
+    if pair is None:
+        return unknown("the table does not name both the embedding and the head")
+    if _too_new(inspection, version):
+        return error(f"the config of {shown(inspection.family.model_type)} has no text_config in transformers 4.48")
+    odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+    if odd is not None:
+        return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
+    return _with_bias(inspection, version, _weights(inspection, version, tied, pair), pair)
+
+
+def _knows(inspection: Inspection, version: str) -> bool:
+    return version != "4.48" or inspection.family.model_type in classes.listed("transformers 4.48", "types")
+
+
+def _too_new(inspection: Inspection, version: str) -> bool:
+    nested = "text_config" in inspection.checkpoint.config_values
+    return version == "4.48" and nested and inspection.family.model_type in _FLAT_ONLY
+
+
+def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Verdict:
+    words = [group for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
+    head_group = next((group for group in words if inspection.family.output_head in group.names), None)
+    tied = tied and head_group is not None and inspection.family.tying is not Tying.NEVER
+    if version == "4.48" and _is_unclear(inspection, words, tied, pair):
+        return unknown("what transformers 4.48 does where one of these tables is missing was not understood")
+    random: list[str] = []
+    lost: list[str] = []
+    for group in words:
+        together = list(
+            _together(inspection, group, tied if group is head_group else tied or not group.gated, pair.head)
+        )
+        base = _base(together, pair.head)
+        if base.name == pair.head and len(together) > 1 and version == "4.57":
+            return _without_values([member.name for member in together])
+        undecided = next((member for member in together if member.state is State.UNREAD), None)
+        if undecided is not None:
+            return unknown(f"{shown(undecided.name)} was not compared with {shown(base.name)}")
+        random += [] if base.stored else [member.name for member in together]
+        lost += [member.name for member in together if member.stored and _differs(base, member)]
+        random += [member.name for member in group.members if member not in together and not member.stored]
+    if head_group is None:
+        random += [
+            name for name, held in ((pair.embedding, pair.has_embedding), (pair.head, pair.has_head)) if not held
+        ]
+    return _verdict(tied, pair, list(dict.fromkeys(random)), lost)
+
+
+def _is_unclear(inspection: Inspection, words: list[Group], tied: bool, pair: Pair) -> bool:
+    """Whether encoder and decoder tables that BART and its kin share on construction are partly missing."""
+    if not inspection.family.bias_is_row:
+        return False
+    if tied:
+        return not pair.has_embedding and bool(facts.stored_bias(inspection))
+    return pair.has_head and not all(member.stored for group in words for member in group.members)
+
+
+def _base(together: list[Member], head: str) -> Member:
+    """The member whose values all of them get: the first one stored, the head last."""
+    stored = [member for member in together if member.stored]
+    return next((member for member in stored if member.name != head), stored[0] if stored else together[0])
+
+
+def _verdict(tied: bool, pair: Pair, random: list[str], lost: list[str]) -> Verdict:
+    if random:
+        one = len(random) == 1
+        state = "is not stored and starts" if one else "are not stored and start"
+        return verdict(Outcome.RANDOM, f"{listed(random)} {state} with random numbers", random)
+    if lost:
+        return verdict(
+            Outcome.DISCARDED,
+            f"{listed(lost)} {'is' if len(lost) == 1 else 'are'} silently replaced by {shown(pair.embedding)}",
+            lost,
+        )
+    if tied:
+        return verdict(Outcome.TIED, facts.tied(pair), (pair.head, pair.embedding))
+    return verdict(Outcome.UNTIED, facts.separate(pair), (pair.head, pair.embedding))
+
+
+def _together(inspection: Inspection, group: Group, tied: bool, head: str) -> Iterator[Member]:
+    """The members that become one parameter, the canonical one first."""
+    for place, member in enumerate(group.members):
+        shared = inspection.family.model_type in _ONE_MODULE and member.name != head
+        if place == 0 or tied or shared:
+            yield member
+
+
+def _differs(base: Member, member: Member) -> bool:
+    """Whether a member's values are lost where it gets those of ``base``."""
+    if member.name == base.name or (facts.same(base) and facts.same(member)):
+        return False
+    if member.state is State.CAST:
+        return member.detail.get("exact") == member.name
+    return True
+
+
+def _without_values(names: list[str]) -> Verdict:
+    first, *others = names
+    detail = (
+        f"{shown(first)} is not stored, and a tied model reads no other name: {listed(names)} are left without values"
+    )
+    return error(detail, first, *others)
+
+
+def _with_bias(inspection: Inspection, version: str, found: Verdict, pair: Pair) -> Verdict:
+    """The verdict with what becomes of the head bias: of two names, the outer one counts."""
+    if found.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
+        return found
+    names = biases(inspection)
+    if names is None:
+        dropped = () if inspection.family.output_biases else facts.class_bias(inspection)
+        return verdict(found.outcome, found.detail, found.tensors, dropped)
+    used = _used_bias(inspection, version, names, pair)
+    if used is None and version == "4.57" and any(member.stored for member in names.members):
+        return _without_values([member.name for member in names.members])
+    stored = [member for member in names.members if member.stored]
+    if used is not None and all(facts.same(member) for member in stored):
+        return found
+    unused = (member.name for member in stored if member is not used)
+    lost = tuple(name for name in unused if used is not None or not is_zero(inspection, name))
+    return verdict(found.outcome, found.detail, found.tensors, lost)
+
+
+def _used_bias(inspection: Inspection, version: str, names: Group, pair: Pair) -> Member | None:
+    """The stored name of the bias whose values reach the logits; ``None`` where neither does.
+
+    4.48 sets the head's whole module to zero where it counts a name of it as missing; a missing embedding turns that
+    off. Measured, with torch 2.13.
+    """
+    outer, inner = names.members[0], names.members[-1]
+    prefers_inner = inspection.family.model_type in _INNER_BIAS
+    if version == "4.48" and not pair.has_embedding:
+        order: tuple[Member, ...] = (inner, outer)
+    elif version == "4.48":
+        order = (inner,) if prefers_inner else (outer,)
+    else:
+        order = (inner, outer) if prefers_inner else (outer,)
+    return next((member for member in order if member.stored), None)
+
+
+CONSUMERS = (
+    Consumer(
+        "transformers",
+        "4.48",
+        since=(4, 45),
+        before=(4, 49),
+        measured=True,
+        cited="transformers 4.48.3, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
+        judge=partial(judge, version="4.48"),
+    ),
+    Consumer(
+        "transformers",
+        "4.57",
+        since=(4, 49),
+        before=(5, 0),
+        measured=True,
+        cited="transformers 4.57.6, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
+        judge=partial(judge, version="4.57"),
+    ),
+)
