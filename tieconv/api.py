@@ -405,7 +405,9 @@ def _inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable
 def plan_action(action: Action) -> PlannedWrite:
     """The plan of a remedy. Raises `RefusedError` as the verb does."""
     names = {"--from": "survivor"}
-    options: dict[str, Any] = {names.get(flag, flag.lstrip("-")): value for flag, value in action.options}
+    options: dict[str, Any] = {
+        names.get(flag, flag.lstrip("-").replace("-", "_")): value or True for flag, value in action.options
+    }
     match action.verb.split():
         case ["retie"]:
             return plan_retie(action.source, **options)

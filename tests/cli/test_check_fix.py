@@ -20,6 +20,8 @@ from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
 from tieconv.errors import WriteFailedError
 from tieconv.gate.fixes import Fixer
 
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+
 ROOT = Path(__file__).parents[2]
 Copy = Callable[[str], Path]
 
@@ -233,3 +235,14 @@ def test_a_remedy_for_another_model_is_left() -> None:
     log: list[str] = []
     after = Fixer(lambda path: model, lambda entry: True, lambda a: Written(log, a.verb), None).run(model)  # type: ignore[arg-type,return-value]
     assert log == [] and after.fixes[0].refusal == "it is about another model"
+
+
+def test_a_bare_flag_is_applied_as_it_is_printed(tmp_path: Path) -> None:
+    """An option without a value reads as one on the command line, and means the same in the plan."""
+    source = str(MODELS / "llama-tied")
+    action = Action("untie", source, (("--keep-flag", ""),))
+    assert action.command == f"tieconv untie {source} --keep-flag -o OUT"
+    api.plan_action(action).execute(tmp_path / "out")
+    written = api.inspect(tmp_path / "out")
+    assert written.config.effective is True
+    assert written.head.output_head is not None and written.head.output_head.stored

@@ -284,7 +284,7 @@ class StorageUse:
 
 @record
 class Action:
-    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values."""
+    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values (empty for a bare flag)."""
 
     verb: str
     source: str
@@ -293,7 +293,7 @@ class Action:
     @property
     def command(self) -> str:
         """The command to copy to a shell, with OUT for the path that the user chooses."""
-        options = [word for flag, value in self.options for word in (flag, shell_word(value))]
+        options = [word for flag, value in self.options for word in (flag, *((shell_word(value),) if value else ()))]
         return " ".join(("tieconv", self.verb, shell_word(self.source), *options, "-o", "OUT"))
 
 

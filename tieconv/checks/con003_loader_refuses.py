@@ -40,7 +40,7 @@ def _remedy(inspection: Inspection, prediction: Prediction) -> Remedy | None:
     if tie is None or prediction.tensors != (tie[1].name,) or tie[0].consistent is not True:
         return None
     if not tie[1].stored:
-        return remedies.untie(inspection, "--keep-flag", safe=True)
+        return remedies.untie(inspection, ("--keep-flag", ""), safe=True)
     return remedies.retie(inspection, safe=True)
 
 
