@@ -284,7 +284,10 @@ class StorageUse:
 
 @record
 class Action:
-    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values (empty for a bare flag)."""
+    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values.
+
+    The value of a bare flag is empty.
+    """
 
     verb: str
     source: str
