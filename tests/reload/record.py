@@ -1,4 +1,4 @@
-"""The record of a matrix run, docs/data/matrix.json: what each verb made of each class in each layout."""
+"""The record of a matrix run, docs/measured/matrix.json: what each verb made of each class in each layout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-PATH = Path(__file__).parents[2] / "docs" / "data" / "matrix.json"
+PATH = Path(__file__).parents[2] / "docs" / "measured" / "matrix.json"
 Rows = dict[str, dict[str, dict[str, str]]]
 """Class -> layout -> verb -> verdict."""
 

@@ -22,7 +22,7 @@ CLASSES = [name for name in zoo.classes() if name not in zoo.UNBUILDABLE]
 def test_every_class(name: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """What each verb writes loads as the same function, bit for bit; what it does not write, it refuses with a reason.
 
-    The end of the run prints the counts, and records docs/data/matrix.json when all classes were judged.
+    The end of the run prints the counts, and records docs/measured/matrix.json when all classes were judged.
     """
     subject = Subject(name)
     verdicts = {}
