@@ -20,9 +20,10 @@ FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, GGUF, TORCH)
 """Formats of which one directory should hold one; an adapter's or a training run's files are another matter."""
 
+GRAPH_SUFFIX = ".onnx"
+
 _KNOWN_ELSEWHERE = {
     (".ckpt",): "a checkpoint of a training run",
-    (".onnx",): "an ONNX graph",
     (".h5", ".msgpack"): "a Keras or Flax checkpoint",
     (".npz", ".npy"): "a numpy archive",
 }
@@ -38,6 +39,15 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     if listing.named or len(wholes) < 2 or claims[0] not in wholes:
         return checkpoint
     return replace(checkpoint, cautions=(*checkpoint.cautions, _two_formats(wholes)))
+
+
+def holds_graphs(listing: Listing) -> bool:
+    """Whether MODEL is an ONNX graph, or a directory of graphs without weights that another format reads."""
+    if listing.named is not None:
+        return listing.named.lower().endswith(GRAPH_SUFFIX)
+    if not any(name.lower().endswith(GRAPH_SUFFIX) for name in listing.entries):
+        return False
+    return not any(candidate.claims(listing) and _holds_model(candidate, listing) for candidate in FORMATS)
 
 
 def _holds_model(candidate: Format, listing: Listing) -> bool:
@@ -68,6 +78,13 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
                 "save the model as safetensors first",
                 "format.unsupported",
             )
+    graph = next((name for name in names if name.lower().endswith(GRAPH_SUFFIX)), None)
+    if graph:
+        return UnreadableError(
+            f"{shown(graph)} is an ONNX graph, which this command does not take",
+            "tieconv dedup and tieconv untie take graphs",
+            "format.graph",
+        )
     what = "is no weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:
