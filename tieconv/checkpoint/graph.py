@@ -20,9 +20,10 @@ class HeadForm(StrEnum):
 class SharedMatrix:
     """One matrix of a graph that is stored, or held by a session, more than once.
 
-    ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose that a session
+    ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
     replaces by a second matrix). ``kept`` and ``dropped`` are initializer names, ``nodes`` the rewritten nodes.
     ``left`` says why copies stay (empty: none do). Bytes are on disk (``stored``) and in a session (``held``).
+    ``divided``: a constant divides the product, which runtimes fuse with one kind of node and not with another.
     """
 
     graph: str
@@ -38,6 +39,7 @@ class SharedMatrix:
     held_after: int
     left: str = ""
     copies_promised: int = 1
+    divided: bool = False
 
     @property
     def done(self) -> bool:
@@ -49,11 +51,13 @@ class SharedMatrix:
 class SessionProof:
     """What a session of the written graph holds: ``copies`` of each matrix, by the kept name.
 
-    ``why_not`` says why nothing could be proved (empty: it was).
+    ``casts`` are the matrices of which it made another in a wider type to compute with. ``why_not`` says why nothing
+    could be proved (empty: it was).
     """
 
     graph: str
     copies: tuple[tuple[str, int], ...] = ()
+    casts: tuple[str, ...] = ()
     why_not: str = ""
 
     @property
@@ -87,10 +91,9 @@ class GraphPlan:
         done = sum(matrix.done for matrix in self.matrices)
         if not done:
             return "nothing to change"
-        verb = "gets a head of its own" if self.command == "untie" else "is stored once"
-        return (
-            f"1 matrix {verb}" if done == 1 else f"{done} matrices {verb.replace('gets', 'get').replace('is', 'are')}"
-        )
+        one, many = ("gets", "get") if self.command == "untie" else ("is", "are")
+        what = "a copy for its heads" if self.command == "untie" else "stored once"
+        return f"1 matrix {one} {what}" if done == 1 else f"{done} matrices {many} {what}"
 
 
 @record

@@ -31,7 +31,13 @@ def graph_document(outcome: GraphOutcome) -> dict[str, object]:
         "executed": outcome.executed,
         "verified": outcome.verified,
         "proofs": [
-            {"graph": proof.graph, "proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)}
+            {
+                "graph": proof.graph,
+                "proved": proof.proved,
+                "why_not": proof.why_not,
+                "copies": dict(proof.copies),
+                "casts": list(proof.casts),
+            }
             for proof in outcome.proofs
         ],
         "output": outcome.output,

@@ -13,6 +13,11 @@ from tieconv.onnx.graph_proof import NOT_INSTALLED
 from tieconv.onnx.share import SharePass
 from tieconv.sources.local import FileSet, open_files
 
+DIVISION = (
+    "a division follows the head; ONNX Runtime computes one behind a MatMul as a product with the reciprocal and one "
+    "behind a Gemm as it stands, so the last bit may differ in an optimised session (--head-form fused keeps it)"
+)
+
 
 def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> PlannedGraphs:
     """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises."""
@@ -35,9 +40,11 @@ def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatr
 
 
 def _notes(matrices: list[SharedMatrix]) -> list[str]:
+    """What the user should know of the plan."""
     found = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
         found.append("a session folds the Transpose of a stored matrix, so it holds that matrix twice")
+    found += [f"{matrix.graph}: {DIVISION}" for matrix in matrices if matrix.divided]
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
         found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
     return found

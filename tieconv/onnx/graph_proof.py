@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof, SharedMatrix
+from tieconv.checkpoint.records import ByteRange
 from tieconv.errors import VerificationError
 from tieconv.onnx.graph import GraphFile, read_graph
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
@@ -35,19 +36,21 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
         if why_not:
             _check_source(source, name, why_not)
             return SessionProof(name, why_not=why_not)
-        copies = _count(staged, dump, matrices)
+        copies, casts = _count(staged, dump, matrices)
     finally:
         for left in (dump, f"{dump}.data"):
             (staged / left).unlink(missing_ok=True)
     for matrix in matrices:
-        if copies[matrix.kept] != matrix.copies_promised:
+        if copies[matrix.kept] == 0:
+            return SessionProof(name, why_not=f"the session knows no initializer named {matrix.kept}")
+        if copies[matrix.kept] > matrix.copies_promised:
             raise VerificationError(
                 f"{shown(name)}: a session holds {copies[matrix.kept]} copies of {shown(matrix.kept)}, "
                 f"{matrix.copies_promised} promised",
                 _HINT,
                 "verify.session",
             )
-    return SessionProof(name, tuple(copies.items()))
+    return SessionProof(name, tuple(copies.items()), tuple(casts))
 
 
 def _dump(graph: Path, to: Path, outside: bool) -> str:
@@ -87,20 +90,26 @@ def _check_source(source: Path, name: str, why_not: str) -> None:
     raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
 
 
-def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> dict[str, int]:
+def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[dict[str, int], list[str]]:
+    """Copies of each matrix, and the matrices of which the session made another in a wider type.
+
+    The CPU provider computes products of F16 in F32, and casts a constant for that once, whatever the graph says.
+    """
     with open_files(staged) as files:
         graph: GraphFile = read_graph(str(staged), dump, files)
         reader = GraphBytes(graph, files)
         stored = reader.stored(MIN_BYTES)
         groups = find_groups(reader, stored)
         sets = [{member.stored.record.name for member in group.members} for group in groups]
-        return {matrix.kept: _copies(matrix, stored, sets) for matrix in matrices}
+    found = {matrix.kept: _alike(matrix, stored, sets) for matrix in matrices}
+    copies = {name: sum(not wider for wider in ranges.values()) for name, ranges in found.items()}
+    return copies, [name for name, ranges in found.items() if any(ranges.values())]
 
 
-def _copies(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[str]]) -> int:
-    """Copies in the group that the kept initializer belongs to; 0 where the session has none of that name."""
+def _alike(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[str]]) -> dict[ByteRange, bool]:
+    """The places of the kept initializer's copies, and whether each is in a wider type; empty where it is not there."""
     own = next((one.record for one in stored if one.value.name == matrix.kept), None)
     if own is None:
-        return 0
+        return {}
     names = next((group for group in groups if own.name in group), {own.name})
-    return len({one.record.range for one in stored if one.record.name in names})
+    return {one.record.range: one.record.nbytes > own.nbytes for one in stored if one.record.name in names}

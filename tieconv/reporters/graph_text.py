@@ -18,6 +18,10 @@ def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None
         if proof.proved:
             held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)
             lines.append(f"  {paint('proved', 'good')}: a session of {shown(proof.graph)} holds {held}")
+            lines += [
+                f"  note: to compute with {shown(name)} the CPU provider casts it to a wider type, a copy of its own"
+                for name in proof.casts
+            ]
         else:
             first, *rest = wrapped(shown(f"{proof.graph}: {proof.why_not}", 400), "  not proved: ", width)
             lines += [first.replace("not proved", paint("not proved", "warning"), 1), *rest]

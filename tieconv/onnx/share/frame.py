@@ -75,9 +75,8 @@ def remove_frame(frame: Frame) -> None:
 
 def _remove(node: ir.Node) -> None:
     values = [value for value in node.inputs if value is not None]
-    if any(output.uses() or output.is_graph_output() for output in node.outputs):
+    if node.graph is None or any(output.uses() or output.is_graph_output() for output in node.outputs):
         return
-    assert node.graph is not None
     node.graph.remove(node, safe=True)
     for value in values:
         _unread(value)

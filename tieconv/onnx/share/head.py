@@ -60,11 +60,23 @@ def _fused(node: ir.Node, value: ir.Value, names: Names) -> None:
 
 
 def _transpose(node: ir.Node, target: Target) -> None:
-    turned = ir.node("Transpose", [target.value], {"perm": [1, 0]})
-    shape = target.value.shape
+    node.replace_input_with(1, _turned(target))
+
+
+def _turned(target: Target) -> ir.Value:
+    """The one Transpose of the matrix, in its own graph, so that a session folds it once."""
+    value, graph = target.value, target.value.graph
+    assert isinstance(graph, ir.Graph) and value.shape is not None
+    for user, _ in value.uses():
+        if is_standard(user, "Transpose") and user.graph is graph:
+            return user.outputs[0]
+    name = target.names.free(f"{value.name}/Transpose")
+    turned = ir.node("Transpose", [value], {"perm": [1, 0]}, name=name)
+    turned.outputs[0].name = target.names.free(f"{value.name}/transposed")
     turned.outputs[0].dtype = target.dtype
-    turned.outputs[0].shape = None if shape is None else ir.Shape([shape[1], shape[0]])
-    replace(node, [turned, ir.node("MatMul", [node.inputs[0], turned.outputs[0]])], target.names)
+    turned.outputs[0].shape = ir.Shape([value.shape[1], value.shape[0]])
+    graph.insert_before(graph[0], turned)
+    return turned.outputs[0]
 
 
 def _gemm(node: ir.Node, value: ir.Value, target: Target) -> None:

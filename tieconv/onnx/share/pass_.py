@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import frexp
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
 from tieconv.checkpoint.graph import HeadForm, SharedMatrix
-from tieconv.onnx.graph import GraphFile, opset
+from tieconv.onnx.graph import GraphFile, opset, sides
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.share.apply import apply
 from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of
 from tieconv.onnx.share.find import MIN_BYTES, Group, Member, find_groups
 from tieconv.onnx.share.interface import Names
-from tieconv.onnx.share.uses import uses_of
+from tieconv.onnx.share.uses import Use, is_standard, uses_of
 from tieconv.sources.local import FileSet
 
 OLDEST_OPSET = 11
+_INPUT = "it is an input of the graph, so a caller may replace it"
+_CAST = "it is also read through a Cast, which a session folds into a second matrix of that type"
 OLDEST_IR = 4
 """Before it every initializer is an input, which a caller may replace."""
 
@@ -50,7 +53,7 @@ class SharePass(InPlacePass):
         found = []
         for group in self._groups():
             found += self._share(group, setting)
-        self.matrices = tuple(found)
+        self.matrices = (*found, *self._cast_by_node(found))
         changed = any(matrix.done for matrix in found)
         self._file.changed = self._file.changed or changed
         return PassResult(model, modified=changed)
@@ -63,6 +66,13 @@ class SharePass(InPlacePass):
         for matrix in self.matrices:
             if matrix.kept not in names:
                 raise PostconditionError(f"initializer {matrix.kept} is gone")
+
+    def _cast_by_node(self, found: list[SharedMatrix]) -> list[SharedMatrix]:
+        """Matrices of which a session makes a second one by folding a Cast: sharing them would double the file."""
+        reader = GraphBytes(self._file, self._files)
+        told = {matrix.kept for matrix in found}
+        casts = [one for one in reader.stored(MIN_BYTES) if one.value.name not in told and _is_cast_too(one)]
+        return [_left(Group((Member(one, False),), ("folded",)), _CAST, self._file.name) for one in casts]
 
     def _groups(self) -> list[Group]:
         """Groups of several copies, then single matrices that are also read transposed."""
@@ -79,7 +89,7 @@ class SharePass(InPlacePass):
         if len(free) > 1 or (free and _both_ways(free)):
             choice, why = choose(free, setting)
             if choice is not None:
-                note = "another copy is an input of the graph, so a caller may replace it" if fixed else ""
+                note = f"another copy stays: {_INPUT}" if fixed else ""
                 return [self._apply(group, free, choice, setting, note)]
             parts = [part for part in _parts(free) if len(part) > 1]
             chosen = [(part, choose(part, setting)[0]) for part in parts]
@@ -89,15 +99,14 @@ class SharePass(InPlacePass):
                 if choice is not None
             ]
             return made or [_left(group, why, self._file.name)]
-        return (
-            [_left(group, "it is an input of the graph, so a caller may replace it", self._file.name)] if fixed else []
-        )
+        return [_left(group, _INPUT, self._file.name)] if fixed else []
 
     def _apply(self, group: Group, members: list[Member], choice: Choice, setting: Setting, left: str) -> SharedMatrix:
         stored, held = _stored_bytes(members), _held_bytes(members)
         kinds = group.kinds
         if "folded" not in kinds and any(_turned_by_node(member) for member in members):
             kinds = (*kinds, "folded")
+        divided = self._form is HeadForm.GEMM and any(_is_divided(read.use) for read in reads_of(members))
         kept, dropped, nodes = apply(self._file, members, choice, setting)
         assert kept.const_value is not None and kept.dtype is not None
         size = kept.const_value.nbytes
@@ -109,13 +118,14 @@ class SharePass(InPlacePass):
             dropped=dropped,
             nodes=nodes,
             dtype=kept.dtype.name,
-            shape=tuple(int(side) for side in kept.const_value.shape),
+            shape=sides(kept.const_value.shape),
             stored_before=stored,
             stored_after=size,
             held_before=held,
             held_after=copies * size,
             left=left,
             copies_promised=copies,
+            divided=divided and bool(nodes),
         )
 
     def left(self, why: str) -> None:
@@ -129,6 +139,26 @@ def interface(model: ir.Model) -> dict[str, Any]:
         side: [(value.name, str(value.type), str(value.shape)) for value in values]
         for side, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs))
     }
+
+
+def _is_divided(use: Use) -> bool:
+    """Whether a MatMul's product is divided at once by a constant that is no power of two."""
+    if use.node is None or not is_standard(use.node, "MatMul"):
+        return False
+    for user, index in use.node.outputs[0].uses():
+        by = user.inputs[1] if is_standard(user, "Div") and index == 0 else None
+        tensor = ir.convenience.get_const_tensor(by) if by is not None else None
+        if tensor is not None and tensor.size == 1 and abs(frexp(float(tensor.numpy().reshape(-1)[0]))[0]) != 0.5:
+            return True
+    return False
+
+
+def _is_cast_too(stored: Stored) -> bool:
+    """Whether a matrix is read both as it is and through a Cast."""
+    if len(stored.record.shape) != 2:
+        return False
+    casts = [use.node is not None and is_standard(use.node, "Cast") for use in uses_of(stored.value)]
+    return any(casts) and not all(casts)
 
 
 def _both_ways(members: Sequence[Member]) -> bool:
