@@ -17,7 +17,6 @@ from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_place, stale
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.failures import free_bytes, no_space, writing
-from tieconv.execute.gather import first_not_gathered, write_gathered
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.sync import Syncer
@@ -25,7 +24,8 @@ from tieconv.execute.target import Target, destination, is_staging
 from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Writer, inherit
 from tieconv.onnx.graph import SUFFIX
-from tieconv.onnx.graph_store import DataFile, Store
+from tieconv.onnx.graph_store import DataFile, Source, Store
+from tieconv.onnx.graph_turn import first_not_turned, write_turned
 from tieconv.sources.local import open_files
 from tieconv.text import shown
 
@@ -215,7 +215,7 @@ class _Job:
                     source = sources.descriptor(content.file)
                     copy_range(source, content.start, made.number, offset, content.size, self.tick)
                 else:
-                    write_gathered(sources.descriptor(content.range.file), made.number, offset, content, self.tick)
+                    write_turned(sources.descriptor(content.range.file), made.number, offset, content, self.tick)
 
     def _created(self, name: str, syncer: Syncer) -> _Created:
         path = self.staging.new / name
@@ -244,14 +244,11 @@ class _Job:
                     if at is not None:
                         raise _differs(file.name, at)
 
-    def _difference(self, written: int, offset: int, content: object, source: Callable[[str], int]) -> int | None:
+    def _difference(self, written: int, offset: int, content: Source, source: Callable[[str], int]) -> int | None:
         if isinstance(content, ByteRange):
             span = [(offset, offset + content.size)]
             return first_difference(source(content.file), written, span, content.start - offset, self.tick)
-        from tieconv.checkpoint.plan import Gathered
-
-        assert isinstance(content, Gathered)
-        return first_not_gathered(source(content.range.file), written, offset, content, self.tick)
+        return first_not_turned(source(content.range.file), written, offset, content, self.tick)
 
     def _check_names(self) -> None:
         found = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
