@@ -89,6 +89,17 @@ def test_exported(tmp_path: Path, exporter, parameters: int) -> None:
     assert len(copies(tmp_path / "out/model.onnx", weight)) == 1
     for shape in SHAPES:
         assert same_bits(outputs(source, shape, SIZE), outputs(tmp_path / "out/model.onnx", shape, SIZE))
+    before, after = (described(path) for path in (source, tmp_path / "out/model.onnx"))
+    nodes = onnx.load(source, load_external_data=False).graph.node
+    turned = {name for node in nodes if node.op_type == "Transpose" for name in node.output}
+    assert {name for name in before if before[name] != after.get(name)} <= {*matrix.dropped, *turned}
+    assert {name.rsplit("/", 1)[-1] for name in after.keys() - before.keys()} == {"Reshape", "Gemm", "Shape", "Concat"}
+
+
+def described(path: Path) -> dict[str, bytes]:
+    """Type and shape of every value that the graph describes."""
+    infos = onnx.load(path, load_external_data=False).graph.value_info
+    return {info.name: info.SerializeToString(deterministic=True) for info in infos}
 
 
 def offline(source: Path, to: Path) -> None:

@@ -83,7 +83,7 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
         return UnreadableError(
             f"{shown(graph)} is an ONNX graph, which this command does not take",
             "tieconv dedup and tieconv untie take graphs",
-            "format.graph",
+            "format.unsupported",
         )
     what = "is no weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)

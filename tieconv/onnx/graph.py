@@ -28,8 +28,8 @@ NEW = "tieconv:"
 class GraphFile:
     """One graph. ``name`` is its path relative to ``root``, ``size`` its own bytes, without external data.
 
-    ``ranges`` are the places of its external tensors, by (location, offset); ``made`` the contents, by location, of
-    tensors that a pass added and that are still to be written.
+    ``ranges`` are the places of its external tensors, ``described`` the initializers that it says type and shape of
+    apart; ``made`` the contents, by location, of tensors that a pass added and that are still to be written.
     """
 
     name: str
@@ -38,6 +38,7 @@ class GraphFile:
     size: int
     state: FileState
     ranges: tuple[ByteRange, ...]
+    described: frozenset[str] = frozenset()
     made: dict[str, Gathered] = field(default_factory=dict)
     changed: bool = False
 
@@ -76,7 +77,8 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     except Exception as error:
         raise _malformed(name, error) from error
     ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.join(root, name)))
-    return GraphFile(name, root, model, state.size, state, ranges)
+    described = frozenset(info.name for info in proto.graph.value_info) & {one.name for one in proto.graph.initializer}
+    return GraphFile(name, root, model, state.size, state, ranges, described)
 
 
 def _parse(name: str, size: int, files: FileSet) -> onnx.ModelProto:

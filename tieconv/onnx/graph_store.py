@@ -86,6 +86,11 @@ def lay_out(files: Sequence[GraphFile], lone: str | None) -> Store:
 
 def _message(file: GraphFile) -> _Written:
     proto = ir.serde.serialize_model(file.model)
+    # The library describes every initializer a second time; what the source did not is left out again.
+    plain = {one.name for one in proto.graph.initializer} - file.described
+    infos = [info for info in proto.graph.value_info if info.name not in plain]
+    del proto.graph.value_info[:]
+    proto.graph.value_info.extend(infos)
     contents = tuple((tensor, _content(file, tensor)) for tensor in tensors(proto) if is_external(tensor))
     return _Written(file, proto, contents)
 
