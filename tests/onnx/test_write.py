@@ -18,7 +18,7 @@ from tests.onnx.stored import copies, disk
 from tieconv import api
 from tieconv.checkpoint.graph import SharedMatrix
 from tieconv.errors import StalePlanError, VerificationError
-from tieconv.onnx import graph_packages, graph_planned, graph_proof
+from tieconv.onnx import graph_packages, graph_planned, graph_proof, graph_write
 from tieconv.reporters import schemas
 
 SCHEMA = json.loads((Path(schemas.__path__[0]) / "plan.schema.json").read_text())
@@ -187,6 +187,23 @@ def test_refusals_of_out(graph: Path, tmp_path: Path) -> None:
     assert "--in-place" in refused("dedup --in-place", graph)
     assert "--hardlink" in refused("dedup --hardlink", graph.parent, "-o", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "taken.onnx.data", "there.onnx"]
+
+
+def test_data_goes_again_where_the_graph_cannot_follow(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that appears at OUT in the last moment stops the write, and no data is left beside it."""
+    publish = graph_write.swap.publish_new
+
+    def appears(staged: Path, final: Path) -> None:
+        publish(staged, final)
+        if final.name == "out.onnx.data":
+            (tmp_path / "out.onnx").write_bytes(b"x")
+
+    monkeypatch.setattr(graph_write.swap, "publish_new", appears)
+    assert "appeared while it was being written" in refused("dedup", graph, "-o", tmp_path / "out.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.onnx"]
+    assert (tmp_path / "out.onnx").read_bytes() == b"x"
 
 
 def test_overwrite(graph: Path, tmp_path: Path) -> None:

@@ -277,10 +277,21 @@ class _Job:
             else:
                 swap.publish_new(self.staging.new, self.final)
             return
-        for file in self.store.data:
-            swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
-        replaces = self.target.target.overwrite and self.final.exists()
-        (swap.publish_file if replaces else swap.publish_new)(self.staging.new / self.final.name, self.final)
+        self._publish_file()
+
+    def _publish_file(self) -> None:
+        """The data first, the graph last; the data goes again where the graph cannot follow."""
+        published: list[Path] = []
+        try:
+            for file in self.store.data:
+                swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
+                published.append(self.final.parent / file.name)
+            replaces = self.target.target.overwrite and self.final.exists()
+            (swap.publish_file if replaces else swap.publish_new)(self.staging.new / self.final.name, self.final)
+        except BaseException:
+            for path in published:
+                path.unlink()
+            raise
 
 
 @dataclass
