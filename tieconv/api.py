@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import UnreadableError
-from tieconv.formats import read_checkpoint
+from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.records import TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
+    from tieconv.onnx.graph_planned import PlannedGraphs
     from tieconv.planned import PlannedWrite
 
 
@@ -219,6 +220,39 @@ def plan_dedup(
     from tieconv.plans.dedup import plan_dedup as make
 
     return _planned(make, path, Depth.FULL, embed, head, drop_other_formats)
+
+
+def is_graph(path: str | Path = ".") -> bool:
+    """Whether MODEL is an ONNX graph or a directory of graphs, for which there are functions of their own."""
+    return holds_graphs(locate(str(path)))
+
+
+def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> PlannedGraphs:
+    """The plan that stores each matrix of ONNX graphs once, found by content.
+
+    ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Raises `UnsafePathError` for external data outside the
+    graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
+    """
+    from tieconv.checkpoint.graph import HeadForm
+    from tieconv.onnx.graph_packages import require_graph_packages
+
+    require_graph_packages()
+    from tieconv.onnx.graph_dedup import plan_graph_dedup as make
+
+    return make(locate(str(path)), HeadForm(head_form))
+
+
+def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
+    """The plan that gives each head of ONNX graphs which reads the embedding's matrix one of its own.
+
+    Raises as `plan_graph_dedup` does.
+    """
+    from tieconv.onnx.graph_packages import require_graph_packages
+
+    require_graph_packages()
+    from tieconv.onnx.graph_untie import plan_graph_untie as make
+
+    return make(locate(str(path)))
 
 
 def plan_convert(

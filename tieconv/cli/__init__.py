@@ -54,6 +54,6 @@ class LazyGroup(ErrorBoundary):
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
 
-    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf) or a shard index; left out, it is the
-    current directory.
+    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf) or a shard index, for dedup and untie
+    also an ONNX graph or a directory of them; left out, it is the current directory.
     """
