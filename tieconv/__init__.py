@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tieconv.api import (
         diff,
         inspect,
+        parity,
         plan_bias,
         plan_convert,
         plan_dedup,
@@ -19,16 +20,19 @@ if TYPE_CHECKING:
         plan_untie,
     )
     from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.parity import Parity
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
 __all__ = [
     "Comparison",
+    "Parity",
     "PlannedWrite",
     "TieconvError",
     "__version__",
     "diff",
     "inspect",
+    "parity",
     "plan_bias",
     "plan_convert",
     "plan_dedup",
@@ -39,7 +43,12 @@ __all__ = [
 ]
 
 
-_HOMES = {"TieconvError": "errors", "PlannedWrite": "planned", "Comparison": "checkpoint.comparison"}
+_HOMES = {
+    "TieconvError": "errors",
+    "PlannedWrite": "planned",
+    "Comparison": "checkpoint.comparison",
+    "Parity": "checkpoint.parity",
+}
 
 
 def __getattr__(name: str) -> object:

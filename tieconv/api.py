@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.records import TensorRecord
     from tieconv.planned import PlannedWrite
 
@@ -247,3 +248,27 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
             )
     with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
         return compare(one, two, files_a, files_b)
+
+
+def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
+    """How far the graph ``onnx`` agrees with the checkpoint ``model``: weights, structure, logits, cached steps.
+
+    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is the precision of the torch reference, ``float64``,
+    ``float32`` or ``auto`` (float64 where it fits into memory). A missing provider gives the verdict ``not_run``.
+    Raises `UnreadableError` where the graph or the model cannot be read, `MissingPackageError` without onnxruntime,
+    onnx, torch or transformers.
+    """
+    for name, value, choices in (
+        ("provider", provider, ("auto", "cpu", "cuda")),
+        ("reference", reference, ("auto", "float64", "float32")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")
+    from tieconv.reference.packages import require
+
+    require("measuring parity", "onnx", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity import run_parity
+
+    evidence = inspect(model, depth=Depth.HEADER)
+
+    return run_parity(str(onnx), evidence, provider, reference)

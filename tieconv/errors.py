@@ -45,3 +45,21 @@ class WriteFailedError(TieconvError):
 
 class VerificationError(TieconvError):
     """What was written and read back is not what was promised."""
+
+
+class MissingPackageError(TieconvError):
+    """A package that the command needs is not installed, or two exclude each other."""
+
+
+class NotRunError(TieconvError):
+    """A measurement could not be made here: the provider is missing, or the precision has no kernels.
+
+    ``active`` is the provider that would have run, ``fallback`` the heavy nodes that it left on the CPU.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", code: str = "", *, active: str = "", fallback: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, hint, code)
+        self.active = active
+        self.fallback = fallback

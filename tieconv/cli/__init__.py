@@ -20,6 +20,7 @@ COMMANDS = {
     "dedup": "Store every byte-identical group once, as far as loaders restore the rest.",
     "diff": "What differs between the models A and B, tensor by tensor, ties and layout seen through.",
     "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
+    "parity": "How far the graph ONNX agrees with the checkpoint MODEL, measured.",
     "reindex": "Rebuild the shard index from the headers of the shards.",
     "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
     "set-tie": "Write the tie flag at every level of the config; no tensor changes.",

@@ -1,0 +1,1 @@
+"""ONNX graphs of a checkpoint: sessions, and the parity of a graph with the torch reference."""
