@@ -72,7 +72,7 @@ def open_session(
     if active != CUDA and choice.providers[0] != CPU:
         if provider == "cuda":
             raise NotRunError(
-                "CUDA was asked for and onnxruntime silently gave a session on the CPU: no device, driver or CUDA library",
+                "CUDA was asked for and onnxruntime silently gave a CPU session: no device, driver or CUDA library",
                 "look at nvidia-smi, then: pip install 'tieconv[gpu]'",
                 "session.fallback",
                 active=active,

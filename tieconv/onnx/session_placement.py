@@ -10,13 +10,16 @@ from tieconv.errors import NotRunError
 from tieconv.onnx.session_provider import CUDA
 from tieconv.text import count, shown
 
-HEAVY = frozenset(
-    """MatMul Gemm FusedMatMul MatMulNBits MatMulInteger QGemm Einsum Conv
-    LayerNormalization RMSNormalization SimplifiedLayerNormalization SkipLayerNormalization
-    SkipSimplifiedLayerNormalization GroupNormalization EmbedLayerNormalization ReduceMean
-    Attention MultiHeadAttention GroupQueryAttention DecoderMaskedMultiHeadAttention PackedAttention
-    QAttention RotaryEmbedding Softmax""".split()
-)
+_PRODUCTS = {"MatMul", "Gemm", "FusedMatMul", "MatMulNBits", "MatMulInteger", "QGemm", "Einsum", "Conv"}
+_NORMS = {
+    "LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization",
+    "SkipSimplifiedLayerNormalization", "GroupNormalization", "EmbedLayerNormalization", "ReduceMean",
+}  # fmt: skip
+_ATTENTION = {
+    "Attention", "MultiHeadAttention", "GroupQueryAttention", "DecoderMaskedMultiHeadAttention", "PackedAttention",
+    "QAttention", "RotaryEmbedding", "Softmax",
+}  # fmt: skip
+HEAVY = frozenset(_PRODUCTS | _NORMS | _ATTENTION)
 """Operators that must run on the device: products, norms (`ReduceMean` where they are spelt out) and attention."""
 
 
@@ -50,7 +53,7 @@ def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) ->
         )
     if heavy:
         raise NotRunError(
-            f"{count(len(heavy), 'heavy node')} of the graph run on the CPU though CUDA is active: {shown(', '.join(heavy))}",
+            f"CUDA is active and yet {count(len(heavy), 'heavy node')} run on the CPU: {shown(', '.join(heavy))}",
             "these operators have no CUDA kernel in this precision: export in another one, or with another opset",
             "session.fallback-nodes",
             active=active,

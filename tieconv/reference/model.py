@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -96,7 +95,8 @@ def load_config(directory: str) -> Any:
     """The config of the language model in ``directory`` as transformers reads it; raises `UnreadableError`."""
     transformers = need("transformers", "onnx", _PURPOSE)
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        with _quiet(transformers):
+            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UnreadableError(
             f"{shown(os.path.join(directory, 'config.json'))}: transformers cannot read it: {shown(error)}",
@@ -107,7 +107,7 @@ def load_config(directory: str) -> Any:
 
 
 def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
-    """The model in ``directory`` with every parameter in ``dtype`` (``float64``, ``float32``, ``float16``, ``bfloat16``).
+    """The model in ``directory``, every parameter in ``dtype``: ``float64``, ``float32``, ``float16`` or ``bfloat16``.
 
     Raises `UnreadableError` where transformers has no such class or cannot load it, `RefusedError` where it would
     have to fill parameters with random values.
@@ -127,7 +127,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
             model, info = cls.from_pretrained(
                 directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
             )
-        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError) as error:
             raise UnreadableError(
                 f"{shown(directory)}: transformers cannot load it as {shown(name)}: {shown(error)}",
                 "look at what the checkpoint holds: tieconv inspect",

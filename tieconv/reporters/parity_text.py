@@ -14,7 +14,7 @@ _STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "wa
 
 def render(report: Parity, paint: Paint = plain, width: int | None = None) -> str:
     """The whole report, without a newline at the end."""
-    blocks = [_title(report, paint), "\n".join(columns(_facts(report)))]
+    blocks = [_title(report, paint), "\n".join(columns(facts(report)))]
     if report.identity is not None and (report.identity.lost or report.identity.unexplained):
         blocks.append("\n".join([paint("weights", "heading"), *columns(_weights(report.identity))]))
     if report.cases:
@@ -29,7 +29,8 @@ def _title(report: Parity, paint: Paint) -> str:
     return f"{paint(shown(report.graph), 'heading')} against {paint(shown(report.model), 'heading')}"
 
 
-def _facts(report: Parity) -> Iterator[tuple[str, str]]:
+def facts(report: Parity) -> Iterator[tuple[str, str]]:
+    """What was measured, where and with what, as names and sentences."""
     structure, use = report.structure, report.provider
     if structure is not None:
         yield "graph", f"{structure.kind}, {structure.precision}, opset {structure.opset}"
@@ -64,7 +65,7 @@ def _tf32(report: Parity) -> Iterator[tuple[str, str]]:
     found = report.metrics.get("tf32")
     logits = found.get("logits") if isinstance(found, dict) else None
     if isinstance(logits, dict):
-        yield "TF32", f"with TF32 the RMS error is {_number(logits['ratio'])} times torch's (not judged; off above)"
+        yield "TF32", f"with TF32 the RMS error is {number(logits['ratio'])} times torch's (not judged; off above)"
 
 
 def _coverage(identity: Identity) -> str:
@@ -116,8 +117,8 @@ def _figures(graph: Figures, floor: Figures, found: list[Case]) -> tuple[str, ..
         f"{positions}",
         f"{graph.relative_rms:.2e}",
         f"{floor.relative_rms:.2e}",
-        _number(max(case.ratio or 0.0 for case in found)),
-        _number(max(case.max_ratio or 0.0 for case in found)),
+        number(max(case.ratio or 0.0 for case in found)),
+        number(max(case.max_ratio or 0.0 for case in found)),
         f"{1 - flips / positions:.1%}" if positions else "",
         f"{max(case.graph.kl for case in found if case.graph):.1e}",
     )
@@ -129,11 +130,12 @@ def _kind(case: Case) -> str:
 
 def _gate(gate: Gate, paint: Paint) -> tuple[str, ...]:
     mark = paint("passed", "good") if gate.passed else paint("FAILED", "error")
-    figures = f"{_number(gate.value)} ≤ {_number(gate.limit)}" if gate.passed else f"{_number(gate.value)} > {_number(gate.limit)}"  # fmt: skip
+    figures = f"{number(gate.value)} {'≤' if gate.passed else '>'} {number(gate.limit)}"
     return mark, gate.name, figures, shown(gate.sentence, 400)
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """Three digits; ``none`` where there is no figure."""
     if value is None:
         return "none"
     return f"{value:.3g}" if value < 10000 else f"{value:.1e}"
@@ -141,7 +143,7 @@ def _number(value: float | None) -> str:
 
 def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
     told = {
-        Verdict.PASSED: "passed: the weights are the checkpoint's, and the errors are those of torch in the same precision",
+        Verdict.PASSED: "passed: the checkpoint's weights, and no more error than torch's own in this precision",
         Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]

@@ -114,7 +114,8 @@ def _place(name: str) -> tuple[int, str] | None:
 def _unknown(graph: Graph, value: Value) -> UnreadableError:
     what = f"{value.dtype.lower()}{list(value.shape)}"
     why = "has no output that continues it" if _place(value.name) else "is none that parity can feed"
-    return UnreadableError(f"{shown(graph.path)}: the input {shown(value.name)} ({shown(what)}) {why}", _EXPORT, "onnx.inputs")  # fmt: skip
+    told = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(what)}) {why}"
+    return UnreadableError(told, _EXPORT, "onnx.inputs")
 
 
 def faults(bindings: Bindings) -> Iterator[str]:

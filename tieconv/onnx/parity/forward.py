@@ -47,8 +47,9 @@ class GraphModel:
         return torch.stack(tokens, 1)
 
     def _run(self, batch: Batch, start: int, past: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in self.bindings.inputs.items()}
-        feeds |= {value.name: self.session.value(np.full(_scalar(value), self.window, np.int64)) for value in self.bindings.windows}  # fmt: skip
+        roles = self.bindings.inputs.items()
+        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
+        feeds |= {value.name: self._window_feed(value) for value in self.bindings.windows}
         logits = self.bindings.logits
         names = [logits, *(cache.present for cache in self.bindings.caches)]
         made = self.session.run(feeds | past, names, logits)
@@ -66,6 +67,9 @@ class GraphModel:
         dtype = np.int32 if value.dtype == "INT32" else np.int64
         return self.session.value(np.ascontiguousarray(given.numpy().astype(dtype)))
 
+    def _window_feed(self, value: Value) -> Any:
+        return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
+
     def _no_past(self, batch: Batch) -> dict[str, Any]:
         rows = batch.ids.shape[0]
         empty = {}
@@ -79,10 +83,6 @@ def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
     """The batch with one more token in each row."""
     one = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
     return Batch(torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, one], 1))
-
-
-def _scalar(value: Value) -> tuple[int, ...]:
-    return (1,) * len(value.shape)
 
 
 def _fixed(side: int | str | None) -> int:

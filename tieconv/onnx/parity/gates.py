@@ -29,12 +29,9 @@ def identity_gates(identity: Identity) -> Iterator[Gate]:
         else f"{count(len(absent), 'tensor')} that must be in the graph cannot be found there: {absent[0].name}"
     )
     yield Gate("weights", float(len(absent)), 0.0, not absent, told)
-    told = (
-        "every matrix of the graph in the shape of a tensor holds one"
-        if not alien
-        else f"{count(len(alien), 'matrix') if len(alien) == 1 else f'{len(alien)} matrices'} of the graph in the shape of a tensor "
-        f"with the bytes of none: {alien[0].name}"
-    )
+    told = "every matrix of the graph in the shape of a tensor holds one"
+    if alien:
+        told = f"in the shape of a tensor with the bytes of none: {', '.join(entry.name for entry in alien[:3])}"
     yield Gate("graph_weights", float(len(alien)), 0.0, not alien, told)
 
 
@@ -61,7 +58,7 @@ def logit_gates(prefix: str, what: str, graph: Errors, floor: Errors, precision:
         graph.flip_margin,
         limit,
         graph.flip_margin <= limit,
-        f"gap in the reference under any of the {count(graph.flips, 'top-1 change')}, against twice torch's largest error",
+        f"largest gap under {count(graph.flips, 'top-1 change')} in the reference; limit: twice torch's largest error",
     )
 
 

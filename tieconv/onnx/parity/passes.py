@@ -41,6 +41,7 @@ class Work:
 
 
 def make_work(kind: Kind, config: Any, inputs: Mapping[Role, object]) -> Work:
+    """The work for a graph with these inputs."""
     return Work(kind, config, Role.TYPES in inputs)
 
 

@@ -66,7 +66,8 @@ def read_graph(path: str) -> Graph:
         model = ir.load(path)
     except Exception as error:
         # onnx-ir and protobuf raise what they like on a file that is no graph.
-        raise UnreadableError(f"{shown(path)} is not an ONNX graph: {shown(error)}", "check the path", "onnx.malformed") from error  # fmt: skip
+        told = f"{shown(path)} is not an ONNX graph: {shown(error)}"
+        raise UnreadableError(told, "check the path", "onnx.malformed") from error
     graph = model.graph
     weights = tuple(_weights(ir, model, root))
     return Graph(

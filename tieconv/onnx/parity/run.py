@@ -70,9 +70,7 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         return _measured(subject, structure, dtype)
     except NotRunError as stop:
         use = ProviderUse(provider, stop.active, len(stop.fallback), fallback=stop.fallback)
-        return subject.report(
-            Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.hint
-        )
+        return subject.report(Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.hint)
 
 
 def _subject(path: str, evidence: Inspection, provider: str) -> _Subject:
