@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from pages import architectures, cases, cli, outputs, rules, states  # noqa: E402
+from pages import architectures, cases, cli, outputs, parity, rules, states  # noqa: E402
 
 PAGES: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
@@ -25,6 +25,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "cases.md": cases.page,
     HERE / "cli.md": cli.page,
     HERE / "architectures.md": architectures.page,
+    HERE / "parity.md": parity.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
 }

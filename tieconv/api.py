@@ -267,7 +267,7 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
-    from tieconv.onnx.parity import run_parity
+    from tieconv.onnx.parity.run import run_parity
 
     evidence = inspect(model, depth=Depth.HEADER)
 

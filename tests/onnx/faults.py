@@ -17,7 +17,7 @@ def plant(source: Path, fault: Fault, out: Path) -> Path:
     model = onnx.load(source)
     before = model.SerializeToString()
     fault(model)
-    assert model.SerializeToString() != before, "the fault found nothing to change"
+    assert model.SerializeToString() != before, f"{source}: {fault} found nothing to change"
     onnx.save(model, out)
     return out
 

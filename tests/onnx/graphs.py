@@ -47,6 +47,7 @@ def identity(
     folds: tuple[Fold, ...] = PLAIN,
     *,
     external: bool = True,
+    computed: tuple[torch.Tensor, ...] = (),
 ) -> Identity:
     """The weight identity of a checkpoint of ``tensors`` and a graph of ``weights``."""
     (folder / "m").mkdir(exist_ok=True)
@@ -56,4 +57,4 @@ def identity(
     graph: Graph = read_graph(str(write_graph(folder / "g.onnx", weights, external=external)))
     checkpoint = inspect(folder / "m", depth="header").checkpoint
     with open_files(checkpoint.root) as files:
-        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed")
+        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed)

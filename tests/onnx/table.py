@@ -1,6 +1,6 @@
 """The wide table: every model in both precisions, healthy and with every fault that it can have.
 
-python -m tests.onnx.table --write    measure again and write docs/pages/parity.json
+python -m tests.onnx.table --write [DIR]    measure again and write docs/pages/parity.json; graphs are kept in DIR
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measure(folder: Path) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        found = measure(Path(scratch))
+        found = measure(Path(sys.argv[2] if len(sys.argv) > 2 else scratch))
     text = json.dumps({"rows": found}, indent=1) + "\n"
     if "--write" in sys.argv:
         FILE.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ import torch
 
 import tieconv
 from tests.onnx import faults
-from tests.onnx.exported import MODELS, Exported
+from tests.onnx.exported import Exported
 from tieconv.checkpoint.parity import Parity, Verdict
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.cells import PROMPT
@@ -19,7 +19,7 @@ from tieconv.onnx.parity.passes import Work
 from tieconv.reference import load_config
 
 ORDINARY = (("llama", "float32"), ("gemma2", "float32"), ("bert", "float32"), ("gpt2", "float16"))
-WIDE = tuple((name, dtype) for name in MODELS for dtype in ("float32", "float16") if (name, dtype) not in ORDINARY)
+
 STORED = {"weights", "graph_weights"}
 LOGITS = {"rms_ratio", "max_ratio"}
 
@@ -42,13 +42,6 @@ def healthy(made: Exported) -> Parity:
 @pytest.mark.parametrize(("name", "dtype"), ORDINARY)
 def test_a_healthy_export_passes(exported, name: str, dtype: str) -> None:
     """Every gate passes, every tensor is found, over at least 8 shapes with 3 seeds each."""
-    healthy(exported(name, dtype))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype"), WIDE)
-def test_every_healthy_export_passes(exported, name: str, dtype: str) -> None:
-    """As above, for the other families and precisions."""
     healthy(exported(name, dtype))
 
 

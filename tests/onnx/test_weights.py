@@ -111,6 +111,15 @@ def test_what_must_be_found(tmp_path: Path, matrix: torch.Tensor) -> None:
     assert not found.proved
 
 
+def test_what_the_class_computes_explains(tmp_path: Path, matrix: torch.Tensor) -> None:
+    """Sinusoidal positions in the shape of a tensor are no damaged copy of it; one bit off, they are unexplained."""
+    table = matrix.sin()
+    weights = {"w": matrix.clone(), "positions": table.T.clone()}
+    assert identity(tmp_path, {"embed": matrix}, weights, computed=(table,)).proved
+    table[69, 49] += 1
+    assert not identity(tmp_path, {"embed": matrix}, weights, computed=(table.clone(),)).proved
+
+
 def test_many_of_one_shape(tmp_path: Path) -> None:
     """Tensors that agree in every sampled element are told apart by the others."""
     base = torch.zeros(64, 64)

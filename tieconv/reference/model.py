@@ -52,6 +52,11 @@ class Reference:
     def _accepts(self) -> frozenset[str]:
         return frozenset(signature(self.model.forward).parameters)
 
+    @property
+    def matrices(self) -> list[Any]:
+        """Parameters and buffers with two axes or more, stored or computed by the class."""
+        return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.ndim > 1]
+
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """The keyword arguments of the forward pass from position ``start`` on; the mask covers all positions."""
         if batch.decoder_ids is not None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.parity import Case, Gate, Identity, Structure
+from tieconv.onnx.parity.limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 from tieconv.onnx.parity.measure import Errors, ratios
 from tieconv.text import count
-
-RMS_LIMIT, MAX_LIMIT, CELL_LIMIT = 2.0, 4.0, 5.0
-"""Healthy graphs measured 0.4 to 1.1 pooled and at most 3 in one case; planted faults start at 38."""
 
 
 def structure_gates(structure: Structure) -> Iterator[Gate]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.records import BLOCKING, Checkpoint, Layout
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.cells import SEEDS
@@ -24,7 +25,7 @@ from tieconv.onnx.parity.store import LogitStore
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.onnx.session import open_session
 from tieconv.onnx.session_provider import CUDA
-from tieconv.reference import architecture, load, load_config
+from tieconv.reference import Reference, architecture, load, load_config
 from tieconv.sources.local import open_files
 from tieconv.text import shown, size
 
@@ -73,14 +74,23 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         return subject.report(Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.hint)
 
 
-def _subject(path: str, evidence: Inspection, provider: str) -> _Subject:
-    checkpoint = evidence.checkpoint
-    if checkpoint.headers_only or checkpoint.config is None:
+def _check_model(checkpoint: Checkpoint) -> None:
+    """The model must be what transformers loads from its directory."""
+    blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
+    if blocking is not None:
+        raise UnreadableError(blocking.message, BLOCKING[blocking.code], blocking.code)
+    lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
+    if lone or checkpoint.headers_only or checkpoint.config is None:
         raise UnreadableError(
             f"{shown(checkpoint.source)} cannot be loaded as a torch model",
-            "give a model directory with its config.json and safetensors or torch weights",
+            "give a model directory with its config.json and safetensors or torch weights; merge an adapter first",
             "parity.model",
         )
+
+
+def _subject(path: str, evidence: Inspection, provider: str) -> _Subject:
+    checkpoint = evidence.checkpoint
+    _check_model(checkpoint)
     graph = read_graph(_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
@@ -156,10 +166,10 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         del model
         floor = load(subject.root, subject.evidence.checkpoint.config_values, subject.precision)
         run_floor(floor, work, store)
+        identity = _identity(subject, unused, floor)
         del floor
         judged = judge(work, store, found.errors, subject.precision)
         tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
-    identity = _identity(subject, unused)
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
     return subject.report(
         Verdict.PASSED if _all_passed(gates) else Verdict.FAILED,
@@ -204,11 +214,11 @@ def _weight_gathers(graph: Graph) -> frozenset[str]:
     )
 
 
-def _identity(subject: _Subject, unused: tuple[str, ...]) -> Identity:
+def _identity(subject: _Subject, unused: tuple[str, ...], model: Reference) -> Identity:
     checkpoint = subject.evidence.checkpoint
     embedding = subject.evidence.head.input_embedding
     with open_files(checkpoint.root) as files:
-        found = weight_identity(
+        return weight_identity(
             subject.graph,
             checkpoint,
             files,
@@ -216,8 +226,8 @@ def _identity(subject: _Subject, unused: tuple[str, ...]) -> Identity:
             tuple(folds(subject.config)),
             unused,
             embedding.name if embedding else None,
+            model.matrices,
         )
-    return replace(found, unused=unused)
 
 
 def _metrics(subject: _Subject, judged: Judged, tf32: Judged | None, dtype: str) -> dict[str, object]:

@@ -136,11 +136,13 @@ def weight_identity(
     folds: tuple[Fold, ...],
     unused: Collection[str],
     embedding: str | None,
+    computed: Collection[torch.Tensor] = (),
 ) -> Identity:
     """Every tensor of the checkpoint looked for in the graph, and every matrix of the graph in the checkpoint.
 
     Found means bit for bit over all elements, after torch's cast (to nearest, ties to even) to the dtype that the
-    graph stores. ``unused`` tensors, which the model's class does not read, are left out.
+    graph stores. ``unused`` tensors, which the model's class does not read, are left out. ``computed`` are
+    matrices of the model that no file holds, such as sinusoidal positions: they explain one of the graph as well.
     """
     reader, records = readable(reader, [record for record in checkpoint.tensors.values() if record.name not in unused])
     search = _Search(reader)
@@ -169,7 +171,7 @@ def weight_identity(
         bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
         how=dict(how),
         lost=tuple(lost),
-        unexplained=tuple(_unexplained(graph, search.held, shapes)),
+        unexplained=tuple(_unexplained(graph, search.held, shapes, computed)),
         unused=tuple(unused),
         copies=copies,
     )
@@ -184,11 +186,24 @@ def _lost(record: TensorRecord, reason: str) -> Lost:
     return Lost(record.name, record.shape, record.dtype, record.nbytes, required, reason)
 
 
-def _unexplained(graph: Graph, held: dict[str, str], shapes: Collection[tuple[int, ...]]) -> Iterator[Lost]:
+def _unexplained(
+    graph: Graph, held: dict[str, str], shapes: Collection[tuple[int, ...]], computed: Collection[torch.Tensor]
+) -> Iterator[Lost]:
     """Float matrices of the graph that hold no tensor; one in the shape of a tensor must."""
     for weight in graph.weights:
         if weight.dtype not in DTYPES or weight.name in held or not _is_matrix(weight.shape):
             continue
+        if any(_is_computed(weight, tensor) for tensor in computed):
+            continue
         same = weight.shape in shapes or tuple(reversed(weight.shape)) in shapes
         reason = "has the shape of a checkpoint tensor and the bytes of none" if same else "is no checkpoint tensor"
         yield Lost(weight.name, weight.shape, weight.dtype, weight.nbytes, same, reason)
+
+
+def _is_computed(weight: Initializer, tensor: torch.Tensor) -> bool:
+    """Whether the weight is this tensor of the model, bit for bit, as it is or transposed."""
+    if tensor.numel() != prod(weight.shape) or not tensor.is_floating_point():
+        return False
+    forms = [tensor] if tensor.ndim != 2 else [tensor, tensor.T]
+    stored = weight.array().view(_BITS[DTYPES[weight.dtype]]).reshape(-1)
+    return any(np.array_equal(_bits(form.contiguous(), weight.dtype).reshape(-1), stored) for form in forms)
