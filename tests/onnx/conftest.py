@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-pytest.importorskip("onnx", reason="the extra `onnx` is not installed")
-
 from tests.onnx.exported import Exported, build, cache_directory
 
 

@@ -95,7 +95,9 @@ def build(name: str, dtype: str, directory: Path) -> Exported:
         if not done.exists():
             model = make(name)
             model.save_pretrained(made.model)
-            export(model.to(getattr(torch, dtype)), made.graph.parent)
+            # Not model.half(): that would round the rotary frequencies too, which every loader keeps in float32.
+            loaded = type(model).from_pretrained(made.model, dtype=getattr(torch, dtype)).eval()
+            export(loaded, made.graph.parent)
             done.touch()
     return made
 

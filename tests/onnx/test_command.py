@@ -124,6 +124,19 @@ def test_a_float32_reference_judges_no_float32_graph(exported) -> None:
     assert (result.exit_code, document(result.stdout)["verdict"]) == (0, "passed")
 
 
+def test_little_memory(exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where float64 does not fit, a float32 graph is not run, with both sizes; an fp16 one is held against float32."""
+    monkeypatch.setattr("tieconv.onnx.parity.run.available_memory", lambda: 300_000)
+    made = exported("llama")
+    result = run("parity --json", made.graph, made.model)
+    found = document(result.stdout)
+    assert (result.exit_code, found["verdict"]) == (2, "not_run")
+    assert "and 300 kB are free" in found["reason"]
+    half = exported("gpt2", "float16")
+    found = document(run("parity --json", half.graph, half.model).stdout)
+    assert (found["verdict"], found["metrics"]["reference"]["dtype"]) == ("passed", "float32")
+
+
 def test_a_graph_that_stops_running_fails(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the runtime says at a shape is a failed case, never a lost one."""
     made = exported("llama")

@@ -54,7 +54,7 @@ class GraphModel:
         names = [logits, *(cache.present for cache in self.bindings.caches)]
         made = self.session.run(feeds | past, names, logits)
         carried = {cache.past.name: made[cache.present] for cache in self.bindings.caches}
-        return _tensor(made[logits]), carried
+        return as_tensor(made[logits]), carried
 
     def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:
         given = {
@@ -90,7 +90,7 @@ def _fixed(side: int | str | None) -> int:
     return side
 
 
-def _tensor(value: Any) -> torch.Tensor:
+def as_tensor(value: Any) -> torch.Tensor:
     """A value in main memory as a torch tensor; numpy has no bf16, DLPack has."""
     if value.data_type() == "tensor(bfloat16)":
         return torch.from_dlpack(value._ortvalue.to_dlpack()).clone()
