@@ -30,7 +30,7 @@ FAULTS: dict[str, tuple[faults.Fault, tuple[str, ...], tuple[str, ...]]] = {
     "logit soft cap dropped": (faults.softcap_dropped, ("gemma2",), ("float32",)),
     "cached keys of two layers swapped": (faults.caches_swapped, ("llama", "gpt2"), DTYPES),
 }
-"""Each fault with the models and precisions that it is planted in. In fp16 those of float32 alone drown in its rounding."""
+"""Each fault with the models and precisions that it is planted in: those of float32 alone drown in fp16 rounding."""
 
 
 def row(report: Parity) -> dict[str, Any]:
