@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         check,
         diff,
         inspect,
+        parity,
         plan_bias,
         plan_convert,
         plan_dedup,
@@ -23,18 +24,21 @@ if TYPE_CHECKING:
     )
     from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.parity import Parity
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
 __all__ = [
     "CheckReport",
     "Comparison",
+    "Parity",
     "PlannedWrite",
     "TieconvError",
     "__version__",
     "check",
     "diff",
     "inspect",
+    "parity",
     "plan_bias",
     "plan_convert",
     "plan_dedup",
@@ -52,6 +56,7 @@ _HOMES = {
     "PlannedWrite": "planned",
     "Comparison": "checkpoint.comparison",
     "CheckReport": "checkpoint.checked",
+    "Parity": "checkpoint.parity",
 }
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.inspection import Action
+    from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.plan import Outcome, Plan
     from tieconv.checkpoint.records import TensorRecord
     from tieconv.consumers.interface import Consumer
@@ -456,3 +457,27 @@ def plan_action(action: Action) -> PlannedWrite:
         case ["bias", verb]:
             return plan_bias(verb, action.source, **options)
     raise ValueError(f"{action.verb!r} is no command with a plan")
+
+
+def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
+    """How far the graph ``onnx`` agrees with the checkpoint ``model``: weights, structure, logits, cached steps.
+
+    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is the precision of the torch reference, ``float64``,
+    ``float32`` or ``auto`` (float64 where it fits into memory). A missing provider gives the verdict ``not_run``.
+    Raises `UnreadableError` where the graph or the model cannot be read, `MissingPackageError` without onnxruntime,
+    onnx, torch or transformers.
+    """
+    for name, value, choices in (
+        ("provider", provider, ("auto", "cpu", "cuda")),
+        ("reference", reference, ("auto", "float64", "float32")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")
+    from tieconv.reference.packages import require
+
+    require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.run import run_parity
+
+    evidence = inspect(model, depth=Depth.HEADER)
+
+    return run_parity(str(onnx), evidence, provider, reference)
