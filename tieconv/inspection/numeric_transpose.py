@@ -66,8 +66,9 @@ def _read_tile(
 
 def _tiles_equal(left: Array, right: Array) -> bool:
     elements = _STRIP_BYTES // left.itemsize
-    tall = min(left.shape[0], elements * left.itemsize // _CACHE_LINE)
-    wide = elements // tall  # more than a line where the rows are few: a call for each line would cost the most
+    # Taller where the columns are few, wider where the rows are: calls for short strips would cost the most.
+    tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
+    wide = elements // tall
     return all(
         np.array_equal(left[i : i + tall, j : j + wide], right[j : j + wide, i : i + tall].T)
         for i, j in product(range(0, left.shape[0], tall), range(0, left.shape[1], wide))
