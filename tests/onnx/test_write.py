@@ -184,7 +184,6 @@ def test_refusals_of_out(graph: Path, tmp_path: Path) -> None:
     assert "does not end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
     assert "taken.onnx.data exists" in refused("dedup", graph, "-o", tmp_path / "taken.onnx")
     assert "inside the model" in refused("dedup", graph.parent, "-o", graph.parent / "out")
-    assert "--in-place" in refused("dedup --in-place", graph)
     assert "--hardlink" in refused("dedup --hardlink", graph.parent, "-o", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "taken.onnx.data", "there.onnx"]
 

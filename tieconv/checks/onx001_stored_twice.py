@@ -2,8 +2,9 @@
 
 ## What it does
 Reports initializers of one ONNX graph that hold the same matrix: byte for byte, transposed, or cast to another type
-without a loss. The head and the embedding count from 4096 bytes on, other matrices from 64 KiB on. At the default
-depth those with the embedding's sides are compared; `--depth full` compares all.
+without a loss. The head and the embedding count from 4096 bytes on, other matrices from 64 KiB on. Where the
+config declares the model untied the head is worth a note. At the default depth matrices with the embedding's sides are
+compared; `--depth full` compares all.
 
 ## Why it matters
 Exporters keep a tie only where both names are one object: a head that is a second parameter, or of a class that they
@@ -42,12 +43,18 @@ def find(inspection: Inspection) -> Iterator[Finding]:
                 f"{shown(member.name)} is {shown(tie.canonical)} {_WORDS[member.state]}: the graph stores and a "
                 f"session holds {size(tie.bytes_wasted)} too many",
                 (tie.canonical, member.name),
+                level=_level(inspection),
                 remedy=graphs.dedup(inspection),
             )
     for graph in inspection.checkpoint.graphs:
         copies = [found for found in inspection.duplicates if _counts(found) and set(found.tensors) <= set(graph.names)]
         if copies:
             yield _others(inspection, copies)
+
+
+def _level(inspection: Inspection) -> Level:
+    """An untied model with equal matrices may be about to be trained."""
+    return Level.WARNING if inspection.config.effective or inspection.checkpoint.config is None else Level.NOTE
 
 
 def _counts(found: Duplicate) -> bool:
