@@ -34,9 +34,8 @@ class Latent:
 class GraphRecord:
     """One graph: ``names`` are the tensors of it, by their names in the checkpoint.
 
-    ``session_bytes`` is what a session holds of the initializers: every form that a node reads, once. ``fixed`` are
-    the initializers that a caller cannot replace. ``embedding`` is looked up by token ids, ``head`` makes the logits,
-    ``bias`` is added to them.
+    ``session_bytes`` is what a session holds of the initializers: every form that a node reads, once. ``embedding``
+    is looked up by token ids, ``head`` makes the logits, ``bias`` is added to them.
     """
 
     file: str
