@@ -18,6 +18,7 @@ from tieconv.errors import UnreadableError
 from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.inspection import Action
     from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.plan import Outcome, Plan
-    from tieconv.checkpoint.records import TensorRecord
+    from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
     from tieconv.onnx.graph_planned import PlannedGraphs
     from tieconv.planned import PlannedWrite
+    from tieconv.sources.local import FileSet
 
 
 def inspect(
@@ -53,13 +55,22 @@ def inspect(
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
-        evidence = inspect_checkpoint(checkpoint, files, Depth(depth), embed=embed, head=head)
+        evidence = inspect_checkpoint(checkpoint, _reader(checkpoint, files), Depth(depth), embed=embed, head=head)
     evidence = _with_base(evidence)
-    if chosen:
+    if chosen and not checkpoint.graphs:
         from tieconv.consumers import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
     return replace(evidence, findings=run_checks(evidence))
+
+
+def _reader(checkpoint: Checkpoint, files: FileSet) -> ByteReader:
+    """What reads tensor bytes; a graph can spell small tensors out as numbers."""
+    if not checkpoint.graphs:
+        return files
+    from tieconv.formats.onnx_tensor import SpeltReader
+
+    return SpeltReader(files, files)
 
 
 def _consumers(spec: str | None) -> tuple[Consumer, ...]:
@@ -97,6 +108,7 @@ def _planned(
     from tieconv.planned import PlannedWrite
     from tieconv.plans.other_formats import alone, dropping
 
+    refuse_graphs(path)
     evidence = inspect(path, depth=depth, embed=embed, head=head)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
@@ -294,6 +306,7 @@ def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_form
     from tieconv.plans.other_formats import alone, dropping
     from tieconv.plans.reindex import plan_reindex as make
 
+    refuse_graphs(path)
     listing = locate(str(path))
     with open_files(listing.root) as files:
 
@@ -323,6 +336,7 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     """
     from tieconv.comparison import compare
 
+    refuse_graphs(a, b)
     one, two = (inspect(path, embed=embed, head=head) for path in (a, b))
     for evidence in (one, two):
         if evidence.checkpoint.headers_only:
@@ -333,6 +347,17 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
             )
     with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
         return compare(one, two, files_a, files_b)
+
+
+def refuse_graphs(*paths: str | Path) -> None:
+    """Raise `UnreadableError` where a path is an ONNX graph or a directory of graphs: the command takes none."""
+    for path in paths:
+        if is_graph(path):
+            raise UnreadableError(
+                f"{shown(os.path.basename(os.path.abspath(path)))} is an ONNX graph, which this command does not take",
+                "tieconv inspect, check, dedup and untie take graphs",
+                "format.unsupported",
+            )
 
 
 def check(
@@ -478,6 +503,7 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
     from tieconv.onnx.parity.run import run_parity
 
+    refuse_graphs(model)
     evidence = inspect(model, depth=Depth.HEADER)
 
     return run_parity(str(onnx), evidence, provider, reference)

@@ -34,7 +34,7 @@ def test_names_differ() -> None:
     assert len({candidate.name for candidate in FORMATS}) == len(FORMATS)
 
 
-@pytest.mark.parametrize("name", ["x.onnx", "x.ckpt", "x.h5", "x.msgpack", "x.npz"])
+@pytest.mark.parametrize("name", ["x.ckpt", "x.h5", "x.msgpack", "x.npz"])
 def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")
     for source in (tmp_path, tmp_path / name):
@@ -43,16 +43,15 @@ def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
         assert name in error.message
 
 
-def test_graphs_are_for_other_commands(tmp_path: Path) -> None:
-    """An ONNX graph is no checkpoint, and the error names the commands that take one."""
-    (tmp_path / "x.onnx").write_bytes(b"x")
-    for source in (tmp_path, tmp_path / "x.onnx"):
-        error = refusal(source)
-        assert "x.onnx is an ONNX graph" in error.message and "dedup" in error.hint
-
-
 @pytest.mark.parametrize(
-    ("name", "prefix"), [("pytorch_model.bin", "torch."), ("x.pt", "torch."), ("x.pth", "torch."), ("x.gguf", "gguf.")]
+    ("name", "prefix"),
+    [
+        ("pytorch_model.bin", "torch."),
+        ("x.pt", "torch."),
+        ("x.pth", "torch."),
+        ("x.gguf", "gguf."),
+        ("x.onnx", "onnx."),
+    ],
 )
 def test_formats_that_are_read_answer_for_themselves(name: str, prefix: str, tmp_path: Path) -> None:
     """A file of a known ending that holds something else is that format's to refuse."""

@@ -380,6 +380,7 @@ class Inspection(Printed):
             "duplicates": [found.to_dict() for found in self.duplicates],
             "storage": self.storage.to_dict() if self.storage else None,
             "consumers": [prediction.to_dict() for prediction in self.consumers],
+            **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),
             **({"adapter": self._adapter(adapter)} if adapter else {}),
             "findings": [finding.to_dict() for finding in self.findings],
         }

@@ -9,6 +9,7 @@ from math import prod
 from typing import Protocol
 
 from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.graph_record import GraphRecord
 from tieconv.checkpoint.record import record
 
 
@@ -217,7 +218,7 @@ class Checkpoint(_Tensors):
     bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
     the model does not use, ``others`` the companions that hold a model in another format. ``read_only`` says what
     to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
-    out of reach.
+    out of reach. ``graphs`` are those of an ONNX model.
     """
 
     source: str
@@ -236,6 +237,7 @@ class Checkpoint(_Tensors):
     adapter: Adapter | None = None
     read_only: str = ""
     headers_only: bool = False
+    graphs: tuple[GraphRecord, ...] = ()
 
     @property
     def tensors(self) -> Mapping[str, TensorRecord]:

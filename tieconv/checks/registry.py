@@ -26,6 +26,10 @@ from tieconv.checks import (
     idx009_two_formats,
     mtp001_missing_layers,
     num001_nan_in_tie,
+    onx001_stored_twice,
+    onx002_latent_copy,
+    onx003_tie_broken,
+    onx004_nan_in_head,
     pef001_adapter_targets_tie,
     pef002_adapter_replaces_tied,
     pef003_unmerged_adapter,
@@ -97,6 +101,10 @@ RULES: tuple[Rule, ...] = (
     pef001_adapter_targets_tie.RULE,
     pef002_adapter_replaces_tied.RULE,
     pef003_unmerged_adapter.RULE,
+    onx001_stored_twice.RULE,
+    onx002_latent_copy.RULE,
+    onx003_tie_broken.RULE,
+    onx004_nan_in_head.RULE,
     con001_random_head.RULE,
     con002_discarded_head.RULE,
     con003_loader_refuses.RULE,
@@ -105,10 +113,15 @@ RULES: tuple[Rule, ...] = (
 )
 """In the order of the documentation."""
 
+_OF_GRAPHS = ("ONX", "SEC")
+"""Rules that apply to ONNX graphs: most others are about what loaders of checkpoints do with names."""
+
 _ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
 def run_all(inspection: Inspection) -> tuple[Finding, ...]:
     """What all rules find, the worst first, then by rule."""
-    found = [finding for rule in RULES for finding in rule.find(inspection)]
+    graphs = bool(inspection.checkpoint.graphs)
+    rules = [rule for rule in RULES if not graphs or rule.code.startswith(_OF_GRAPHS)]
+    found = [finding for rule in rules for finding in rule.find(inspection)]
     return tuple(sorted(found, key=lambda finding: (_ORDER[finding.level], finding.rule)))

@@ -229,7 +229,10 @@ def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     parts += [f"{waived} waived"] if waived else []
     parts += [f"{unread} not checked"] if unread else []
     counted = [entry for model in report.models for entry in filter(report.counts, model.findings)]
-    counting, safe = len(counted), sum(bool((remedy := entry.finding.remedy) and remedy.safe) for entry in counted)
+    counting, safe = (
+        len(counted),
+        sum(bool((remedy := entry.finding.remedy) and remedy.safe and remedy.action) for entry in counted),
+    )
     verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
     if safe and not arguments.fix:
         verdict += f", {safe} with a safe remedy (--fix)"

@@ -259,7 +259,7 @@ class _Job:
         return self.target.in_place or (self.target.overwrite and self.final.exists())
 
     def _publish_directory(self, staging: Staging) -> None:
-        standing = _standing_in(self.final)
+        standing = standing_in(self.final)
         if self.target.in_place:
             displaced = swap.exchange_directory(staging.new, self.final)
             with suppress(OSError):
@@ -271,7 +271,7 @@ class _Job:
                 os.chdir(standing)
 
 
-def _standing_in(directory: Path) -> str | None:
+def standing_in(directory: Path) -> str | None:
     """The working directory, where it lies in ``directory``: it then has to be entered anew."""
     try:
         here = os.getcwd()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
-from tieconv.formats import GRAPH_SUFFIX, side_by_side
+from tieconv.formats import holds_graphs, side_by_side
 from tieconv.formats.dcp_model import DCP
 from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
@@ -26,6 +26,10 @@ _KNOWN_ELSEWHERE = {
 
 def choose(listing: Listing, files: Files) -> Checkpoint:
     """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
+    if holds_graphs(listing):
+        from tieconv.formats.onnx_model import ONNX  # most models are no graphs
+
+        return ONNX.read(listing, files)
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
     if not claims:
         raise _unclaimed(listing, files)
@@ -50,13 +54,6 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
                 "save the model as safetensors first",
                 "format.unsupported",
             )
-    graph = next((name for name in names if name.lower().endswith(GRAPH_SUFFIX)), None)
-    if graph:
-        return UnreadableError(
-            f"{shown(graph)} is an ONNX graph, which this command does not take",
-            "tieconv dedup and tieconv untie take graphs",
-            "format.unsupported",
-        )
     what = "is no weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:

@@ -24,6 +24,9 @@ def file_of(inspection: Inspection, finding: Finding) -> str:
         return checkpoint.index.name
     if finding.rule == "SEC001" and checkpoint.special:
         return next(iter(checkpoint.special))
+    graph = next((one.file for one in checkpoint.graphs if finding.tensors and finding.tensors[0] in one.names), None)
+    if graph is not None:
+        return graph
     tensors = checkpoint.tensors
     stored = next((tensors[name].range.file for name in finding.tensors if name in tensors), None)
     if stored is None and not finding.tensors and checkpoint.config and not finding.rule.startswith(("STO", "IDX")):

@@ -26,6 +26,10 @@ def inspect_checkpoint(
 
     ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
     """
+    if checkpoint.graphs:
+        from tieconv.inspection.graphs import inspect_graphs  # most models are no graphs
+
+        return inspect_graphs(checkpoint, reader, depth)
     tensors = checkpoint.tensors
     if checkpoint.headers_only:
         depth = Depth.HEADER

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from tieconv.checkpoint.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
 from tieconv.checkpoint.records import FileState, Listing
+from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph import GraphFile
 from tieconv.onnx.graph_check import check_written
+from tieconv.onnx.graph_in_place import data_name, old_data
 from tieconv.onnx.graph_proof import prove
 from tieconv.onnx.graph_store import Store, lay_out
 from tieconv.onnx.graph_write import GraphTarget, Progress, check, write
@@ -74,7 +76,8 @@ class PlannedGraphs:
     ) -> None:
         """Every refusal that needs no writing, as `execute` would make it."""
         target = self._target(out, in_place, overwrite, hardlink, verify)
-        check(target, self._store(self._lone(target)))
+        if not self._is_done(target):
+            check(target, self._target_store(target))
 
     def execute(
         self,
@@ -86,14 +89,22 @@ class PlannedGraphs:
         verify: Verify = "full",
         progress: Progress | None = None,
     ) -> GraphOutcome:
-        """Write to ``out``, prove it by its bytes, its content and a session of it, then rename it into place.
+        """Write to ``out``, or over the source with ``in_place``; prove it by its bytes, its content and a session.
 
-        Raises a `TieconvError` and leaves ``out`` absent (or old) where anything fails.
+        Only then it gets its name. Raises a `TieconvError` and leaves the source as it was and ``out`` absent (or old)
+        where anything fails.
         """
         target = self._target(out, in_place, overwrite, hardlink, verify)
         lone = self._lone(target)
-        proofs = write(target, self._store(lone), lambda new: self._prove(new, lone), progress)
-        return GraphOutcome(self.plan, executed=True, verified=True, output=str(out), proofs=proofs)
+        if self._is_done(target):
+            sweep(target.final)  # what a run left that was killed once the graph had its name
+            return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path))
+        proofs = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress)
+        return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path), proofs=proofs)
+
+    def _is_done(self, target: GraphTarget) -> bool:
+        """Whether the graphs in place already are what was asked for."""
+        return target.target.in_place and not any(file.changed for file in self.files)
 
     def _prove(self, new: Path, lone: str | None) -> tuple[SessionProof, ...]:
         """The proofs of the graphs that changed."""
@@ -119,6 +130,14 @@ class PlannedGraphs:
 
     def _store(self, lone: str | None) -> Store:
         return lay_out(self.files, lone)
+
+    def _target_store(self, target: GraphTarget) -> Store:
+        lone = self._lone(target)
+        if lone is None or not target.target.in_place:
+            return self._store(lone)
+        store = lay_out(self.files, lone, data_name(lone, f"{self.command} {self.form}", self.states))
+        spans = [span for file in self.files for span in file.ranges]
+        return replace(store, removed=old_data(spans, (file.name for file in store.data)))
 
     def __str__(self) -> str:
         return str(self.outcome())

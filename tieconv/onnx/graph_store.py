@@ -64,24 +64,25 @@ class _Written:
     contents: tuple[tuple[onnx.TensorProto, Source], ...]
 
 
-def lay_out(files: Sequence[GraphFile], lone: str | None) -> Store:
+def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = None) -> Store:
     """The files that follow from the graphs as they now are.
 
-    ``lone`` is the name that a single graph gets: all of its external data then goes to one file beside it. Raises
-    `RefusedError` where a graph would become larger than a file of its kind can be.
+    ``lone`` is the name that a single graph gets: all of its external data then goes to one file beside it,
+    ``data`` or else the graph's name with an ending. Raises `RefusedError` where a graph would become larger than a
+    file of its kind can be.
     """
     written = [_message(file) for file in files]
     if lone is not None:
-        return _encode(written, [lone], _lone(written[0], lone), ())
+        return _encode(written, [lone], _lone(written[0], data or f"{lone}{DATA}"), ())
     kept = {content for graph in written for _, content in graph.contents if isinstance(content, ByteRange)}
     lost = {span.file for file in files for span in file.ranges if span not in kept}
     homes = {id(t): home for graph in written for t, home in _homes(graph)}
     grown = {homes[id(t)] for graph in written for t, content in graph.contents if isinstance(content, Gathered)}
     moved = lost | grown
-    data = _data(written, homes, moved)
+    made = _data(written, homes, moved)
     anew = [g for g in written if g.file.changed or any(homes[id(t)] in moved for t, _ in g.contents)]
-    removed = tuple(sorted(lost - {file.name for file in data}))
-    return _encode(anew, [graph.file.name for graph in anew], data, removed)
+    removed = tuple(sorted(lost - {file.name for file in made}))
+    return _encode(anew, [graph.file.name for graph in anew], made, removed)
 
 
 def _message(file: GraphFile) -> _Written:
@@ -133,7 +134,7 @@ def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -
 def _lone(graph: _Written, name: str) -> tuple[DataFile, ...]:
     if not graph.contents:
         return ()
-    file = _file(f"{name}{DATA}", tuple(dict.fromkeys(content for _, content in graph.contents)))
+    file = _file(name, tuple(dict.fromkeys(content for _, content in graph.contents)))
     places = {content: offset for offset, content in file.pieces}
     for tensor, content in graph.contents:
         _point(tensor, file.name, places[content], content.size)

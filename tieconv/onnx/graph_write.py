@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof
@@ -18,12 +18,14 @@ from tieconv.execute.checks import check_place, stale
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.failures import free_bytes, no_space, writing
 from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.run import standing_in
 from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.sync import Syncer
 from tieconv.execute.target import Target, destination, is_staging
 from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Writer, inherit
-from tieconv.onnx.graph import SUFFIX
+from tieconv.onnx.graph import SUFFIX, graph_names
+from tieconv.onnx.graph_in_place import check_removal, publish
 from tieconv.onnx.graph_store import DataFile, Source, Store
 from tieconv.onnx.graph_turn import first_not_turned, write_turned
 from tieconv.sources.local import open_files
@@ -58,22 +60,31 @@ class GraphTarget:
         layout = Layout.FILE if named else Layout.SINGLE
         links = tuple(LinkFile(name, size) for name, size in self.listing.entries.items() if not named)
         checkpoint = Checkpoint(self.listing.source, self.listing.root, layout, "onnx", files)
-        return Plan("", checkpoint, {}, (), (), (), links, (), Promises(None, ()), "")
+        return Plan("", checkpoint, {}, (), (), (), links, self._replaced, Promises(None, ()), "")
+
+    @property
+    def _replaced(self) -> tuple[str, ...]:
+        """Files of a directory that is exchanged in place; a link among them would leave its target behind."""
+        return graph_names(self.listing) if self.in_place and not self.is_file else ()
+
+    @property
+    def in_place(self) -> bool:
+        return self.target.in_place
 
     def companions(self, store: Store) -> list[str]:
-        """Files that come along as they are."""
+        """Files that come along as they are; in place only data that graphs read: copies, for it may have one name."""
         if self.is_file:
             return []
         anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
-        return [name for name in self.listing.entries if name not in anew and not is_staging(name)]
+        names = self.states if self.in_place else self.listing.entries
+        return [name for name in names if name not in anew and not is_staging(name)]
 
 
 def check(target: GraphTarget, store: Store) -> None:
     """Every refusal that needs no writing."""
-    if target.target.in_place or target.target.hardlink:
-        option = "--in-place" if target.target.in_place else "--hardlink"
+    if target.target.hardlink:
         raise RefusedError(
-            f"{shown(target.listing.source)} is an ONNX graph, which {option} does not serve",
+            f"{shown(target.listing.source)} is an ONNX graph, which --hardlink does not serve",
             "write a new model with -o OUT",
             "onnx.option",
         )
@@ -93,6 +104,8 @@ def check(target: GraphTarget, store: Store) -> None:
             )
         check_place(target.plan, target.target)
         _check_beside(target, store)
+        if target.in_place:
+            check_removal(target.listing, store.removed, store.graphs)
         needed = store.bytes_written + sum(target.listing.entries[name] for name in target.companions(store))
         if needed > (free := free_bytes(final.parent)):
             raise no_space(final.name, needed, free)
@@ -103,7 +116,9 @@ def _check_beside(target: GraphTarget, store: Store) -> None:
     if not target.is_file:
         return
     for file in store.data:
-        if os.path.lexists(target.final.parent / file.name):
+        place = target.final.parent / file.name
+        # In place the name says what the data is made from: a file of it is what a killed run left.
+        if os.path.lexists(place) and not (target.in_place and place.is_file() and not place.is_symlink()):
             raise DestinationError(
                 f"{shown(target.final.parent / file.name)} exists, where the data of the graph is to go",
                 "give another -o",
@@ -174,9 +189,12 @@ class _Job:
     final: Path
     staging: Staging
     tick: Tick
+    before: dict[str, FileState] = field(default_factory=dict)
 
     def run(self, prove: Prove, signals: Interrupts) -> tuple[SessionProof, ...]:
         new = self.staging.new
+        if self._swaps and not swap.can_exchange(self.staging.path):
+            raise swap.cannot_exchange(self.final)
         os.mkdir(new)
         syncer = Syncer()
         try:
@@ -188,6 +206,7 @@ class _Job:
         finally:
             syncer.stop()
         for directory in tree.directories(new):
+            self._like_the_old(directory)
             tree.sync_directory(directory)
         self._look_again(writer)
         with signals.shielded(), writing(self.final.name, self.staging.path, 0):
@@ -205,7 +224,26 @@ class _Job:
             self._write_data(file, syncer)
         for name in self.target.companions(self.store):
             writer.companion(name)
+        if self._swaps:
+            self._link_everything_else()
         return writer
+
+    @property
+    def _swaps(self) -> bool:
+        """Whether the model's own directory is exchanged."""
+        return self.target.in_place and not self.target.is_file
+
+    def _link_everything_else(self) -> None:
+        """The directory as it is, ``.git`` and all, without what was written and what goes."""
+        written = {name for name, _ in tree.walk(self.staging.new)}
+        self.before = tree.states(self.final)
+        tree.link(self.final, self.staging.new, {*written, *self.store.removed})
+
+    def _like_the_old(self, directory: Path) -> None:
+        """An exchanged directory keeps the mode and owner of the old one."""
+        if self._swaps:
+            old = os.stat(self.final / directory.relative_to(self.staging.new))
+            inherit(directory, old, stat.S_IMODE(old.st_mode))
 
     def _write_data(self, file: DataFile, syncer: Syncer) -> None:
         with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
@@ -254,6 +292,8 @@ class _Job:
         found = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
         planned = {*self.store.graphs, *(file.name for file in self.store.data)}
         planned |= set(self.target.companions(self.store))
+        kept = {name for name, state in self.before.items() if not tree.is_directory(state)}
+        planned |= kept - set(self.store.removed)
         if found != planned:
             raise VerificationError(
                 f"written {shown(sorted(found ^ planned)[0])} was not planned, or is not there",
@@ -267,17 +307,36 @@ class _Job:
         for name, state in {**self.target.states, **writer.record.sources}.items():
             if tree.file_state_at(root / name) != state:
                 raise stale(name)
+        if self.before:
+            now = tree.states(self.final)
+            for name in sorted({*now, *self.before}):
+                if now.get(name) != self.before.get(name):
+                    raise stale(name)
         check_place(self.target.plan, self.target.target)
         _check_beside(self.target, self.store)
 
     def _publish(self) -> None:
-        if not self.target.is_file:
+        if self._swaps:
+            self._exchange()
+        elif not self.target.is_file:
             if self.target.target.overwrite and os.path.isdir(self.final):
                 swap.publish_directory(self.staging.new, self.final, self.staging.old)
             else:
                 swap.publish_new(self.staging.new, self.final)
-            return
-        self._publish_file()
+        elif self.target.in_place:
+            names = [file.name for file in self.store.data]
+            publish(self.staging.new, self.final, names, self.store.removed)
+        else:
+            self._publish_file()
+
+    def _exchange(self) -> None:
+        standing = standing_in(self.final)
+        displaced = swap.exchange_directory(self.staging.new, self.final)
+        with suppress(OSError):
+            tree.rescue(displaced, self.final, self.before)
+        if standing is not None:
+            with suppress(OSError):
+                os.chdir(standing)
 
     def _publish_file(self) -> None:
         """The data first, the graph last; the data goes again where the graph cannot follow."""

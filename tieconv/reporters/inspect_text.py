@@ -59,7 +59,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _adapter(inspection)
     yield from _storage(inspection)
     yield "effect", inspection.config.why
-    if inspection.family.knowledge is not Knowledge.TABLE:
+    yield from _graphs(inspection)
+    if inspection.family.knowledge is not Knowledge.TABLE and not inspection.checkpoint.graphs:
         yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
 
 
@@ -74,6 +75,15 @@ def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     if storage.unused:
         parts.append(f"{size(storage.unused)} used by no tensor")
     yield "storage", ", ".join(parts)
+
+
+def _graphs(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    for graph in inspection.checkpoint.graphs[:_SHOWN_TIES]:
+        extra = sum(found.nbytes for found in graph.latent if found.extra)
+        session = f"{size(graph.session_bytes)} in a session" + (
+            f", {size(extra)} of it folded copies" if extra else ""
+        )
+        yield "graph", shown(graph.file), f"opset {graph.opset}, {count(graph.nodes, 'node')}, {session}"
 
 
 def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:

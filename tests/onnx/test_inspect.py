@@ -1,0 +1,251 @@
+"""`inspect` and `check` of graphs: roles from the nodes, states from the bytes, what a session holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fixtures.onnx_graphs import BUILDERS, SHARED, Graph, H, V, build, embedding, turned, values
+from tests.cli.run import ok, refused, run
+from tests.onnx.exported import ROWS, WIDTH, Exported
+from tieconv import api
+from tieconv.checkpoint.inspection import BiasState, Depth, Inspection, State
+from tieconv.reporters import schemas
+
+SCHEMA = json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text())
+
+HEADS = {
+    "transposed": State.TRANSPOSED, "exact": State.IDENTICAL, "half": State.TRANSPOSED, "cast": State.CAST,
+    "cast_narrow": State.CAST, "bias": State.TRANSPOSED, "soft_cap": State.TRANSPOSED, "scale": State.TRANSPOSED,
+    "two_pairs": State.TRANSPOSED, "two_heads": State.TRANSPOSED, "flat": State.TRANSPOSED,
+    "columns": State.TRANSPOSED, "branches": State.TRANSPOSED, "untied": State.DISTINCT,
+    "overridable": State.TRANSPOSED, "by_node": None, "genai": None, "shared": None,
+}  # fmt: skip
+"""What the head is to the embedding; ``None`` where it is the same initializer."""
+
+
+def look(name: str, tmp_path: Path, **how: object) -> Inspection:
+    return api.inspect(build(name, tmp_path / "in" / "model.onnx", **how))
+
+
+def rules(inspection: Inspection) -> list[str]:
+    return [finding.rule for finding in inspection.findings]
+
+
+@pytest.mark.parametrize("external", [True, False])
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_head(tmp_path: Path, name: str, external: bool) -> None:
+    """Head and embedding are found by what the nodes do with them, their relation by all of their bytes."""
+    found = look(name, tmp_path, external=external)
+    tie = found.word_tie
+    assert tie is not None and found.head.output_head is not None
+    assert [member.state for member in tie.members[1:]] == ([HEADS[name]] if HEADS[name] else [])
+    assert (found.head.output_head.tied_to is not None) == (HEADS[name] is None)
+    jsonschema.validate(found.to_dict(), SCHEMA)
+
+
+@pytest.mark.parametrize("name", ["quantised", "quantised_twice", "in_function"])
+def test_no_head(tmp_path: Path, name: str) -> None:
+    """A head that is quantised, or within a function, is not guessed at; the embedding is there."""
+    found = look(name, tmp_path)
+    assert found.head.input_embedding is not None and found.head.output_head is None
+    assert found.ties == ()
+
+
+FOLDED = {"quantised_twice", "in_function", "quantised", "branches", "half", "cast_narrow"}
+"""Where the runtime folds or rewrites more than Transpose and Cast."""
+
+
+@pytest.mark.parametrize("name", sorted({*BUILDERS} - FOLDED))
+def test_session_bytes(tmp_path: Path, name: str) -> None:
+    """What a session is said to hold is what ONNX Runtime writes as its optimised model (constants it folds apart)."""
+    path = build(name, tmp_path / "in" / "model.onnx", external=False)
+    graph = api.inspect(path).checkpoint.graphs[0]
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    held = sum(len(numpy_helper.to_array(one).tobytes()) for one in _all(onnx.load(tmp_path / "optimised.onnx").graph))
+    assert abs(graph.session_bytes - held) <= 64
+
+
+def _all(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    inner = [one.g for node in graph.node for one in node.attribute if one.HasField("g")]
+    return [*graph.initializer, *(tensor for inside in inner for tensor in _all(inside))]
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_dedup_ends_in_silence(tmp_path: Path, name: str) -> None:
+    """After `dedup` no rule has anything to say, at any depth."""
+    source = build(name, tmp_path / "in" / "model.onnx")
+    before = rules(api.inspect(source.parent))
+    assert before == [] if name in ("by_node", "genai") else "ONX001" in before  # 12 kB folded are not worth a word
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    for depth in Depth:
+        assert rules(api.inspect(tmp_path / "out", depth=depth)) == []
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "t5", "gemma2", "opt"])
+def test_real_exports(name: str, exported: Callable[..., Exported], tmp_path: Path) -> None:
+    """Exports of torch and transformers: one matrix, latent behind a Transpose; silence after `dedup`."""
+    folder = exported(name).graph.parent
+    found = api.inspect(folder)
+    assert found.head.input_embedding and found.head.input_embedding.shape == (ROWS, WIDTH)
+    assert found.head.output_head and found.head.output_head.tied_to == found.head.input_embedding.name
+    assert rules(found) == ["ONX002"]
+    (latent,) = (one for one in found.checkpoint.graphs[0].latent if one.extra)
+    assert (latent.operators, latent.nbytes) == (("Transpose",), ROWS * WIDTH * 4)
+    api.plan_graph_dedup(folder).execute(tmp_path / "out")
+    assert rules(api.inspect(tmp_path / "out")) == []
+    if name == "bert":
+        assert found.head.output_bias and found.head.output_bias.state is BiasState.NONZERO
+
+
+def test_untied_export_is_silent(exported: Callable[..., Exported]) -> None:
+    """An untied model has two matrices; a check of it passes."""
+    folder = exported("llama-untied").graph.parent
+    assert api.inspect(folder, depth="full").word_tie is not None
+    result = run("check --fail-on note", folder)
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("where", ["file", "directory"])
+def test_check(tmp_path: Path, where: str) -> None:
+    """The gate names the graph as the place, and exits 1."""
+    path = build("transposed", tmp_path / "in" / "model.onnx")
+    result = run("check --format json", path if where == "file" else path.parent)
+    assert result.exit_code == 1
+    (model,) = json.loads(result.stdout)["models"]
+    (finding,) = model["findings"]
+    assert (finding["rule"], finding["level"], finding["file"]) == ("ONX001", "warning", "model.onnx")
+    for form in ("text", "sarif", "github", "junit", "markdown"):
+        assert "ONX001" in run(f"check --format {form}", path).stdout
+
+
+def test_text(tmp_path: Path) -> None:
+    """People read where the graph is, what a session holds, and what to run next."""
+    text = ok("inspect", build("transposed", tmp_path / "model.onnx")).stdout
+    assert "opset 18, 5 nodes, 28.7 kB in a session" in text
+    assert "transposed: every element compared" in text and "next: tieconv dedup" in text
+
+
+def test_header_depth_reads_no_tensor(tmp_path: Path) -> None:
+    """Roles and latent copies need no byte of a matrix."""
+    found = api.inspect(build("transposed", tmp_path / "model.onnx"), depth="header")
+    assert found.bytes_read == 0 and found.word_tie is not None
+    assert found.word_tie.members[1].state is State.UNREAD and found.word_tie.consistent is None
+
+
+def test_no_package(tmp_path: Path) -> None:
+    """Neither onnx nor numpy is imported to inspect a graph whose matrix is shared."""
+    import subprocess
+
+    path = build("shared", tmp_path / "model.onnx")
+    code = "import sys, tieconv; tieconv.inspect(sys.argv[1]); print(*{'onnx', 'onnx_ir', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_several_graphs(tmp_path: Path) -> None:
+    """Each graph of a directory has its own pair; a region that two read is told as one."""
+    path = build("transposed", tmp_path / "in" / "model.onnx")
+    shutil.copy(path, path.with_name("decode.onnx"))
+    found = api.inspect(path.parent)
+    assert [tie.canonical for tie in found.ties] == [
+        f"{name}:model.embed_tokens.weight" for name in ("decode.onnx", "model.onnx")
+    ]
+    assert found.bytes_stored < 2 * os.path.getsize(path.with_name("model.onnx.data"))
+    assert rules(found) == ["ONX001", "ONX001"]
+
+
+def test_weights_before_graphs(tmp_path: Path) -> None:
+    """Where a checkpoint lies beside a graph the checkpoint is the model; the graph can be named."""
+    from safetensors.numpy import save_file
+
+    path = build("transposed", tmp_path / "in" / "model.onnx")
+    save_file({"a": np.zeros(4, "f4")}, path.with_name("model.safetensors"))
+    assert api.inspect(path.parent).checkpoint.format == "safetensors"
+    assert api.inspect(path).checkpoint.format == "onnx"
+
+
+def test_classifier_is_no_head(tmp_path: Path) -> None:
+    """A few labels called `logits` are no output head."""
+    graph = embedding()
+    graph.tensors["classifier"] = values(3, (H, 2))
+    graph.add("MatMul", [graph.body(), "classifier"], "logits")
+    graph.output("logits", ["batch", "sequence", 2])
+    found = api.inspect(graph.save(tmp_path / "model.onnx"))
+    assert found.head.output_head is None and rules(found) == []
+
+
+def test_positions_are_no_embedding(tmp_path: Path) -> None:
+    """Of two tables that an input indexes the one with as many rows as the head has columns is the embedding."""
+    graph = Graph()
+    graph.inputs.append(helper.make_tensor_value_info("position_ids", TensorProto.INT64, ["batch", "sequence"]))
+    graph.tensors["wpe"], graph.tensors["wte"] = values(4, (2 * V, H)), values(1, (V, H))
+    graph.add("Gather", ["wpe", "position_ids"], "positions")
+    graph.add("Gather", ["wte", "input_ids"], "tokens")
+    graph.add("Add", ["tokens", "positions"], "embedded")
+    graph.tensors["head"] = turned(graph.tensors["wte"])
+    graph.add("MatMul", [graph.body(), "head"], "logits")
+    graph.output("logits")
+    found = api.inspect(graph.save(tmp_path / "model.onnx"))
+    assert found.head.input_embedding and found.head.input_embedding.name == "wte"
+
+
+def test_hidden_state_is_no_product_of_a_head(tmp_path: Path) -> None:
+    """A body that ends in a residual sum has no head, though a matrix with as many columns precedes it."""
+    graph = embedding()
+    graph.tensors["up"], graph.tensors["down"] = values(3, (H, V)), values(4, (V, H))
+    hidden = graph.body()
+    graph.add("MatMul", [hidden, "up"], "wide")
+    graph.add("MatMul", ["wide", "down"], "narrow")
+    graph.add("Add", ["narrow", hidden], "last_hidden_state")
+    graph.output("last_hidden_state", ["batch", "sequence", H])
+    assert api.inspect(graph.save(tmp_path / "model.onnx")).head.output_head is None
+
+
+def test_latent_cast(tmp_path: Path) -> None:
+    """A matrix read in two precisions is held twice; `dedup` cannot help, so no command is named."""
+    graph = Graph()
+    graph.tensors["embed"] = values(1, (1024, H), "f2")
+    graph.add("Gather", ["embed", "input_ids"], "narrow")
+    graph.add("Cast", ["narrow"], "embedded", to=TensorProto.FLOAT)
+    hidden = graph.body()
+    graph.add("Cast", ["embed"], "wide", to=TensorProto.FLOAT)
+    graph.add("Transpose", ["wide"], "turned", perm=[1, 0])
+    graph.add("MatMul", [hidden, "turned"], "logits")
+    graph.output("logits", ["batch", "sequence", 1024])
+    found = api.inspect(graph.save(tmp_path / "model.onnx"))
+    (finding,) = found.findings
+    assert finding.rule == "ONX002" and finding.remedy is None and "Cast and the Transpose" in finding.message
+    assert found.checkpoint.graphs[0].latent[0].nbytes == 1024 * H * 4
+
+
+def test_equal_in_an_untied_model_is_a_note(tmp_path: Path) -> None:
+    """A config that says untied may be about to be trained; the copy is told, and fails no gate."""
+    path = build("transposed", tmp_path / "in" / "model.onnx")
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": False}
+    (path.parent / "config.json").write_text(json.dumps(config))
+    (finding,) = api.inspect(path.parent).findings
+    assert (finding.rule, finding.level) == ("ONX001", "note")
+
+
+@pytest.mark.parametrize("command", ["retie", "diff", "reindex", "convert --to torch", "set-tie true"])
+def test_other_commands_refuse(tmp_path: Path, command: str) -> None:
+    """A graph is no checkpoint to them, whether a file or a directory is named."""
+    path = build("transposed", tmp_path / "in" / "model.onnx")
+    for target in (path, path.parent):
+        words = refused(command, target, *([target] if command == "diff" else []))
+        assert "ONNX graph" in words
