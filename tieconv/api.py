@@ -526,9 +526,7 @@ def export(
     Where parity failed or was not run, nothing is written: ``executed`` is false and ``parity`` holds the report.
     Raises as `plan_export` does, and a `TieconvError` where the export is not what it has to be.
     """
-    planned = plan_export(
-        path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity
-    )
+    planned = plan_export(path, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=parity)
     return planned.execute(out, overwrite=overwrite)
 
 

@@ -95,7 +95,7 @@ def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportO
 
         def progress(stage: str, done: int, whole: int) -> None:
             bar.length = whole
-            bar.update(done - bar.pos, stage)  # type: ignore[arg-type]
+            bar.update(done - bar.pos, stage)
 
         return planned.execute(output, overwrite=overwrite, progress=progress)
 

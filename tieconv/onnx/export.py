@@ -144,7 +144,7 @@ def _check_consistent(evidence: Inspection) -> None:
 
 def _kind(name: str, config: Mapping[str, object]) -> Kind:
     """What the graph will compute, as far as the config says; the class itself is asked when it is loaded."""
-    if config.get("is_encoder_decoder") is True or name.endswith("ForConditionalGeneration"):
+    if config.get("is_encoder_decoder") is True:
         return Kind.SEQ2SEQ
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
 
@@ -177,4 +177,3 @@ def _place(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
     links = tuple(LinkFile(name, size) for name, size in copied.items())
     whole = replace(checkpoint, layout=Layout.SINGLE)
     return Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")
-

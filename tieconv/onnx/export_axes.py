@@ -30,7 +30,7 @@ def _symbols(model: ir.Model) -> Iterator[tuple[str, str]]:
     cached = any("past_key_values" in name for name in inputs)
     whole = "past_sequence + sequence" if cached else "sequence"
     for name, value in inputs.items():
-        axes = _PAST if "past_key_values" in name else ("batch", whole) if name == "attention_mask" else _NAMES.get(name)
+        axes = _PAST if "past_key_values" in name else _NAMES.get(name, ("batch", whole))
         for side, axis in zip(value.shape or (), axes or (), strict=False):
             if axis and isinstance(side, ir.SymbolicDim) and side.value and _SYMBOL.fullmatch(side.value):
                 yield side.value, axis

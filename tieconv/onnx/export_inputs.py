@@ -20,8 +20,9 @@ def kind_of(model: Any) -> Kind:
     name = type(model).__name__
     accepts = _accepts(model)
     other = next((name for name in _OTHER if name in accepts), None)
-    if model.main_input_name != "input_ids" or other or model.get_output_embeddings() is None:
-        why = f"takes {other or model.main_input_name}" if other or model.main_input_name != "input_ids" else "has no head"
+    other = other or (model.main_input_name if model.main_input_name != "input_ids" else None)
+    if other or model.get_output_embeddings() is None:
+        why = f"takes {other}" if other else "has no head"
         raise RefusedError(
             f"{shown(name)} {why}: export serves language models over tokens, with logits",
             "export its language model alone, or use transformers.exporters",

@@ -102,8 +102,9 @@ class _Job:
         self._begin("share")
         shared = share(raw, self.staging.new, self.settings.form)
         report = self._measure(identity)
+        _check_once(self.plan, report.identity if report else identity)
         outcome = ExportOutcome(
-            self.plan,
+            replace(self.plan, notes=(*self.plan.notes, *shared.notes)),
             matrices=shared.matrices,
             proofs=shared.proofs,
             parity=report,
@@ -144,7 +145,7 @@ class _Job:
         return document, None if self.settings.parity else self._proved(raw, reference)
 
     def _proved(self, raw: Path, reference: Reference) -> Identity:
-        structure, identity, gates = stored_gates(str(raw / GRAPH), self.evidence, reference)
+        identity, gates = stored_gates(str(raw / GRAPH), self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
@@ -183,6 +184,16 @@ class _Job:
                 swap.publish_new(new, self.final)
 
 
+def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
+    """The tied embedding is stored once, as promised. Raises `VerificationError`."""
+    if plan.tied and identity is not None and identity.copies > 1:
+        raise VerificationError(
+            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
+            "nothing was written; please report this with the model's class",
+            "export.copies",
+        )
+
+
 def _check_finite(reference: Reference, source: str) -> None:
     """No parameter overflows in the precision. Raises `RefusedError`."""
     for name, parameter in reference.model.named_parameters():
@@ -194,4 +205,3 @@ def _check_finite(reference: Reference, source: str) -> None:
                 else "look at the tensor: tieconv inspect --depth full",
                 "export.range",
             )
-

@@ -32,10 +32,8 @@ def share(raw: Path, new: Path, form: HeadForm) -> Shared:
     """
     planned = plan_graph_dedup(locate(str(raw)), form)
     store = lay_out(planned.files, None)
-    if store.data or store.removed:
-        proofs = planned.execute(new).proofs
-    else:
-        proofs = _in_place(planned, store, raw, new)
+    anew = store.data or store.removed
+    proofs = planned.execute(new).proofs if anew else _in_place(planned, store, raw, new)
     return Shared(planned.matrices, proofs, planned.notes)
 
 

@@ -31,9 +31,9 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
     yield "head", f"as {plan.form}"
-    names = sorted(plan.copied)
-    told = shown(", ".join(names[:6]), 200) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    yield "copy", f"{count(len(names), 'file')}, {size(plan.bytes_linked)}" + (f": {told}" if names else "")
+    files = sorted(plan.copied)
+    told = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
+    yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {told}" if files else "")
 
 
 def _estimate(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
@@ -46,7 +46,8 @@ def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
         yield "wrote" if outcome.executed else "made", f"{shown(name)}, {size(nbytes)}"
     for matrix in outcome.matrices:
         if matrix.done:
-            yield "stored", f"{shown(matrix.kept)} once: {size(matrix.stored_after)}, {matrix.dtype} {list(matrix.shape)}"
+            form = f"{matrix.dtype} {list(matrix.shape)}"
+            yield "stored", f"{shown(matrix.kept)} once: {size(matrix.stored_after)}, {form}"
         elif matrix.left:
             yield "left", shown(matrix.left, 300)
 

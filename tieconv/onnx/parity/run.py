@@ -74,7 +74,7 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         return subject.report(Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.hint)
 
 
-def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Structure, Identity, tuple[Gate, ...]]:
+def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
     """The gates of the graph at ``path`` that need no session: its axes, and its weights bit for bit.
 
     ``model`` is the checkpoint in the graph's precision, loaded. Raises what `run_parity` raises.
@@ -82,7 +82,7 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Str
     subject = _subject(path, evidence, "cpu")
     structure = _structure(subject)
     identity = _identity(subject, model.unused, model)
-    return structure, identity, (*structure_gates(structure), *identity_gates(identity))
+    return identity, (*structure_gates(structure), *identity_gates(identity))
 
 
 def check_model(checkpoint: Checkpoint) -> None:
