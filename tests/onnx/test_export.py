@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from tests.onnx import faults
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.stored import copies
 from tieconv.onnx import export_adapter
-from tieconv.reference import load
+from tieconv.onnx.export_inputs import sample
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.reference import load, load_config
 
 torch = pytest.importorskip("torch")
 Replay = Callable[..., Exported]
@@ -102,10 +105,13 @@ def test_export(exported: Callable[..., Exported], tmp_path: Path) -> None:
     assert axes["attention_mask"] == ["batch", "past_sequence + sequence"]
     assert axes["input.past_key_values.layers.0.keys"][::2] == ["batch", "past_sequence"]
 
-    loaded = ExportedModel.from_pretrained(out)
-    torch_model = load(str(source), json.loads((source / "config.json").read_text()), "float32").model
-    assert loaded is not None
-    assert torch_model is not None
+    config = json.loads((source / "config.json").read_text())
+    reference = load(str(source), config, "float32")
+    given = sample(reference, Kind.CACHED, load_config(str(source)))
+    with torch.no_grad():
+        wanted = reference.model(**copy.deepcopy(given)).logits
+    found = ExportedModel.from_pretrained(out)(**given).logits
+    assert (found - wanted).abs().max() < 1e-4 * wanted.abs().max()
 
 
 def test_a_failed_parity_writes_nothing(replay: Replay, tmp_path: Path) -> None:

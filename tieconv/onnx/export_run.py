@@ -21,6 +21,7 @@ from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.staging import Staging, sweep
 from tieconv.onnx import export_adapter
+from tieconv.onnx.export_clamp import always_clamped
 from tieconv.onnx.export_document import describe
 from tieconv.onnx.export_files import Files
 from tieconv.onnx.export_inputs import kind_of, sample
@@ -139,7 +140,8 @@ class _Job:
         join_ties(reference.model, self.evidence)
         inputs = sample(reference, kind, load_config(checkpoint.root))
         self._begin("trace")
-        made = export_adapter.export_graph(reference.model, inputs, self.settings.opset)
+        with always_clamped(reference.model):
+            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset)
         document = export_adapter.save(made, raw)
         del made, inputs
         return document, None if self.settings.parity else self._proved(raw, reference)
