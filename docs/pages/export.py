@@ -54,10 +54,13 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     yield "An untied model has an embedding and a head of its own: one copy of each."
     for row in rows:
         for precision in ("fp32", "fp16"):
-            if "error" in row[precision]:
-                yield f"\n{row['name']}, {precision}: {row[precision]['error']}"
+            found = row[precision]
+            if "error" in found:
+                yield f"\n{row['name']}, {precision}: {found['error']}"
+            elif found["verdict"] != "passed":
+                yield f"\n{row['name']}, {precision}, did not pass: {found['failed'][0]}."
         if "error" in row.get("optimum", {}):
-            yield f"\n{row['name']} by optimum: {row['optimum']['error']}"
+            yield f"\n{row['name']} by optimum: {row['optimum']['error'].split(', but')[0]}"
 
 
 def _held(found: dict[str, Any] | None) -> tuple[str, str]:
@@ -76,8 +79,8 @@ def _forms(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "## The forms of a head"
     yield ""
     yield "V = 131072, H = 1024, fp32 (a matrix is 512 MiB), one thread: MiB of a process after load and run, its own"
-    yield "and pages of the file that the system may take back; latency against two stored copies, medians of"
-    yield "interleaved runs."
+    yield "and pages of the file that the system may take back; time of the processor against two stored"
+    yield "copies, medians of interleaved runs of s tokens."
     yield ""
     yield "| form | disk | own | file | own, no prepacking | file, no prepacking | s = 1 | s = 8 | s = 64 |"
     yield "|---|---|---|---|---|---|---|---|---|"

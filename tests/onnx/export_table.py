@@ -148,6 +148,19 @@ def installed() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in names}
 
 
+def committed() -> dict[str, Any]:
+    """What was measured before."""
+    if not FILE.exists():
+        return {"versions": {}, "rows": [], "forms": []}
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
+
+
+def write(**parts: Any) -> None:
+    """Replace these parts of the file."""
+    FILE.write_text(json.dumps(committed() | parts, indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--write", action="store_true")
@@ -155,20 +168,19 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(ARCHITECTURES))
     parser.add_argument("--forms", action="store_true", help="measure the forms of the head only")
     given = parser.parse_args()
-    old = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"rows": [], "forms": []}
-    rows = {entry["name"]: entry for entry in old["rows"]}
+    rows = {entry["name"]: entry for entry in committed()["rows"]}
     with tempfile.TemporaryDirectory() as folder:
         for name in () if given.forms else given.only:
             rows[name] = row(name, Path(folder), given.optimum)
             print(json.dumps(rows[name]), flush=True)
             if given.write:
                 ordered = [rows[key] for key in ARCHITECTURES if key in rows]
-                FILE.write_text(json.dumps(old | {"versions": installed(), "rows": ordered}, indent=1) + "\n")
+                write(versions=installed(), rows=ordered)
         if given.forms:
             forms = head_forms(Path(folder))
             print(json.dumps(forms))
             if given.write:
-                FILE.write_text(json.dumps(old | {"forms": forms}, indent=1) + "\n")
+                write(forms=forms)
 
 
 if __name__ == "__main__":

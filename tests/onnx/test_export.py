@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 import onnx
 import pytest
+from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
@@ -50,11 +51,15 @@ def replay(exported: Callable[..., Exported], tmp_path: Path, monkeypatch: pytes
     return use
 
 
-def embedding(model: Path) -> Any:
-    from safetensors.torch import load_file
+def embeddings(model: Path) -> list[Any]:
+    """The stored matrices in the shape of the embedding."""
+    stored = load_file(model / "model.safetensors")
+    return [value.numpy() for value in stored.values() if value.shape == (ROWS, WIDTH)]
 
-    found = load_file(model / "model.safetensors")
-    return next(value for name, value in found.items() if value.shape == (ROWS, WIDTH)).numpy()
+
+def embedding(model: Path) -> Any:
+    (found,) = embeddings(model)
+    return found
 
 
 def source_of(made: Exported, tmp_path: Path) -> Path:
@@ -147,6 +152,16 @@ def test_no_parity_says_so(replay: Replay, tmp_path: Path) -> None:
     assert len(copies(out / "model.onnx", embedding(made.model))) == 1
 
 
+def test_an_untied_model_keeps_both(replay: Replay, tmp_path: Path) -> None:
+    """Head and embedding that differ are two matrices, and nothing is said of sharing."""
+    made = replay("llama-untied")
+    result = ok("export --no-parity", made.model, "-o", tmp_path / "out")
+    assert "nothing tied" in result.stdout
+    assert "once" not in result.stdout
+    for matrix in embeddings(made.model):
+        assert len(copies(tmp_path / "out" / "model.onnx", matrix)) == 1
+
+
 def test_not_run_is_never_passed(replay: Replay, tmp_path: Path) -> None:
     """A provider that is missing: exit 2, nothing written, whatever the graph is."""
     import onnxruntime
@@ -234,7 +249,6 @@ def test_models_that_are_not_served(models: Path, tmp_path: Path) -> None:
 
 def test_values_beyond_fp16_are_refused(exported: Callable[..., Exported], tmp_path: Path) -> None:
     """A weight that fp16 makes infinite is named; fp32 is offered."""
-    from safetensors.torch import load_file, save_file
 
     source = shutil.copytree(exported("llama").model, tmp_path / "model")
     stored = load_file(source / "model.safetensors")

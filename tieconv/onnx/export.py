@@ -58,14 +58,20 @@ class PlannedExport:
 
     def check(self, out: str | Path, *, overwrite: bool = False) -> None:
         """Every refusal that needs no writing, as `execute` would make it."""
+        final = self._check(out, overwrite)
+        needed = self.plan.bytes_written + self.plan.bytes_linked
+        with writing(final.name, final.parent, 0):
+            if needed > (free := free_bytes(final.parent)):
+                raise no_space(final.name, needed, free)
+
+    def _check(self, out: str | Path, overwrite: bool) -> Path:
+        """OUT, absolute: it may be written, and the model is the one that was inspected. Asked again at the end."""
         place, target = _place(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite)
         final = destination(place, target)
         with writing(final.name, final.parent, 0):
             check_place(place, target)
             check_fresh(place)
-            needed = self.plan.bytes_written + self.plan.bytes_linked
-            if needed > (free := free_bytes(final.parent)):
-                raise no_space(final.name, needed, free)
+        return final
 
     def execute(
         self, out: str | Path, *, overwrite: bool = False, progress: Progress = lambda stage, done, whole: None
@@ -75,11 +81,13 @@ class PlannedExport:
         A parity that failed or was not run leaves ``out`` as it was: the outcome is then not executed, and holds the
         report. Raises a `TieconvError` and leaves ``out`` as it was where anything else fails.
         """
-        place, target = _place(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite)
-        final = destination(place, target)
+        final = destination(_place(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite))
 
-        def check() -> None:
-            self.check(out, overwrite=overwrite)
+        def check(first: bool) -> None:
+            if first:
+                self.check(out, overwrite=overwrite)
+            else:
+                self._check(out, overwrite)
 
         found = run(self.plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
         return replace(found, output=str(out)) if found.executed else found

@@ -52,22 +52,22 @@ def run(
     evidence: Inspection,
     settings: Settings,
     final: Path,
-    check: Callable[[], None],
+    check: Callable[[bool], None],
     *,
     overwrite: bool,
     progress: Progress,
 ) -> ExportOutcome:
-    """Export to ``final``, an absolute path that ``check`` finds free; see `PlannedExport.execute`."""
+    """Export to ``final``, an absolute path that ``check`` finds free, first and last; see `PlannedExport.execute`."""
     with _staged(final, check) as (staging, signals), writing(final.name, final.parent, 0):
         return _Job(plan, evidence, settings, final, staging, signals, check, overwrite, progress).run()
 
 
 @contextmanager
-def _staged(final: Path, check: Callable[[], None]) -> Iterator[tuple[Staging, Interrupts]]:
+def _staged(final: Path, check: Callable[[bool], None]) -> Iterator[tuple[Staging, Interrupts]]:
     """The staging directory of ``final``, removed at the end whatever happens."""
     with interrupts() as signals:
         try:
-            check()
+            check(True)
         except TieconvError:
             sweep(final)
             raise
@@ -90,7 +90,7 @@ class _Job:
     final: Path
     staging: Staging
     signals: Interrupts
-    check: Callable[[], None]
+    check: Callable[[bool], None]
     overwrite: bool
     progress: Progress
     stage: int = 0
@@ -176,7 +176,7 @@ class _Job:
             files.write("parity.html", render(outcome.parity))
         files.sync()
         tree.remove(self.staging.path / "raw")
-        self.check()
+        self.check(False)
         files.check_fresh()
         self._begin("rename")
         with self.signals.shielded(), writing(self.final.name, self.staging.path, 0):

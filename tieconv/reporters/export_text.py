@@ -56,7 +56,7 @@ def _session(proof: SessionProof, paint: Paint) -> str:
     if not proof.proved:
         return f"  {paint('not proved', 'warning')} in a session: {shown(proof.why_not, 300)}"
     held = ", ".join(f"{shown(name)} {'once' if n == 1 else f'{n} times'}" for name, n in proof.copies)
-    return f"  {paint('proved', 'good')}: a session holds {held or 'no matrix twice'}"
+    return f"  {paint('proved', 'good')}: a session {f'holds {held}' if held else 'of it can be made'}"
 
 
 def _parity(report: Parity, paint: Paint) -> str:
