@@ -146,3 +146,21 @@ def test_data_outside_the_directory_is_refused(tmp_path: Path, matrix: torch.Ten
         data.truncate(100)
     with pytest.raises(UnreadableError, match="ends within the tensor w"):
         read_graph(str(path))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_stacked_experts(tmp_path: Path, transposed: bool) -> None:
+    """Each expert's matrices are found in a stack, gate above up, and one bit in one of them is seen."""
+    generator = torch.Generator().manual_seed(0)
+    gates, ups = (torch.randn(3, 24, 16, generator=generator) for _ in range(2))
+    stack = torch.cat([gates, ups], 1)
+    stack = stack.transpose(1, 2).contiguous() if transposed else stack
+    tensors = {f"{name}.{e}": part[e] for name, part in (("gate", gates), ("up", ups)) for e in range(3)}
+    found = identity(tmp_path, tensors, {"stack": stack})
+    assert found.found == 6
+    assert found.how == {f"{'transposed' if transposed else 'straight'}, of a stack": 6}
+    assert found.proved
+    stack.view(-1).view(torch.int32)[-1] ^= 1
+    damaged = identity(tmp_path, tensors, {"stack": stack})
+    assert [entry.name for entry in damaged.lost] == ["up.2"]
+    assert not damaged.proved

@@ -21,6 +21,7 @@ COMMANDS = {
     "dedup": "Store every byte-identical group once, as far as loaders restore the rest.",
     "diff": "What differs between the models A and B, tensor by tensor, ties and layout seen through.",
     "explain": "What a rule reports, why it matters, an example, and how to fix it.",
+    "export": "Export MODEL as ONNX, each tied matrix stored once on disk and in a session, and measure it.",
     "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
     "parity": "How far the graph ONNX agrees with the checkpoint MODEL, measured.",
     "reindex": "Rebuild the shard index from the headers of the shards.",

@@ -21,13 +21,15 @@ _PURPOSE = "the torch reference"
 class Batch:
     """Token ids (batch × sequence, int64) with their mask, 1 for a token and 0 for padding.
 
-    ``decoder_ids`` are there for an encoder-decoder, ``types`` for a model with token types.
+    ``decoder_ids`` are there for an encoder-decoder, ``types`` for a model with token types. Without ``placed`` the
+    model numbers the positions itself.
     """
 
     ids: Any
     mask: Any
     decoder_ids: Any = None
     types: Any = None
+    placed: bool = True
 
     @property
     def positions(self) -> Any:
@@ -64,7 +66,7 @@ class Reference:
         given = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
         if batch.types is not None:
             given["token_type_ids"] = batch.types
-        elif "position_ids" in self._accepts:
+        elif batch.placed and "position_ids" in self._accepts:
             given["position_ids"] = batch.positions[:, start:]
         return given
 
@@ -100,7 +102,7 @@ def load_config(directory: str) -> Any:
     """The config of the language model in ``directory`` as transformers reads it; raises `UnreadableError`."""
     transformers = need("transformers", "onnx", _PURPOSE)
     try:
-        with _quiet(transformers):
+        with quiet(transformers):
             config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UnreadableError(
@@ -127,7 +129,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
             "code that comes with a checkpoint is never run: install a transformers that knows the class",
             "reference.class",
         )
-    with _quiet(transformers):
+    with quiet(transformers):
         try:
             model, info = cls.from_pretrained(
                 directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
@@ -147,6 +149,8 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
             "reference.missing",
         )
     unused = tuple(sorted(map(str, info["unexpected_keys"])))
+    if dtype == "float64" and getattr(model, "_can_set_experts_implementation", lambda: False)():
+        model.set_experts_implementation("eager")  # torch's grouped product of experts has no float64
     return Reference(model.eval().to("cpu"), dtype, missing, unused)
 
 
@@ -163,7 +167,7 @@ def architecture(config: Mapping[str, object], directory: str) -> str:
 
 
 @contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
+def quiet(transformers: Any) -> Iterator[None]:
     """Without the progress bar and the advice that transformers prints while it loads."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

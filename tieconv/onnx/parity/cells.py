@@ -72,7 +72,7 @@ def stepped(longest: int) -> Iterator[Cell]:
         yield Cell(2, steps, PROMPT, 2, seed, steps)
 
 
-def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool) -> Batch:
+def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool, placed: bool = True) -> Batch:
     """Random tokens of the vocabulary of ``config`` from the cell's seed alone."""
     generator = torch.Generator().manual_seed(1_000_003 * cell.seed + 31 * cell.length + cell.batch)
     rows = int(config.vocab_size)
@@ -86,7 +86,7 @@ def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool) -> Batch:
     ids[0, : cell.padding] = _padding(config)
     decoder = draw(cell.sequence) if kind is Kind.SEQ2SEQ else None
     kinds = int(getattr(config, "type_vocab_size", 0) or 1)
-    return Batch(ids, mask, decoder, draw(length, kinds) if types else None)
+    return Batch(ids, mask, decoder, draw(length, kinds) if types else None, placed)
 
 
 def compared(cell: Cell, kind: Kind, batch: Batch) -> torch.Tensor:

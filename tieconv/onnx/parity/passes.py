@@ -26,6 +26,7 @@ class Work:
     kind: Kind
     config: Any
     types: bool
+    placed: bool = True
 
     @property
     def cells(self) -> list[Cell]:
@@ -33,7 +34,7 @@ class Work:
         return [*cells(self.kind, longest), *(stepped(longest) if self.kind is Kind.CACHED else ())]
 
     def batch(self, cell: Cell) -> Batch:
-        return make_batch(cell, self.kind, self.config, types=self.types)
+        return make_batch(cell, self.kind, self.config, types=self.types, placed=self.placed)
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """The logits of positions that are judged, one row each."""
@@ -42,7 +43,9 @@ class Work:
 
 def make_work(kind: Kind, config: Any, inputs: Mapping[Role, object]) -> Work:
     """The work for a graph with these inputs."""
-    return Work(kind, config, Role.TYPES in inputs)
+    # A masked model numbers its positions as it was trained to, from the padding on; a decoder must be told.
+    placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
+    return Work(kind, config, Role.TYPES in inputs, placed)
 
 
 def _longest(config: Any) -> int:

@@ -74,8 +74,19 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         return subject.report(Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.hint)
 
 
-def _check_model(checkpoint: Checkpoint) -> None:
-    """The model must be what transformers loads from its directory."""
+def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
+    """The gates of the graph at ``path`` that need no session: its axes, and its weights bit for bit.
+
+    ``model`` is the checkpoint in the graph's precision, loaded. Raises what `run_parity` raises.
+    """
+    subject = _subject(path, evidence, "cpu")
+    structure = _structure(subject)
+    identity = _identity(subject, model.unused, model)
+    return identity, (*structure_gates(structure), *identity_gates(identity))
+
+
+def check_model(checkpoint: Checkpoint) -> None:
+    """The model must be what transformers loads from its directory; raises `UnreadableError`."""
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
         raise UnreadableError(blocking.message, BLOCKING[blocking.code], blocking.code)
@@ -90,7 +101,7 @@ def _check_model(checkpoint: Checkpoint) -> None:
 
 def _subject(path: str, evidence: Inspection, provider: str) -> _Subject:
     checkpoint = evidence.checkpoint
-    _check_model(checkpoint)
+    check_model(checkpoint)
     graph = read_graph(_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)

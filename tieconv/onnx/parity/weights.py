@@ -28,10 +28,15 @@ _BITS = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float6
 
 @dataclass
 class _Place:
-    """A weight of the graph in one orientation: ``bits(first, last)`` are its elements in row-major order."""
+    """A weight of the graph in one orientation: ``rows(first, last)`` are its elements in row-major order.
+
+    ``part`` is an expert's matrix within a stack (experts × rows × columns): its number, and which ``(half, halves)``
+    of its rows as the checkpoint has them, since gate and up projections are stacked too.
+    """
 
     weight: Initializer
     transposed: bool
+    part: tuple[int, int, int] | None = None
 
     def probe(self) -> bytes:
         array = self._array()
@@ -43,13 +48,41 @@ class _Place:
 
     def _array(self) -> Any:
         array = self.weight.array()
-        bits = _BITS[DTYPES[self.weight.dtype]]
-        array = array.view(bits)
-        return array.T if self.transposed else array.reshape(-1)
+        array = array.view(_BITS[DTYPES[self.weight.dtype]])
+        if self.part is None:
+            return array.T if self.transposed else array.reshape(-1)
+        expert, half, halves = self.part
+        matrix = array[expert].T if self.transposed else array[expert]
+        length = len(matrix) // halves
+        matrix = matrix[half * length : (half + 1) * length]
+        return matrix if self.transposed else matrix.reshape(-1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the checkpoint has it, where transposed or a part."""
+        if self.part is None:
+            return tuple(reversed(self.weight.shape)) if self.transposed else self.weight.shape
+        rows, columns = self.weight.shape[1:][:: -1 if self.transposed else 1]
+        return rows // self.part[2], columns
 
     @property
     def form(self) -> str:
-        return "transposed" if self.transposed else "straight"
+        turned = "transposed" if self.transposed else "straight"
+        return turned if self.part is None else f"{turned}, of a stack"
+
+
+def _places(weight: Initializer) -> Iterator[_Place]:
+    """Where a tensor may stand in a weight: whole, transposed, and as an expert's matrix or half of one."""
+    yield _Place(weight, False)
+    if len(weight.shape) == 2 and min(weight.shape) > 1:
+        yield _Place(weight, True)
+    if len(weight.shape) != 3 or min(weight.shape[1:]) < 2:
+        return
+    for expert in range(weight.shape[0]):
+        for transposed, rows in ((False, weight.shape[1]), (True, weight.shape[2])):
+            yield _Place(weight, transposed, (expert, 0, 1))
+            if rows % 2 == 0:
+                yield from (_Place(weight, transposed, (expert, half, 2)) for half in (0, 1))
 
 
 def _positions(elements: int) -> Any:
@@ -68,10 +101,9 @@ class _Search:
     held: dict[str, str] = field(default_factory=dict)
 
     def add(self, weight: Initializer) -> None:
-        elements = prod(weight.shape)
-        self.sizes[elements].add(weight.dtype)
-        wide = len(weight.shape) == 2 and min(weight.shape) > 1
-        for place in (_Place(weight, False), _Place(weight, True)) if wide else (_Place(weight, False),):
+        for place in _places(weight):
+            elements = prod(place.shape)
+            self.sizes[elements].add(weight.dtype)
             self.places[weight.dtype, elements, place.probe()].append(place)
 
     def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[_Place, Fold]]:
@@ -109,7 +141,7 @@ class _Search:
 
 def _fits(place: _Place, record: TensorRecord) -> bool:
     """A transposed place needs a matrix of the opposite shape; a straight one may be squeezed or flattened."""
-    return not place.transposed or tuple(reversed(place.weight.shape)) == record.shape
+    return (not place.transposed and place.part is None) or place.shape == record.shape
 
 
 def _tensor(raw: bytearray, record: TensorRecord) -> torch.Tensor:
@@ -154,7 +186,8 @@ def weight_identity(
     for record in floats:
         found = list(search.find(record, precision, folds))
         for place, _ in found:
-            search.held.setdefault(place.weight.name, record.name)
+            if place.part is None:  # a part explains itself, not the stack
+                search.held.setdefault(place.weight.name, record.name)
         if found:
             place, fold = found[0]
             how[", ".join(filter(None, (place.form, fold.name)))] += 1

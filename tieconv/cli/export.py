@@ -1,0 +1,124 @@
+"""`tieconv export`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tieconv import api
+from tieconv.checkpoint.exported import ExportOutcome
+from tieconv.checkpoint.parity import Verdict
+from tieconv.cli.options import json_option, model_argument, paint, traceback_option, width
+from tieconv.errors import NotRunError
+from tieconv.text import shell_word, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.onnx.export import PlannedExport
+
+
+@click.command("export")
+@model_argument
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write the directory OUT, which must not exist.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "fp16", "bf16"]),
+    default="fp32",
+    show_default=True,
+    help="Type of the graph's weights and arithmetic.",
+)
+@click.option(
+    "--head-form",
+    type=click.Choice(["gemm", "fused", "transpose"]),
+    default="gemm",
+    show_default=True,
+    help="How the head reads the embedding: Gemm, com.microsoft FusedMatMul, or a Transpose, which costs a session a "
+    "second copy.",
+)
+@click.option("--opset", type=click.IntRange(18), help="ONNX opset; left out, the exporter's own.")
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where parity is measured; with cuda, nothing heavy may run on the CPU.",
+)
+@click.option("--no-parity", is_flag=True, help="Do not measure the logits; weights are still compared bit for bit.")
+@json_option
+@traceback_option
+def command(
+    model: str,
+    output: str | None,
+    overwrite: bool,
+    dry_run: bool,
+    precision: str,
+    head_form: str,
+    opset: int | None,
+    provider: str,
+    no_parity: bool,
+    as_json: bool,
+) -> None:
+    """Export MODEL as ONNX, each tied matrix stored once on disk and in a session, and measure it.
+
+    One graph: a decoder with its cache (prefill and steps), a masked language model, or an encoder-decoder without a
+    cache. Exits 0 where parity passed, 1 where it failed, 2 where it could not be run or exported; OUT is written only
+    in the first case, or with --no-parity.
+    """
+    if overwrite and output is None:
+        raise click.UsageError("--overwrite goes with -o OUT")
+    planned = api.plan_export(
+        model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
+    )
+    if output is None or dry_run:
+        if output is not None:
+            planned.check(output, overwrite=overwrite)
+        _print(planned.outcome(), as_json=as_json)
+        click.echo("nothing was written" if dry_run else "nothing was written: give -o OUT", err=True)
+        return
+    outcome = _execute(planned, output, overwrite=overwrite)
+    _print(outcome, as_json=as_json)
+    _close(outcome, model, output)
+
+
+def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportOutcome:
+    with click.progressbar(
+        length=1,
+        label="export",
+        file=sys.stderr,
+        hidden=not sys.stderr.isatty(),
+        item_show_func=lambda stage: stage and str(stage),
+        show_eta=False,
+    ) as bar:
+
+        def progress(stage: str, done: int, whole: int) -> None:
+            bar.length = whole
+            bar.update(done - bar.pos, stage)
+
+        return planned.execute(output, overwrite=overwrite, progress=progress)
+
+
+def _print(outcome: ExportOutcome, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(str(outcome))
+        return
+    from tieconv.reporters.export_text import render
+
+    click.echo(render(outcome, paint, width()))
+
+
+def _close(outcome: ExportOutcome, model: str, output: str) -> None:
+    report = outcome.parity
+    if outcome.executed:
+        told = "parity passed" if report else "parity not measured"
+        click.echo(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}", err=True)
+        return
+    assert report is not None
+    if report.verdict is Verdict.NOT_RUN:
+        hint = f"{report.hint}; or write it unmeasured with --no-parity".removeprefix("; or ")
+        raise NotRunError(f"nothing was written: parity was not run: {report.reason}", hint)
+    again = f"tieconv export {shell_word(model)} -o {shell_word(output)} --no-parity"
+    click.echo(f"nothing was written: parity failed; to look at the graph all the same: {again}", err=True)
+    sys.exit(1)

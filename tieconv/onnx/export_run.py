@@ -1,0 +1,209 @@
+"""The export itself: load, join, trace, share, prove, measure, rename. All of it or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tieconv.checkpoint.exported import ExportOutcome, ExportPlan
+from tieconv.checkpoint.graph import HeadForm
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.parity import Identity, Parity, Verdict
+from tieconv.errors import RefusedError, TieconvError, VerificationError
+from tieconv.execute import swap, tree
+from tieconv.execute.failures import writing
+from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.staging import Staging, sweep
+from tieconv.onnx import export_adapter
+from tieconv.onnx.export_clamp import always_clamped
+from tieconv.onnx.export_document import describe
+from tieconv.onnx.export_files import Files
+from tieconv.onnx.export_inputs import kind_of, sample
+from tieconv.onnx.export_share import share
+from tieconv.onnx.export_ties import join_ties
+from tieconv.onnx.parity.run import run_parity, stored_gates
+from tieconv.reference import Reference, load, load_config
+from tieconv.text import shown
+
+Progress = Callable[[str, int, int], None]
+"""Called with the stage that begins, its number from 0, and how many there are."""
+GRAPH, DATA = "model.onnx", "model.onnx.data"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to export; ``dtype`` as torch names it."""
+
+    dtype: str
+    form: HeadForm
+    opset: int | None
+    provider: str
+    parity: bool
+
+
+def run(
+    plan: ExportPlan,
+    evidence: Inspection,
+    settings: Settings,
+    final: Path,
+    check: Callable[[bool], None],
+    *,
+    overwrite: bool,
+    progress: Progress,
+) -> ExportOutcome:
+    """Export to ``final``, an absolute path that ``check`` finds free, first and last; see `PlannedExport.execute`."""
+    with _staged(final, check) as (staging, signals), writing(final.name, final.parent, 0):
+        return _Job(plan, evidence, settings, final, staging, signals, check, overwrite, progress).run()
+
+
+@contextmanager
+def _staged(final: Path, check: Callable[[bool], None]) -> Iterator[tuple[Staging, Interrupts]]:
+    """The staging directory of ``final``, removed at the end whatever happens."""
+    with interrupts() as signals:
+        try:
+            check(True)
+        except TieconvError:
+            sweep(final)
+            raise
+        staging: Staging | None = None
+        try:
+            with signals.shielded(), writing(final.name, final.parent, 0):
+                staging = Staging(final)
+            yield staging, signals
+        finally:
+            if staging is not None:
+                with signals.shielded(), suppress(OSError):
+                    staging.release()
+
+
+@dataclass
+class _Job:
+    plan: ExportPlan
+    evidence: Inspection
+    settings: Settings
+    final: Path
+    staging: Staging
+    signals: Interrupts
+    check: Callable[[bool], None]
+    overwrite: bool
+    progress: Progress
+    stage: int = 0
+
+    def run(self) -> ExportOutcome:
+        raw = self.staging.path / "raw"
+        os.mkdir(raw)
+        versions = export_adapter.versions()
+        document, identity = self._trace(raw)
+        self._begin("share")
+        shared = share(raw, self.staging.new, self.settings.form)
+        report = self._measure(identity)
+        _check_once(self.plan, report.identity if report else identity)
+        outcome = ExportOutcome(
+            replace(self.plan, notes=(*self.plan.notes, *shared.notes)),
+            matrices=shared.matrices,
+            proofs=shared.proofs,
+            parity=report,
+            files={name: (self.staging.new / name).stat().st_size for name in (GRAPH, DATA) if self._has(name)},
+            versions=versions,
+        )
+        if report is not None and report.verdict is not Verdict.PASSED:
+            return outcome
+        self._begin("write")
+        identity = report.identity if report else identity
+        self._publish(outcome, describe(outcome, document, self.staging.new / GRAPH, identity))
+        return replace(outcome, executed=True, verified=True)
+
+    def _begin(self, stage: str) -> None:
+        stages = 5 + self.settings.parity
+        self.progress(stage, self.stage, stages)
+        self.stage += 1
+
+    def _has(self, name: str) -> bool:
+        return (self.staging.new / name).exists()
+
+    def _trace(self, raw: Path) -> tuple[dict[str, Any], Identity | None]:
+        """The exporter's own graph in ``raw``, and its document.
+
+        Without parity the graph's axes and weights are proved while the model is loaded.
+        """
+        self._begin("load")
+        checkpoint = self.evidence.checkpoint
+        reference = load(checkpoint.root, checkpoint.config_values, self.settings.dtype)
+        kind = kind_of(reference.model)
+        _check_finite(reference, self.plan.source)
+        join_ties(reference.model, self.evidence)
+        inputs = sample(reference, kind, load_config(checkpoint.root))
+        self._begin("trace")
+        with always_clamped(reference.model):
+            made = export_adapter.export_graph(reference.model, inputs, self.settings.opset)
+        document = export_adapter.save(made, raw)
+        del made, inputs
+        return document, None if self.settings.parity else self._proved(raw, reference)
+
+    def _proved(self, raw: Path, reference: Reference) -> Identity:
+        identity, gates = stored_gates(str(raw / GRAPH), self.evidence, reference)
+        fault = next((gate for gate in gates if not gate.passed), None)
+        if fault is not None:
+            raise VerificationError(
+                f"{shown(self.plan.source)}: the exported graph is not that model: {fault.sentence}",
+                "nothing was written; please report this with the model's class",
+                "export.graph",
+            )
+        return identity
+
+    def _measure(self, identity: Identity | None) -> Parity | None:
+        if not self.settings.parity:
+            return None
+        self._begin("parity")
+        report = run_parity(str(self.staging.new / GRAPH), self.evidence, self.settings.provider)
+        return replace(report, graph=GRAPH)
+
+    def _publish(self, outcome: ExportOutcome, document: str) -> None:
+        new = self.staging.new
+        files = Files(Path(self.evidence.checkpoint.root), new)
+        files.copy(self.plan.copied)
+        files.write("export.json", document)
+        if outcome.parity is not None:
+            from tieconv.reporters.parity_html import render
+
+            files.write("parity.json", f"{outcome.parity}\n")
+            files.write("parity.html", render(outcome.parity))
+        files.sync()
+        tree.remove(self.staging.path / "raw")
+        self.check(False)
+        files.check_fresh()
+        self._begin("rename")
+        with self.signals.shielded(), writing(self.final.name, self.staging.path, 0):
+            if self.overwrite and os.path.isdir(self.final):
+                swap.publish_directory(new, self.final, self.staging.old)
+            else:
+                swap.publish_new(new, self.final)
+
+
+def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
+    """The tied embedding is stored once, as promised. Raises `VerificationError`."""
+    if plan.tied and identity is not None and identity.copies > 1:
+        raise VerificationError(
+            f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
+            "nothing was written; please report this with the model's class",
+            "export.copies",
+        )
+
+
+def _check_finite(reference: Reference, source: str) -> None:
+    """No parameter overflows in the precision. Raises `RefusedError`."""
+    for name, parameter in reference.model.named_parameters():
+        if parameter.is_floating_point() and not bool(torch.isfinite(parameter.data).all()):
+            raise RefusedError(
+                f"{shown(source)}: {shown(name)} holds values that are not finite in {reference.dtype}",
+                "export with --precision fp32 or bf16, whose range is wider"
+                if reference.dtype == "float16"
+                else "look at the tensor: tieconv inspect --depth full",
+                "export.range",
+            )
