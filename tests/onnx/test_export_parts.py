@@ -96,7 +96,7 @@ def test_axes_have_names() -> None:
         value("input.past_key_values.layers.0.keys", "s44", 2, "s36", 8),
     ]
     node = ir.node("Identity", [inputs[0]])
-    node.outputs[0].shape = ir.Shape(["s44", "s36 + s70", "s9", 7])
+    node.outputs[0].shape = ir.Shape(["s44", "s36 + s70", "s9", "7"])
     graph = ir.Graph(inputs, [node.outputs[0]], nodes=[node], opset_imports={"": 20})
     name_axes(ir.Model(graph, ir_version=10))
     assert [str(found.shape) for found in inputs] == [

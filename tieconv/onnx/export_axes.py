@@ -40,7 +40,8 @@ def _named(side: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.Sym
     if isinstance(side, int) or not side.value:
         return side
     told = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), side.value)
-    return ir.SymbolicDim(told)
+    # The exporter writes a side that it took for free and found to be always 2 as the symbol "2".
+    return int(told) if told.isdecimal() else ir.SymbolicDim(told)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:
