@@ -101,6 +101,25 @@ def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
+    """Differing rows, a factor or nothing at all: with more rows on one side the answer is the shape."""
+    build(tmp_path, tied=False)
+    rng = torch.manual_seed(0)
+    for change, relation in (
+        (lambda table: table[:-8].clone(), "row-subset"),
+        (lambda table: table[:-8] * 2, "scalar"),
+        (lambda table: torch.cat([table[:-20], torch.randn(12, 32, generator=rng)]), "k-rows-differ"),
+    ):
+
+        def shorten(values: dict[str, Any], change: Any = change) -> None:
+            values["lm_head.weight"] = change(values["model.embed_tokens.weight"])
+
+        edit(tmp_path, shorten)
+        found = document(tmp_path)
+        assert found["relation"] == relation
+        assert "one shape" in found["verdict"]
+
+
 def test_a_text_adds_what_was_measured(tmp_path: Path) -> None:
     """With --text the sections carry measured figures, and the gradients have one of their own."""
     build(tmp_path / "model", tied=True)
