@@ -120,6 +120,22 @@ def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
         assert "one shape" in found["verdict"]
 
 
+def test_nan_and_infinity_are_told(model: Callable[[str], Path]) -> None:
+    """Rows that are not finite are counted, nothing is certified, and nothing is warned of."""
+    folder = model("llama-diverged")
+
+    def spoil(values: dict[str, Any]) -> None:
+        values["lm_head.weight"][5, 3], values["lm_head.weight"][7, 1] = torch.nan, torch.inf
+
+    edit(folder, spoil)
+    result = ok("analyze --json", folder)
+    assert result.stderr == ""
+    measures = {m["name"]: m for section in json.loads(result.stdout)["sections"] for m in section["measures"]}
+    assert measures["rows with NaN or infinity"]["value"] == 2
+    assert measures["KL bound, embed survives"]["value"] == "inf"
+    assert "inf" in ok("analyze", folder).stdout
+
+
 def test_a_text_adds_what_was_measured(tmp_path: Path) -> None:
     """With --text the sections carry measured figures, and the gradients have one of their own."""
     build(tmp_path / "model", tied=True)
