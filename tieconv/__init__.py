@@ -12,9 +12,12 @@ if TYPE_CHECKING:
         check,
         diff,
         inspect,
+        parity,
         plan_bias,
         plan_convert,
         plan_dedup,
+        plan_graph_dedup,
+        plan_graph_untie,
         plan_reindex,
         plan_retie,
         plan_set_tie,
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.analysis import Analysis
     from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.parity import Parity
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
@@ -30,6 +34,7 @@ __all__ = [
     "Analysis",
     "CheckReport",
     "Comparison",
+    "Parity",
     "PlannedWrite",
     "TieconvError",
     "__version__",
@@ -37,9 +42,12 @@ __all__ = [
     "check",
     "diff",
     "inspect",
+    "parity",
     "plan_bias",
     "plan_convert",
     "plan_dedup",
+    "plan_graph_dedup",
+    "plan_graph_untie",
     "plan_reindex",
     "plan_retie",
     "plan_set_tie",
@@ -53,6 +61,7 @@ _HOMES = {
     "PlannedWrite": "planned",
     "Comparison": "checkpoint.comparison",
     "CheckReport": "checkpoint.checked",
+    "Parity": "checkpoint.parity",
 }
 
 
