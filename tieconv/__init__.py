@@ -8,6 +8,7 @@ from tieconv.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tieconv.api import (
+        analyze,
         check,
         diff,
         export,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         plan_set_tie,
         plan_untie,
     )
+    from tieconv.checkpoint.analysis import Analysis
     from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.parity import Parity
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     from tieconv.planned import PlannedWrite
 
 __all__ = [
+    "Analysis",
     "CheckReport",
     "Comparison",
     "Parity",
     "PlannedWrite",
     "TieconvError",
     "__version__",
+    "analyze",
     "check",
     "diff",
     "export",
@@ -56,6 +60,7 @@ __all__ = [
 
 
 _HOMES = {
+    "Analysis": "checkpoint.analysis",
     "TieconvError": "errors",
     "PlannedWrite": "planned",
     "Comparison": "checkpoint.comparison",

@@ -21,8 +21,9 @@ answer is no (`diff`: not the same function, `check`: a finding that counts, `pa
 reader of its output went away. The gate has a [page of its own](check.md).
 
 The JSON follows the schemas [inspect](../tieconv/reporters/schemas/inspect.schema.json),
-[plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json) and
-[parity](../tieconv/reporters/schemas/parity.schema.json);
+[plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json),
+[parity](../tieconv/reporters/schemas/parity.schema.json) and
+[analyze](../tieconv/reporters/schemas/analyze.schema.json), whose figures are [explained](analyze.md);
 `ties[].consistent` is `null` where a needed comparison was not made, and the canonical name is itself a member of its
 group.
 """
