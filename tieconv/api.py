@@ -7,16 +7,18 @@ for the one that loaders prefer, which is the one that `inspect` reads, and leav
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
+from tieconv.sources.hub import is_hub
 from tieconv.sources.local import locate, open_files
 
 if TYPE_CHECKING:
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.inspection import Action
     from tieconv.checkpoint.plan import Outcome, Plan
-    from tieconv.checkpoint.records import TensorRecord
+    from tieconv.checkpoint.records import Checkpoint, Listing, TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
     from tieconv.planned import PlannedWrite
+    from tieconv.sources.hub_files import HubFiles, Tick
+    from tieconv.sources.local import FileSet
 
 
 def inspect(
@@ -40,23 +44,53 @@ def inspect(
     embed: str | None = None,
     head: str | None = None,
     consumers: str | None = None,
+    tick: Tick | None = None,
 ) -> Inspection:
     """What MODEL stores, what ties, what the config declares, and findings with the next command.
+
+    Of a model on the Hub (``hf://org/name@revision``) headers and samples are fetched, and with ``full`` every byte
+    that a proof needs; ``tick(done, total)`` is told of headers that arrive.
 
     ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. ``consumers`` names the
     loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
     missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
-    chosen = _consumers(consumers)
-    listing = locate(str(path))
+    with _opened(str(path), tick) as model:
+        return _inspected(model, Depth(depth), embed, head, _consumers(consumers))
+
+
+_Model = tuple["Listing", "HubFiles | FileSet", str]
+"""What MODEL names, its reader, and its commit on the Hub."""
+
+
+@contextmanager
+def _opened(source: str, tick: Tick | None = None) -> Iterator[_Model]:
+    if is_hub(source):
+        from tieconv.sources.hub import open_model
+
+        with open_model(source, tick) as model:
+            yield model
+        return
+    listing = locate(source)
     with open_files(listing.root) as files:
-        checkpoint = read_checkpoint(listing, files)
-        evidence = inspect_checkpoint(checkpoint, files, Depth(depth), embed=embed, head=head)
-    evidence = _with_base(evidence)
+        yield listing, files, ""
+
+
+def _inspected(
+    model: _Model, depth: Depth, embed: str | None, head: str | None, chosen: tuple[Consumer, ...] = ()
+) -> Inspection:
+    listing, files, commit = model
+    checkpoint = read_checkpoint(listing, files)
+    if commit:
+        checkpoint = replace(checkpoint, revision=commit)
+    evidence = _with_base(inspect_checkpoint(checkpoint, files, depth, embed=embed, head=head))
     if chosen:
         from tieconv.consumers import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
+    client = getattr(files, "client", None)
+    if client is not None:
+        evidence = replace(evidence, fetched=Fetched(client.requests, client.bytes))
     return replace(evidence, findings=run_checks(evidence))
 
 
@@ -83,6 +117,34 @@ def _with_base(evidence: Inspection) -> Inspection:
     return replace(evidence, base=base)
 
 
+def _on_disk(path: str | Path, drop_other_formats: bool, *, refuses: bool = True) -> str | Path:
+    """The directory of a model on the Hub in the local cache, fetched where it is not there; any other path as it is.
+
+    What the plan would refuse for its layout is refused before anything is fetched, unless ``refuses`` is false; the
+    files of a format that is to be dropped are not fetched.
+    """
+    source = str(path)
+    if not is_hub(source):
+        return path
+    from tieconv.formats.shards import read_shards
+    from tieconv.plans.guards import guard_layout
+    from tieconv.plans.other_formats import alone
+    from tieconv.sources.hub import fetch
+
+    with _opened(source) as (listing, files, _):
+        checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)
+        if drop_other_formats:
+            checkpoint = alone(checkpoint)
+        if refuses:
+            guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
+    return fetch(source, tuple(set(listing.entries) - set(_names(checkpoint))))
+
+
+def _names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The files that make up a checkpoint and lie beside it, but for weights in other formats."""
+    return (*checkpoint.states, *checkpoint.companions)
+
+
 def _planned(
     make: Callable[[Inspection], Plan],
     path: str | Path,
@@ -95,7 +157,7 @@ def _planned(
     from tieconv.planned import PlannedWrite
     from tieconv.plans.other_formats import alone, dropping
 
-    evidence = inspect(path, depth=depth, embed=embed, head=head)
+    evidence = inspect(_on_disk(path, drop_other_formats), depth=depth, embed=embed, head=head)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:
@@ -259,7 +321,7 @@ def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_form
     from tieconv.plans.other_formats import alone, dropping
     from tieconv.plans.reindex import plan_reindex as make
 
-    listing = locate(str(path))
+    listing = locate(str(_on_disk(path, drop_other_formats, refuses=False)))
     with open_files(listing.root) as files:
 
         def same(a: TensorRecord, b: TensorRecord) -> bool:
@@ -288,16 +350,17 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     """
     from tieconv.comparison import compare
 
-    one, two = (inspect(path, embed=embed, head=head) for path in (a, b))
-    for evidence in (one, two):
-        if evidence.checkpoint.headers_only:
-            raise UnreadableError(
-                f"{evidence.checkpoint.source}: tensor bytes of this format are not read, so nothing can be compared",
-                "convert it to safetensors first",
-                "diff.headers-only",
-            )
-    with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
-        return compare(one, two, files_a, files_b)
+    with _opened(str(a)) as model_a, _opened(str(b)) as model_b:
+        one, two = (_inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
+        for evidence in (one, two):
+            if evidence.checkpoint.headers_only:
+                raise UnreadableError(
+                    f"{evidence.checkpoint.source}: tensor bytes of this format are not read, so nothing can be "
+                    "compared",
+                    "convert it to safetensors first",
+                    "diff.headers-only",
+                )
+        return compare(one, two, model_a[1], model_b[1])
 
 
 def check(

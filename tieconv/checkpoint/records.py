@@ -205,7 +205,7 @@ class Checkpoint:
     bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
     the model does not use, ``others`` the companions that hold a model in another format. ``read_only`` says what
     to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
-    out of reach.
+    out of reach. ``revision`` is the commit of a model on the Hub.
     """
 
     source: str
@@ -224,6 +224,7 @@ class Checkpoint:
     adapter: Adapter | None = None
     read_only: str = ""
     headers_only: bool = False
+    revision: str = ""
 
     @property
     def tensors(self) -> dict[str, TensorRecord]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tieconv import api
+from tieconv.cli.network import fetched_line, headers_bar
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
 
 
@@ -36,10 +37,13 @@ def command(
     Exits 0 whatever it finds, and 2 when MODEL cannot be read.
     """
     consumers = spec if spec is not None else "all" if every else None
-    inspection = api.inspect(model, depth=depth, embed=embed, head=head, consumers=consumers)
+    with headers_bar(model) as tick:
+        inspection = api.inspect(model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick)
     if as_json:
         click.echo(str(inspection))
     else:
         from tieconv.reporters.inspect_text import render
 
         click.echo(render(inspection, paint, width()))
+    if inspection.fetched is not None:
+        click.echo(fetched_line(inspection.fetched), err=True)

@@ -59,6 +59,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _adapter(inspection)
     yield from _storage(inspection)
     yield "effect", inspection.config.why
+    if inspection.checkpoint.revision:
+        yield "commit", inspection.checkpoint.revision
     if inspection.family.knowledge is not Knowledge.TABLE:
         yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
 
@@ -134,7 +136,7 @@ def _member(tie: Tie, member: Member) -> str:
         text = "absent, takes the tied values" if shared else "absent"
     elif member.state is State.CANONICAL and member.name != tie.canonical:
         text = "stored in place of the canonical name"
-    elif member.state not in (State.CANONICAL, State.UNREAD):
+    elif member.state is not State.CANONICAL:
         text = ": ".join(part for part in (text, figures(member)) if part)
     if member.loads_as:
         text += f" (loads as {shown(member.loads_as)})"
@@ -145,6 +147,10 @@ def figures(member: Member) -> str:
     """What was proved about a member that is not the canonical one, as a phrase."""
     detail = member.detail
     match member.state:
+        case State.UNREAD:
+            return shown(detail.get("reason", ""))
+        case State.IDENTICAL if detail.get("by"):
+            return "the files have one hash"
         case State.IDENTICAL:
             return "every byte compared" + (", holds NaN" if detail.get("nan") else "")
         case State.TRANSPOSED:
