@@ -82,7 +82,7 @@ def again(error: Exception, attempt: int, what: str) -> None:
     asked = retry_after(error)
     if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
         raise translate(error, what, attempt) from None  # the cause's text may hold a signed address
-    pause = asked if asked is not None else 0.5 * 2 ** (attempt - 1)
+    pause = asked if asked is not None else 0.3 * 2 ** (attempt - 1)
     time.sleep(pause + random.uniform(0, 0.25))  # noqa: S311 - spreads clients, hides nothing
 
 
@@ -151,8 +151,8 @@ class Body:
     def _check(self, response: Any) -> None:
         """Whether the answer is the one that was asked for: its range, the file's size, the commit."""
         hf_raise_for_status(response)
-        named = next((found for answer in (*response.history, response) if (found := _commit_of(answer))), None)
-        if named is not None and named != self._commit:
+        said = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._commit}
+        for named in said:
             raise UnreadableError(
                 f"{self._what}: the server answers for commit {shown(named, 48)}, not {self._commit}",
                 _DISTRUST,
