@@ -14,10 +14,12 @@ if TYPE_CHECKING:
         plan_bias,
         plan_convert,
         plan_dedup,
+        plan_push,
         plan_reindex,
         plan_retie,
         plan_set_tie,
         plan_untie,
+        push,
     )
     from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
@@ -36,10 +38,12 @@ __all__ = [
     "plan_bias",
     "plan_convert",
     "plan_dedup",
+    "plan_push",
     "plan_reindex",
     "plan_retie",
     "plan_set_tie",
     "plan_untie",
+    "push",
 ]
 
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
-from tieconv.errors import UnreadableError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.hub import is_hub
 from tieconv.sources.local import locate, open_files
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.inspection import Action
     from tieconv.checkpoint.plan import Outcome, Plan
+    from tieconv.checkpoint.push import Push
     from tieconv.checkpoint.records import Checkpoint, Listing, TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
@@ -408,11 +410,33 @@ def run_gate(
     head: str | None = None,
     jobs: int = 1,
     tick: Callable[[CheckedModel], object] = lambda _: None,
+    resume: str | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
-    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one."""
-    from tieconv.gate.run import check_models
+    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one.
 
-    return check_models(_inspecting(policy, embed, head), policy, models, jobs, tick)
+    ``resume`` names the file of a run: models that it holds are not read again, the others are added.
+    """
+    from tieconv.gate.run import check_models
+    from tieconv.gate.runs import RunFile
+
+    asked = {"depth": str(policy.depth), "for": policy.consumers, "embed": embed, "head": head}
+    record = RunFile(resume, asked) if resume else None
+    return check_models(_inspecting(policy, embed, head), policy, models, jobs, tick, record)
+
+
+def expand(models: Iterable[str], *, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
+    """The models, with those that ``hf://org/*`` stands for: of one task, and at most so many, where that is asked."""
+    from tieconv.sources.hub import is_pattern
+
+    found: list[str] = []
+    for model in models:
+        if is_pattern(model):
+            from tieconv.sources.hub_models import expand as ask
+
+            found += ask(model, task, limit)
+        else:
+            found.append(model)
+    return tuple(dict.fromkeys(found))
 
 
 def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome, ...]]:
@@ -485,3 +509,53 @@ def plan_action(action: Action) -> PlannedWrite:
         case ["bias", verb]:
             return plan_bias(verb, action.source, **options)
     raise ValueError(f"{action.verb!r} is no command with a plan")
+
+
+def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:
+    """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
+
+    Weight and index files that the repository's model uses and the directory lacks are to be deleted. Raises
+    `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
+    """
+    from tieconv.checkpoint.push import Push
+    from tieconv.reporters.push_text import description, title
+    from tieconv.sources.hub import guard_push, parse, require
+
+    place = parse(target)
+    require()
+    from tieconv.sources.hub_files import HubFiles
+    from tieconv.sources.hub_push import changes
+
+    guard_push(str(directory), place, pull_request)
+    with _opened(target) as far, _opened(str(directory)) as near:
+        if not isinstance(far[1], HubFiles):
+            raise UnreadableError(
+                "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
+            )
+        if near[0].named or near[0].special:
+            raise RefusedError(
+                f"{shown(directory)} is no directory of regular files", "give the model's directory", "push.directory"
+            )
+        before = _inspected(far, Depth.HEADER, None, None)
+        after = _inspected(near, Depth.CANDIDATES, None, None)
+        used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
+        found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
+    return Push(
+        directory=str(directory),
+        repo=place.repo,
+        revision=place.revision,
+        commit=far[2],
+        pull_request=pull_request,
+        title=message or title(found),
+        description=description(found, before, after),
+        changes=found,
+    )
+
+
+def push(planned: Push) -> Push:
+    """Upload what `plan_push` planned: a pull request, or a commit. Raises `TieconvError` where the Hub refuses."""
+    from tieconv.sources.hub_push import upload
+
+    if not planned.changes:
+        return planned
+    return replace(planned, executed=True, url=upload(planned, os.path.abspath(planned.directory)))

@@ -34,6 +34,7 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
         "HF_ENDPOINT": hub.url,
         "HF_HOME": str(tmp_path / "hf-home"),
         "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",  # the stub takes uploads as LFS
         "HF_HUB_DOWNLOAD_TIMEOUT": "1",
         "HF_HUB_ETAG_TIMEOUT": "2",
         "PYTHONPATH": str(ROOT),

@@ -67,6 +67,7 @@ class Hub:
     commits: list[dict[str, Any]] = field(default_factory=list)
     uploads: dict[str, bytes] = field(default_factory=dict)
     lies: dict[str, int] = field(default_factory=dict)
+    read_only: bool = False
     lock: Any = field(default_factory=threading.Lock)
     digests: dict[tuple[str, int], str] = field(default_factory=dict)
     url: str = ""
@@ -369,6 +370,9 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
         # -- writing
 
         def preupload(self, name: str, revision: str) -> None:
+            if hub.read_only:
+                self.fail(403)
+                return
             if self.repo(name, revision) is None:
                 return
             files = json.loads(self.body)["files"]

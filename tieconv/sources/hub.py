@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Listing
-from tieconv.errors import TieconvError, UnreadableError
+from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -84,6 +84,20 @@ def require() -> None:
             "pip install 'tieconv[hub]'",
             "hub.provider",
         ) from error
+
+
+def guard_push(directory: str, place: Place, pull_request: bool) -> None:
+    """Raise `RefusedError` for a push that means something else than it says."""
+    if is_hub(directory):
+        raise RefusedError(
+            f"{shown(directory)} is on the Hub: a push starts from a directory", "write it with -o first", "push.source"
+        )
+    if pull_request and place.revision not in (None, "main"):
+        raise RefusedError(
+            f"{place} names a branch, and a pull request goes to main",
+            "leave the branch out, or add --no-pr",
+            "push.branch",
+        )
 
 
 def fetch(source: str, without: Sequence[str] = ()) -> str:

@@ -62,7 +62,7 @@ def _resolve(place: Place) -> str | None:
 
 def fetch(source: str, place: Place, without: Sequence[str]) -> str:
     """The directory of a model in the cache, every file but ``without`` fetched. Raises `UnreadableError`."""
-    with _bars():
+    with bars():
         try:
             return str(
                 snapshot_download(
@@ -83,8 +83,8 @@ def _literal(name: str) -> str:
 
 
 @contextmanager
-def _bars() -> Iterator[None]:
-    """huggingface_hub's progress bars on a terminal only."""
+def bars() -> Iterator[None]:
+    """Within it, huggingface_hub's progress bars on a terminal only."""
     hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
     if hide:
         disable_progress_bars()
