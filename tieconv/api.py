@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
@@ -47,18 +47,37 @@ def inspect(
     head: str | None = None,
     consumers: str | None = None,
     tick: Tick | None = None,
+    ties_only: bool = False,
 ) -> Inspection:
     """What MODEL stores, what ties, what the config declares, and findings with the next command.
 
     Of a model on the Hub (``hf://org/name@revision``) headers and samples are fetched, and with ``full`` every byte
-    that a proof needs; ``tick(done, total)`` is told of headers that arrive.
+    that a proof needs; ``tick(done, total)`` is told of headers that arrive. With ``ties_only`` shards that hold no
+    tied name are left out: counts are then of the others, and of the findings those about ties and biases are given.
 
     ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. ``consumers`` names the
     loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
     missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
     with _opened(str(path), tick) as model:
+        if ties_only:
+            return _narrowly(model, Depth(depth), embed, head)
         return _inspected(model, Depth(depth), embed, head, _consumers(consumers))
+
+
+def _narrowly(model: _Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
+    """Evidence about the ties alone, from the shards that they concern."""
+    from tieconv.inspection.narrow import narrow
+
+    found = narrow(model[0], model[1], embed, head)
+    if found is None:
+        return _inspected(model, depth, embed, head)
+    evidence = _inspected((found[0], cast("HubFiles", found[1]), model[2]), depth, embed, head)
+    return replace(
+        evidence,
+        checkpoint=replace(evidence.checkpoint, unread=found[2]),
+        findings=tuple(finding for finding in evidence.findings if finding.rule.startswith(("TIE", "BIA"))),
+    )
 
 
 _Model = tuple["Listing", "HubFiles | FileSet", str]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.hub.conftest import TOKEN, Run
-from tests.hub.models import HEAD, ROWS, WIDTH, same_head, sharded
+from tests.hub.models import CONFIG, HEAD, ROWS, WIDTH, same_head, sharded
 from tests.hub.stub import Fault, Hub
 
 SIZE = ROWS * WIDTH * 2
@@ -82,6 +84,30 @@ def test_cost_of_a_sharded_model(hub: Hub, tieconv: Run, python: Run, tmp_path: 
     assert brought < hub.sent
     total = sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
     assert brought * 7 < total
+
+
+def test_question_about_ties_alone(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """--ties-only reads config, index, the two headers concerned and one range of each copy; the ties are the same."""
+    hub.add("org/m", sharded(tmp_path / "m"))
+    whole = inspected(tieconv("inspect", "hf://org/m", "--json"))
+    hub.requests.clear()
+    document = inspected(tieconv("inspect", "hf://org/m", "--ties-only", "--json"))
+    assert (document["ties"], document["head"]) == (whole["ties"], whole["head"])
+    files = [one for one in hub.requests if "/resolve/" in one.path and one.server == "hub"]
+    assert len(files) == 2 + 2 + 2
+    assert len(document["model"]["unread"]) == 7  # type: ignore[index]
+    shards = {one.path.partition("?")[0].rpartition("/")[2] for one in files if ".safetensors" in one.path}
+    assert shards - {"model.safetensors.index.json"} == {f"model-0000{n}-of-00009.safetensors" for n in (1, 9)}
+    assert "7 shards without a tied name not read" in tieconv("inspect", "hf://org/m", "--ties-only").stdout
+    assert tieconv("inspect", "hf://org/m", "--ties-only", "--consumers").returncode == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ties_alone_are_the_same(name: str, tieconv: Run, models: Path) -> None:
+    """What --ties-only says of ties and head is what the whole model says, of a local one as well."""
+    few = inspected(tieconv("inspect", models / name, "--ties-only", "--json"))
+    whole = inspected(tieconv("inspect", models / name, "--json"))
+    assert (few["ties"], few["head"], few["config"]) == (whole["ties"], whole["head"], whole["config"])
 
 
 def test_distinct_with_its_proof(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
@@ -169,6 +195,56 @@ def test_torch_file(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     assert far["storage"] == near["storage"] and far["head"] == near["head"]
     assert states(far)[HEAD][0] == "unread"
     assert hub.sent < 3 * 65536
+
+
+def test_torch_storages_without_their_local_headers(tmp_path: Path) -> None:
+    """Where a storage lies is derived from the directory as the local header says it, or not at all."""
+    import torch
+
+    from tieconv.formats.torch_zip import read_archive
+
+    for number, sizes in enumerate([(1, 3, 700), (4096, 64, 16, 48), (100_000, 1, 2)]):
+        path = tmp_path / f"{number}.bin"
+        torch.save({f"t{place}": torch.randn(size) for place, size in enumerate(sizes)}, path)
+        data = path.read_bytes()
+        asked: list[int] = []
+
+        def pread(size: int, offset: int, data: bytes = data, asked: list[int] = asked) -> bytes:
+            asked.append(offset)
+            return data[offset : offset + size]
+
+        assert read_archive(pread, len(data), sparse=True) == read_archive(pread, len(data))
+
+
+def test_memory_of_a_proof(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    """A proof over two tensors of 96 MB keeps within 64 MiB, whatever their size."""
+    from tieconv.formats.safetensors import encode_header
+
+    size = 96 << 20
+    (tmp_path / "m").mkdir()
+    shape = (size // 2048, 1024)
+    weight_map = {
+        "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
+        HEAD: "model-00002-of-00002.safetensors",
+    }
+    for name, file in weight_map.items():
+        header = encode_header([(name, "BF16", shape, size)], None)
+        (tmp_path / "m" / file).write_bytes(header)
+        os.truncate(tmp_path / "m" / file, len(header) + size)
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIG))
+    hub.add("org/m", tmp_path / "m")
+    program = (
+        "import resource, sys; from tieconv.cli import main\n"
+        "main(['inspect', 'hf://org/m', '--depth', 'full', '--json'], standalone_mode=False)\n"
+        "print([line for line in open('/proc/self/status') if 'VmHWM' in line][0].split()[1], file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert states(json.loads(result.stdout))[HEAD][0] == "identical", result.stderr
+    assert int(result.stderr.split()[-1]) < 64 * 1024
+    assert hub.sent < 2 * size + (1 << 20)
 
 
 @pytest.mark.parametrize("revision", ["main", "commit"])

@@ -405,6 +405,7 @@ class Inspection(Printed):
             "bytes_stored": self.bytes_stored,
             "bytes_unique": self.bytes_unique,
             **({"revision": checkpoint.revision} if checkpoint.revision else {}),
+            **({"unread": list(checkpoint.unread)} if checkpoint.unread else {}),
             **({"fetched": asdict(self.fetched)} if self.fetched else {}),
         }
 

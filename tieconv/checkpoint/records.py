@@ -205,7 +205,8 @@ class Checkpoint:
     bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
     the model does not use, ``others`` the companions that hold a model in another format. ``read_only`` says what
     to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
-    out of reach. ``revision`` is the commit of a model on the Hub.
+    out of reach. ``revision`` is the commit of a model on the Hub, ``unread`` the shards that were left out because
+    nothing in them ties.
     """
 
     source: str
@@ -225,6 +226,7 @@ class Checkpoint:
     read_only: str = ""
     headers_only: bool = False
     revision: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> dict[str, TensorRecord]:

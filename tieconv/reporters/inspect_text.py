@@ -36,6 +36,9 @@ def _title(inspection: Inspection, paint: Paint) -> str:
     tensors = checkpoint.tensors
     parameters = sum(tensor.elements for tensor in tensors.values())
     amount = f"{count(len(tensors), 'tensor')}, {parameters:,} parameters, {size(inspection.bytes_stored)} stored"
+    if checkpoint.unread:
+        left = count(len(checkpoint.unread), "shard")
+        return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
     wasted = inspection.bytes_stored - inspection.bytes_unique
     if wasted:
         amount += f", {size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
