@@ -35,8 +35,8 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
         "HF_HOME": str(tmp_path / "hf-home"),
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",  # the stub takes uploads as LFS
-        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
-        "HF_HUB_ETAG_TIMEOUT": "2",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "30",
+        "HF_HUB_ETAG_TIMEOUT": "30",
         "PYTHONPATH": str(ROOT),
         "NO_PROXY": "127.0.0.1",
         "NO_COLOR": "1",

@@ -12,6 +12,7 @@ from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
 
 SHARD = "model-00005-of-00009.safetensors"
+IMPATIENT = {"stall": {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}}
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
@@ -46,12 +47,13 @@ def model(hub: Hub, tmp_path: Path) -> str:
         ("retry-after", "3600", "no more requests for now"),
         ("hang-up", "", "connection to the Hub failed (5 attempts)"),
         ("truncate", "", "connection to the Hub failed"),
+        ("stall", "2", "did not answer in time (5 attempts)"),
     ],
 )
 def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub, tieconv: Run) -> None:
     """Each ends in one sentence that names the file."""
     hub.faults[SHARD] = Fault(kind, value=value)
-    error, _ = refused(tieconv("inspect", model, HF_TOKEN=TOKEN))
+    error, _ = refused(tieconv("inspect", model, HF_TOKEN=TOKEN, **IMPATIENT.get(kind, {})))
     assert says in error and SHARD in error
 
 
@@ -64,7 +66,7 @@ def test_fault_that_passes(kind: str, value: str, model: str, hub: Hub, tieconv:
     """What passes is met with patience: the answer is the one of a sound server."""
     sound = tieconv("inspect", model, "--depth", "full")
     hub.faults[SHARD] = Fault(kind, 2, value)
-    result = tieconv("inspect", model, "--depth", "full")
+    result = tieconv("inspect", model, "--depth", "full", **IMPATIENT.get(kind, {}))
     assert (result.returncode, result.stdout) == (0, sound.stdout), result.stderr
     assert hub.faults[SHARD].times == 0
 
