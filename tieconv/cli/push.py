@@ -12,7 +12,7 @@ from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
 
-@click.command("push")
+@click.command("push", short_help="Open a pull request on the Hub with exactly the files that differ.")
 @click.argument("directory", type=click.Path(), metavar="DIR")
 @click.argument("target", metavar="hf://org/name")
 @click.option(
