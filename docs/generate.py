@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from pages import architectures, cases, cli, consumers, matrix, outputs, rules, silence, states  # noqa: E402
+from pages import architectures, cases, cli, consumers, matrix, outputs, parity, rules, silence, states  # noqa: E402
 
 PAGES: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
@@ -27,6 +27,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "architectures.md": architectures.page,
     HERE / "matrix.md": matrix.page,
     HERE / "consumers.md": consumers.page,
+    HERE / "parity.md": parity.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),

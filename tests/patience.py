@@ -3,6 +3,26 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+HANGS = 10.0
+"""Wall seconds after which an answer that took little work has waited for something."""
+
+
+@contextmanager
+def prompt(seconds: float) -> Iterator[None]:
+    """The body takes less than ``seconds`` of this process's CPU time, and does not hang.
+
+    A loaded machine makes an answer late without making it dear, so the promise is held to the work; what blocks
+    (a FIFO, a device) works nothing, and is caught by the clock.
+    """
+    worked, started = time.process_time(), time.perf_counter()
+    yield
+    worked, waited = time.process_time() - worked, time.perf_counter() - started
+    assert worked < patient(seconds), f"took {worked:.2f} s of CPU time"
+    assert waited < HANGS, f"answered after {waited:.1f} s"
 
 
 def patient(seconds: float) -> float:

@@ -11,9 +11,12 @@ if TYPE_CHECKING:
         check,
         diff,
         inspect,
+        parity,
         plan_bias,
         plan_convert,
         plan_dedup,
+        plan_graph_dedup,
+        plan_graph_untie,
         plan_push,
         plan_reindex,
         plan_retie,
@@ -23,21 +26,26 @@ if TYPE_CHECKING:
     )
     from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.parity import Parity
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
 __all__ = [
     "CheckReport",
     "Comparison",
+    "Parity",
     "PlannedWrite",
     "TieconvError",
     "__version__",
     "check",
     "diff",
     "inspect",
+    "parity",
     "plan_bias",
     "plan_convert",
     "plan_dedup",
+    "plan_graph_dedup",
+    "plan_graph_untie",
     "plan_push",
     "plan_reindex",
     "plan_retie",
@@ -52,6 +60,7 @@ _HOMES = {
     "PlannedWrite": "planned",
     "Comparison": "checkpoint.comparison",
     "CheckReport": "checkpoint.checked",
+    "Parity": "checkpoint.parity",
 }
 
 

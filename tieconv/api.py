@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.formats import read_checkpoint
+from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.hub import is_hub
 from tieconv.sources.local import locate, open_files
@@ -29,11 +29,13 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.inspection import Action
+    from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.plan import Outcome, Plan
     from tieconv.checkpoint.push import Push
     from tieconv.checkpoint.records import Checkpoint, Listing, TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
+    from tieconv.onnx.graph_planned import PlannedGraphs
     from tieconv.planned import PlannedWrite
     from tieconv.sources.hub_files import HubFiles, Tick
     from tieconv.sources.local import FileSet
@@ -302,6 +304,42 @@ def plan_dedup(
     from tieconv.plans.dedup import plan_dedup as make
 
     return _planned(make, path, Depth.FULL, embed, head, drop_other_formats)
+
+
+def is_graph(path: str | Path = ".") -> bool:
+    """Whether MODEL is an ONNX graph or a directory of graphs, for which there are functions of their own.
+
+    Of the Hub only checkpoints are read.
+    """
+    return not is_hub(str(path)) and holds_graphs(locate(str(path)))
+
+
+def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> PlannedGraphs:
+    """The plan that stores each matrix of ONNX graphs once, found by content.
+
+    ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Raises `UnsafePathError` for external data outside the
+    graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
+    """
+    from tieconv.checkpoint.graph import HeadForm
+    from tieconv.onnx.graph_packages import require_graph_packages
+
+    require_graph_packages()
+    from tieconv.onnx.graph_dedup import plan_graph_dedup as make
+
+    return make(locate(str(path)), HeadForm(head_form))
+
+
+def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
+    """The plan that gives each head of ONNX graphs which reads the embedding's matrix one of its own.
+
+    Raises as `plan_graph_dedup` does.
+    """
+    from tieconv.onnx.graph_packages import require_graph_packages
+
+    require_graph_packages()
+    from tieconv.onnx.graph_untie import plan_graph_untie as make
+
+    return make(locate(str(path)))
 
 
 def plan_convert(
@@ -578,3 +616,27 @@ def push(planned: Push) -> Push:
     if not planned.changes:
         return planned
     return replace(planned, executed=True, url=upload(planned, os.path.abspath(planned.directory)))
+
+
+def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:
+    """How far the graph ``onnx`` agrees with the checkpoint ``model``: weights, structure, logits, cached steps.
+
+    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is the precision of the torch reference, ``float64``,
+    ``float32`` or ``auto`` (float64 where it fits into memory). A missing provider gives the verdict ``not_run``.
+    Raises `UnreadableError` where the graph or the model cannot be read, `MissingPackageError` without onnxruntime,
+    onnx, torch or transformers.
+    """
+    for name, value, choices in (
+        ("provider", provider, ("auto", "cpu", "cuda")),
+        ("reference", reference, ("auto", "float64", "float32")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}")
+    from tieconv.reference.packages import require
+
+    require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
+    from tieconv.onnx.parity.run import run_parity
+
+    evidence = inspect(model, depth=Depth.HEADER)
+
+    return run_parity(str(onnx), evidence, provider, reference)

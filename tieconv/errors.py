@@ -49,3 +49,21 @@ class VerificationError(TieconvError):
 
 class SettingsError(TieconvError):
     """A rule, a settings file or a baseline is not what it has to be."""
+
+
+class MissingPackageError(TieconvError):
+    """A package that the command needs is not installed, or two exclude each other."""
+
+
+class NotRunError(TieconvError):
+    """A measurement could not be made here: the provider is missing, or the precision has no kernels.
+
+    ``active`` is the provider that would have run, ``fallback`` the heavy nodes that it left on the CPU.
+    """
+
+    def __init__(
+        self, message: str, hint: str = "", code: str = "", *, active: str = "", fallback: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message, hint, code)
+        self.active = active
+        self.fallback = fallback

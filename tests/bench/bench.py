@@ -341,6 +341,12 @@ torch.save(state, "{out}")
 """
 
 
+def compile_once() -> None:
+    """Bytecode as an installed package has it: without it every start compiles every module."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run([PYTHON, "-m", "compileall", "-q", str(Path(__file__).parents[2] / "tieconv")], check=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gigabytes", type=float, default=2.0)
@@ -354,6 +360,7 @@ def main() -> None:
         folder, head, shards = arguments.make
         make_model(Path(folder), arguments.gigabytes, head=head == "True", shards=int(shards))
         return
+    compile_once()
     root: Path = arguments.folder
     shutil.rmtree(root, ignore_errors=True)
     store: dict[str, object] = {}

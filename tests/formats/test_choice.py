@@ -34,13 +34,21 @@ def test_names_differ() -> None:
     assert len({candidate.name for candidate in FORMATS}) == len(FORMATS)
 
 
-@pytest.mark.parametrize("name", ["x.onnx", "x.h5", "x.msgpack", "x.npz"])
+@pytest.mark.parametrize("name", ["x.onnx", "x.ckpt", "x.h5", "x.msgpack", "x.npz"])
 def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")
     for source in (tmp_path, tmp_path / name):
         error = refusal(source)
         assert error.code == "format.unsupported"
         assert name in error.message
+
+
+def test_graphs_are_for_other_commands(tmp_path: Path) -> None:
+    """An ONNX graph is no checkpoint, and the error names the commands that take one."""
+    (tmp_path / "x.onnx").write_bytes(b"x")
+    for source in (tmp_path, tmp_path / "x.onnx"):
+        error = refusal(source)
+        assert "x.onnx is an ONNX graph" in error.message and "dedup" in error.hint
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.checks.fixtures import builder
+from tests.checks.fixtures.loaders import ASKED
 from tieconv import api
 from tieconv.checks.registry import RULES
 from tieconv.gate.place import file_of
@@ -30,8 +31,8 @@ def test_the_file_is_one_of_the_model(rule, tmp_path: Path) -> None:
     build = builder(rule.code, "bad")
     assert build is not None
     path = build(tmp_path / "model")
-    inspection = api.inspect(path)
-    (finding,) = inspection.findings
+    inspection = api.inspect(path, consumers=ASKED.get(rule.code))
+    finding = next(found for found in inspection.findings if found.rule == rule.code)
     file = file_of(inspection, finding)
     assert (
         file

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
@@ -18,12 +17,12 @@ import pytest
 import tieconv
 from fixtures.hostile import Case, case_names
 from tests.hostile.conftest import Answer, faults_of_text, run, snapshot
-from tests.patience import patient
+from tests.patience import prompt
 from tieconv.errors import TieconvError
 
 NAMES = case_names()
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "inspect.schema.json").read_text())
-LARGE = {"file-many"}  # honest and large: tests/formats/test_bounds.py measures it
+LARGE = {"file-many": 5.0}  # honest and large: tests/formats/test_bounds.py measures its peers
 SECONDS = 1.0
 BYTES = 4096
 
@@ -36,7 +35,7 @@ def case(request: pytest.FixtureRequest, corpus: Mapping[str, Case]) -> Case:
     return found
 
 
-def each(*, without: set[str] = frozenset()) -> pytest.MarkDecorator:  # type: ignore[assignment]
+def each(*, without: Collection[str] = ()) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", [name for name in NAMES if name not in without], indirect=True)
 
 
@@ -61,15 +60,13 @@ def assert_refusal(answer: Answer) -> None:
 @each()
 def test_inspect(case: Case) -> None:
     before = snapshot(case.home)
-    started = time.perf_counter()
-    answer = run("inspect", case.path)
-    seconds = time.perf_counter() - started
+    with prompt(LARGE.get(case.name, SECONDS)):
+        answer = run("inspect", case.path)
     if case.honest:
         assert answer.code == 0, answer.stderr
         assert faults_of_text(answer.stdout + answer.stderr) == []
     else:
         assert_refusal(answer)
-    assert seconds < patient(SECONDS) or case.name in LARGE
     assert snapshot(case.home) == before
 
 
@@ -89,7 +86,7 @@ def no_number(text: str) -> NoReturn:
     raise AssertionError(f"{text} is not in JSON")
 
 
-@each(without=set(NAMES) - set(case_names(honest=True)) | LARGE)
+@each(without=set(NAMES) - set(case_names(honest=True)) | LARGE.keys())
 def test_json(case: Case) -> None:
     """`--json` is one document that any parser takes."""
     answer = run("inspect", case.path, "--json")

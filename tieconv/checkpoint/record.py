@@ -60,6 +60,8 @@ def _repr(self: Any) -> str:
 
 
 def _eq(self: Any, other: object) -> bool:
+    if self is other:
+        return True
     return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
 
 

@@ -96,6 +96,11 @@ class Storage:
     range: ByteRange
     crc: int | None = None
 
+    def __init__(self, key: str, range: ByteRange, crc: int | None = None) -> None:
+        _set(self, "key", key)
+        _set(self, "range", range)
+        _set(self, "crc", crc)
+
 
 @record
 class WeightFile:
@@ -196,8 +201,15 @@ class Adapter:
     tied: bool
 
 
+class _Tensors:
+    """A place for what is made once of a record's values, and is none of them."""
+
+    __slots__ = ("_tensors",)
+    _tensors: Mapping[str, TensorRecord]
+
+
 @record
-class Checkpoint:
+class Checkpoint(_Tensors):
     """Everything that is known without reading tensor bytes.
 
     ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
@@ -229,9 +241,14 @@ class Checkpoint:
     unread: tuple[str, ...] = ()
 
     @property
-    def tensors(self) -> dict[str, TensorRecord]:
+    def tensors(self) -> Mapping[str, TensorRecord]:
         """Every tensor by name, in file order."""
-        return {tensor.name: tensor for file in self.files for tensor in file.tensors}
+        try:
+            return self._tensors
+        except AttributeError:
+            found = {tensor.name: tensor for file in self.files for tensor in file.tensors}
+            _set(self, "_tensors", found)
+            return found
 
     @property
     def config_values(self) -> Mapping[str, object]:

@@ -40,8 +40,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         )
 
 
+_PARTS = frozenset({"lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B"})
+
+
 def _is_part(name: str) -> bool:
-    return any(segment in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B") for segment in name.split("."))
+    return "lora_" in name and not _PARTS.isdisjoint(name.split("."))
 
 
 RULE = Rule("PEF003", "unmerged-adapter", Level.ERROR, __doc__ or "", find)

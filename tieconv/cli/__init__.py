@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "What differs between the models A and B, tensor by tensor, ties and layout seen through.",
     "explain": "What a rule reports, why it matters, an example, and how to fix it.",
     "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
+    "parity": "How far the graph ONNX agrees with the checkpoint MODEL, measured.",
     "push": "Open a pull request on the Hub with exactly the files that differ.",
     "reindex": "Rebuild the shard index from the headers of the shards.",
     "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
@@ -55,6 +56,6 @@ class LazyGroup(ErrorBoundary):
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
 
-    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or hf://org/name[@revision];
-    left out, it is the current directory.
+    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or hf://org/name[@revision],
+    for dedup and untie also an ONNX graph or a directory of them; left out, it is the current directory.
     """

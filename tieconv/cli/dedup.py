@@ -7,23 +7,41 @@ from typing import Any
 import click
 
 from tieconv import api
+from tieconv.cli import graph
 from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
 @click.command("dedup", short_help="Store every byte-identical group once, as far as loaders restore the rest.")
 @model_argument
+@click.option(
+    "--head-form",
+    type=click.Choice(["gemm", "fused", "transpose"]),
+    help="How a head of an ONNX graph reads the embedding: Gemm (the default), com.microsoft FusedMatMul, or a "
+    "Transpose, which costs a session a second copy.",
+)
 @write_options
 @name_options
 @json_option
 @traceback_option
-def command(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
+def command(
+    model: str, head_form: str | None, embed: str | None, head: str | None, as_json: bool, **writing: Any
+) -> None:
     """Store every byte-identical group once, as far as loaders restore what is dropped.
 
     In safetensors a name is dropped where the architecture ties it and the config declares it tied; any other
     duplicate stays, and the plan says who needs it. The config is left alone.
+
+    In ONNX graphs copies are found by content, transposed ones and exact casts too, and the nodes that read them are
+    rewritten to read the one that stays.
     """
     arguments = WriteArguments(**writing)
+    if api.is_graph(model):
+        graph.refuse_options(embed=embed, head=head, drop_other_formats=arguments.drop_other_formats)
+        graph.finish(api.plan_graph_dedup(model, head_form=head_form or "gemm"), arguments, as_json=as_json)
+        return
+    if head_form:
+        raise click.UsageError("--head-form goes with an ONNX graph")
     finish(
         api.plan_dedup(model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
         arguments,

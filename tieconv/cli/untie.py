@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from tieconv import api
+from tieconv.cli import graph
 from tieconv.cli.options import (
     bias_option,
     json_option,
@@ -37,9 +38,20 @@ def command(
 ) -> None:
     """Write the head, and every other tied name, as a tensor of its own; the function stays the same.
 
+    In an ONNX graph a head that reads the embedding gets a matrix of its own, [H, V], and a MatMul.
     Refuses where the tie flag changes the forward pass and the weights cannot take that up exactly.
     """
     arguments = WriteArguments(**writing)
+    if api.is_graph(model):
+        graph.refuse_options(
+            embed=embed,
+            head=head,
+            keep_flag=keep_flag,
+            bias=bias != "keep",
+            drop_other_formats=arguments.drop_other_formats,
+        )
+        graph.finish(api.plan_graph_untie(model), arguments, as_json=as_json)
+        return
     planned = api.plan_untie(
         model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
     )

@@ -22,6 +22,7 @@ from tieconv.execute.target import (
     source_path,
     source_root,
 )
+from tieconv.formats import GRAPH_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch_model import SUFFIXES
 from tieconv.sources.links import in_hub_cache
@@ -163,6 +164,8 @@ def _check_out(plan: Plan, target: Target, final: Path) -> None:
 def _suffixes(plan: Plan) -> tuple[str, ...]:
     """What the name of a lone file of the plan's format may end in."""
     written = plan.weights[0].format if plan.weights else plan.checkpoint.format
+    if written == "onnx":
+        return (GRAPH_SUFFIX,)
     return SUFFIXES if written == "torch" else (SUFFIX,)
 
 
@@ -180,7 +183,7 @@ def _not_a_model(final: Path) -> str:
     names = os.listdir(final)
     if ".git" in names:
         return "holds a git repository"
-    model = any(name == "config.json" or name.endswith((*_WEIGHTS, *_INDEXES)) for name in names)
+    model = any(name == "config.json" or name.endswith((*_WEIGHTS, *_INDEXES, GRAPH_SUFFIX)) for name in names)
     return "" if model or not names else "holds no model"
 
 

@@ -22,6 +22,7 @@ _OF_OTHERS = (
     "adapter_config.json",
 )
 """Ends of the names by which another format may claim a model, or stand beside one."""
+GRAPH_SUFFIX = ".onnx"
 
 
 def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
@@ -37,6 +38,17 @@ def is_safetensors_alone(listing: Listing) -> bool:
     """Whether no other format can have a say, told without loading one."""
     names = (*listing.top, listing.named or "")
     return SAFETENSORS.claims(listing) and not any(name.endswith(_OF_OTHERS) for name in names)
+
+
+def holds_graphs(listing: Listing) -> bool:
+    """Whether MODEL is an ONNX graph, or a directory of graphs without weights that another format reads."""
+    if listing.named is not None:
+        return listing.named.lower().endswith(GRAPH_SUFFIX)
+    if not any(name.lower().endswith(GRAPH_SUFFIX) for name in listing.entries):
+        return False
+    from tieconv.formats.choice import holds_weights
+
+    return not holds_weights(listing)
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
-from tieconv.formats import side_by_side
+from tieconv.formats import GRAPH_SUFFIX, side_by_side
 from tieconv.formats.dcp_model import DCP
 from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
@@ -19,7 +19,6 @@ FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 _KNOWN_ELSEWHERE = {
     (".ckpt",): "a checkpoint of a training run",
-    (".onnx",): "an ONNX graph",
     (".h5", ".msgpack"): "a Keras or Flax checkpoint",
     (".npz", ".npy"): "a numpy archive",
 }
@@ -36,6 +35,11 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     return replace(checkpoint, others=others, cautions=(*checkpoint.cautions, *cautions)) if others else checkpoint
 
 
+def holds_weights(listing: Listing) -> bool:
+    """Whether a format claims the directory by files that loaders look for: a stray `.pt` is no model."""
+    return any(candidate.claims(listing) and side_by_side.holds_model(candidate, listing) for candidate in FORMATS)
+
+
 def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
     names = (listing.named,) if listing.named else listing.top
     for suffixes, kind in _KNOWN_ELSEWHERE.items():
@@ -46,6 +50,13 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
                 "save the model as safetensors first",
                 "format.unsupported",
             )
+    graph = next((name for name in names if name.lower().endswith(GRAPH_SUFFIX)), None)
+    if graph:
+        return UnreadableError(
+            f"{shown(graph)} is an ONNX graph, which this command does not take",
+            "tieconv dedup and tieconv untie take graphs",
+            "format.unsupported",
+        )
     what = "is no weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:

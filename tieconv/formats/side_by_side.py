@@ -25,7 +25,7 @@ training run's files are another matter."""
 
 def preferred(claims: Sequence[Format], listing: Listing) -> Format:
     """The one of ``claims`` to read: the first, but files that transformers finds by their name before any GGUF."""
-    return TORCH if claims[0] is GGUF and TORCH in claims and _holds_model(TORCH, listing) else claims[0]
+    return TORCH if claims[0] is GGUF and TORCH in claims and holds_model(TORCH, listing) else claims[0]
 
 
 def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
@@ -33,12 +33,12 @@ def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, File
     if kept not in _WHOLE_MODELS or (listing.named and not listing.named.endswith(index_format.SUFFIX)):
         return {}, ()
     whole = replace(listing, named=None)
-    found = [one for one in _WHOLE_MODELS if one is kept or _holds_model(one, whole)]
+    found = [one for one in _WHOLE_MODELS if one is kept or holds_model(one, whole)]
     names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
     return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
 
 
-def _holds_model(candidate: Format, listing: Listing) -> bool:
+def holds_model(candidate: Format, listing: Listing) -> bool:
     """A stray `.pt` is no model: of torch files those count that loaders look for by name."""
     if candidate is TORCH:
         return not {TORCH.naming.single, TORCH.naming.index}.isdisjoint(listing.top)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family
@@ -76,7 +77,7 @@ def _storage(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> Storag
     return view_storages(checkpoint)
 
 
-def _with_nan(tie: Tie, tensors: dict[str, TensorRecord], reader: ByteReader) -> Tie:
+def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader) -> Tie:
     """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
@@ -97,7 +98,7 @@ def _reference(tie: Tie) -> str:
 
 def _duplicates(
     family: Family,
-    tensors: dict[str, TensorRecord],
+    tensors: Mapping[str, TensorRecord],
     ties: tuple[Tie, ...],
     view: Head,
     reader: ByteReader,
@@ -116,7 +117,7 @@ def _duplicates(
     return find_duplicates(reader, candidates, known=groups)
 
 
-def _candidates(tensors: dict[str, TensorRecord], view: Head, depth: Depth) -> tuple[TensorRecord, ...]:
+def _candidates(tensors: Mapping[str, TensorRecord], view: Head, depth: Depth) -> tuple[TensorRecord, ...]:
     """The tensors among which duplicates are looked for: all, or those shaped like the embeddings."""
     if depth is Depth.FULL:
         return tuple(tensors.values())

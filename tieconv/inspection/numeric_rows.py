@@ -23,11 +23,15 @@ from tieconv.inspection.numeric import (
     decode,
     is_finite,
     is_nan,
+    magnitude,
     ulp_distance,
 )
 
 LISTED_RANGES = 8
 """Row ranges that are listed; further ones are only counted."""
+
+_WIDE = 64
+"""Elements from which on a row is reduced by itself."""
 
 # Sums of squares outside these bounds may have lost terms to underflow or hold an infinity.
 _SAFE_SQUARES = (1e-20, 1e30)
@@ -165,6 +169,9 @@ def _add_plain(found: Difference, left: Array, right: Array, form: Format, row: 
 def _add_careful(found: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> None:
     """Add a piece that may hold NaN, infinities or extreme magnitudes."""
     unequal = left != right
+    if not magnitude(left | right, form).any():  # zeros, of whatever sign
+        found.differing.add(row, _rows_of(unequal, width))
+        return
     nan_left, nan_right = is_nan(left, form), is_nan(right, form)
     one_nan = nan_left != nan_right
     finite = is_finite(left, form) & is_finite(right, form)
@@ -196,8 +203,13 @@ def _rows_of(flags: Array, width: int) -> Array:
     """Which rows of a piece have a flag set; the piece is whole rows or part of one."""
     if width == 1:
         return flags
-    whole = len(flags) % width == 0
-    rows: Array = np.any(flags.reshape(-1, width if whole else len(flags)), axis=1)
+    width = width if len(flags) % width == 0 else len(flags)
+    if width >= _WIDE:
+        rows: Array = np.any(flags.reshape(-1, width), axis=1)
+        return rows
+    # Reducing each of many short rows costs more than finding their elements.
+    rows = np.zeros(len(flags) // width, bool)
+    rows[np.flatnonzero(flags) // width] = True
     return rows
 
 

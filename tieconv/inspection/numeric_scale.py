@@ -24,12 +24,13 @@ from tieconv.inspection.numeric import (
     encode,
     is_finite,
     is_nan,
+    magnitude,
     monotone,
     ulp_distance,
 )
 
-_TRIES = 5
-"""Factors that are tried with a pass over every element before the bounds are tightened."""
+_TRIES = 4
+"""Factors of each side that are tried with a pass over every element."""
 
 _WIDEN = 2 * float(np.finfo(np.float64).eps)
 """Relative slack for the roundings of the bounds' own arithmetic."""
@@ -58,6 +59,10 @@ class _Interval:
     def __and__(self, other: _Interval) -> _Interval:
         return _Interval(max(self.low, other.low), min(self.high, other.high))
 
+    @property
+    def possible(self) -> bool:
+        return self.low <= self.high
+
     def __contains__(self, factor: float) -> bool:
         return self.low <= factor <= self.high
 
@@ -83,7 +88,7 @@ class _Bounds:
     @property
     def admissible(self) -> bool:
         """Whether a factor may exist that keeps something (not 0) and changes something (not 1)."""
-        return self.informative and self.close.low <= self.close.high and 0 not in self.close and 1 not in self.close
+        return self.informative and self.close.possible and 0 not in self.close and 1 not in self.close
 
 
 def scaling(pair: Pair) -> Scaling | None:
@@ -92,51 +97,77 @@ def scaling(pair: Pair) -> Scaling | None:
     Exact claims come before those within one ulp, ``left`` * factor before ``right`` * factor.
     ``None`` where no factor was proved, and where 1 would do as well. Raises what the reader raises.
     """
-    sides = [(side, _sample_bounds(side)) for side in (pair, pair.reversed())]
+    sides = [(side, _first_bounds(side)) for side in (pair, pair.reversed())]
     if any(bounds.informative and 1 in bounds.close for _, bounds in sides):
         return None
     close = None
     for side, bounds in sides:
-        found = _fit(side, bounds)
-        if found and found.exact:
-            return found
-        close = close or found
+        close = _fit(side, bounds, close)
+        if close and close.exact:
+            break
     return close
 
 
-def _fit(pair: Pair, bounds: _Bounds) -> Scaling | None:
-    """The best proof with the sample's bounds; failing an exact one, with those of every element."""
-    close = _first_proved(pair, bounds)
-    if (close and close.exact) or (bounds.informative and not bounds.admissible):
-        return close
-    found = _first_proved(pair, _full_bounds(pair))
-    return found if found and (found.exact or not close) else close
+def _first_bounds(pair: Pair) -> _Bounds:
+    """Bounds from the sample or, where it holds zeros alone, from the first piece that tells something."""
+    bounds = _bounds(*pair.sample(), *pair.formats)
+    if bounds.informative:
+        return bounds
+    every = (_bounds(left, right, *pair.formats) for left, right in pair.pieces())
+    return next((found for found in every if found.informative), _Bounds())
 
 
-def _first_proved(pair: Pair, bounds: _Bounds) -> Scaling | None:
-    """The first exact claim among the candidates, else the first within one ulp."""
-    close = None
-    for factor in _candidates(bounds, pair.left.shape) if bounds.admissible else []:
-        found = _prove(pair, factor)
-        if found and found.exact:
-            return found
-        close = close or found
+def _fit(pair: Pair, bounds: _Bounds, close: Scaling | None) -> Scaling | None:
+    """An exact proof, else ``close``, else the first proof within one ulp.
+
+    A pass refutes a factor by elements that bound the next one. The first that fails on one side of the truth brings
+    the bound of every element there, the first on the other side the other one: few passes decide any pair.
+    """
+    tried: set[float] = set()
+    for _ in range(_TRIES):
+        wanted = replace(bounds, close=bounds.exact) if close else bounds
+        factor = next((one for one in _candidates(wanted, pair.left.shape) if one not in tried), None)
+        if factor is None or not bounds.admissible:
+            break
+        tried.add(factor)
+        claim, bounds = _prove(pair, factor, bounds, exact_only=close is not None)
+        if claim and claim.exact:
+            return claim
+        close = close or claim
     return close
 
 
-def _prove(pair: Pair, factor: float) -> Scaling | None:
-    """Compare every element with the rounded product; ``None`` where one is off by more than one ulp."""
+def _prove(pair: Pair, factor: float, bounds: _Bounds, *, exact_only: bool) -> tuple[Scaling | None, _Bounds]:
+    """Compare every element with the rounded product, and tighten ``bounds`` by those that differ.
+
+    No claim where one is off by more than one ulp. The pass ends early where no other factor can do better.
+    """
     times = _Multiplier(pair.formats, factor)
-    claim = Scaling(pair, factor, 0, True)
+    claim: Scaling | None = Scaling(pair, factor, 0, True)
     for left, right in pair.pieces():
         expected = times(left)
         if np.array_equal(expected, right):
             continue
-        off = _largest_miss(expected, right, pair.formats[1])
-        if off is None or off > 1:
-            return None
-        claim = replace(claim, max_ulp=max(claim.max_ulp, off), exact=False)
-    return claim
+        off = _misses(expected, right, pair.formats[1])
+        if off is None:
+            return None, _Bounds(_NONE, _NONE)
+        most = int(off.max())
+        claim = replace(claim, max_ulp=max(claim.max_ulp, most), exact=False) if claim and most <= 1 else None
+        bounds &= _refutation(expected, left, right, off, bounds, pair.formats)
+        if not bounds.admissible or (exact_only and not bounds.exact.possible):
+            return None, bounds
+    return claim, bounds
+
+
+def _refutation(
+    expected: Array, left: Array, right: Array, off: Array, bounds: _Bounds, formats: tuple[Format, Format]
+) -> _Bounds:
+    """What the elements that a factor missed say about other factors."""
+    if bounds.exact.possible and (off[expected != right] == 0).any():
+        bounds = replace(bounds, exact=_NONE)  # the sign of a zero, a NaN's bits: the same with any factor
+    # What is off by one says nothing new once no factor is exact.
+    telling = off > (0 if bounds.exact.possible else 1)
+    return bounds & _bounds(left[telling], right[telling], *formats)
 
 
 class _Multiplier:
@@ -156,46 +187,36 @@ class _Multiplier:
             return encode(decode(bits, source).astype("<f8") * self.factor, target)
 
 
-def _largest_miss(expected: Array, actual: Array, form: Format) -> int | None:
-    """The largest distance in ulps, two NaNs being equal; ``None`` where a NaN faces a number."""
+def _misses(expected: Array, actual: Array, form: Format) -> Array | None:
+    """The distances in ulps, two NaNs being equal; ``None`` where a NaN faces a number."""
     nan = is_nan(actual, form)
     if (nan != is_nan(expected, form)).any():
         return None
-    return int(np.where(nan, 0, ulp_distance(expected, actual, form)).max())
-
-
-def _sample_bounds(pair: Pair) -> _Bounds:
-    return _bounds(*pair.sample(), *pair.formats)
-
-
-def _full_bounds(pair: Pair) -> _Bounds:
-    bounds = _Bounds()
-    for left, right in pair.pieces():
-        bounds &= _bounds(left, right, *pair.formats)
-        if bounds.informative and not bounds.admissible:
-            break
-    return bounds
+    return np.where(nan, 0, ulp_distance(expected, actual, form))
 
 
 def _bounds(left: Array, right: Array, source: Format, target: Format) -> _Bounds:
     """Bounds from the elements that are finite on both sides."""
-    finite = is_finite(left, source) & is_finite(right, target)
-    values = decode(left[finite], source).astype("<f8")
-    steps = monotone(right[finite], target)
-    used = values != 0
-    # Nothing scales 0 into more than the smallest subnormal.
-    if (np.abs(steps[~used]) > 1).any():
+    sizes = magnitude(left, source)
+    finite = is_finite(right, target)
+    # Nothing scales 0 into more than the smallest subnormal, or exactly into that.
+    most = int(magnitude(right, target).max(initial=0, where=finite & (sizes == 0)))
+    if most > 1:
         return _Bounds(_NONE, _NONE)
-    values, steps = values[used], steps[used]
+    exact = _NONE if most else _ANY
+    used = finite & (sizes != 0) & (sizes < source.infinity)
+    if not used.any():
+        return _Bounds(exact)
+    values = decode(left[used], source).astype("<f8")
+    steps = monotone(right[used], target)
     steps = np.where(values < 0, -steps, steps)
     values = np.abs(values)
-    return _Bounds(*(_interval(values, steps, target, ulps) for ulps in (0, 1)))
+    found = _Bounds(*(_interval(values, steps, target, ulps) for ulps in (0, 1)))
+    return found & _Bounds(exact)
 
 
 def _interval(values: Array, steps: Array, form: Format, ulps: int) -> _Interval:
     """Factors for which value * factor can round to within ``ulps`` of the number at each step."""
-    if not len(values):
-        return _ANY
     with np.errstate(all="ignore"):
         low = (_value(steps - ulps - 1, form) + _value(steps - ulps, form)) / 2 / values
         high = (_value(steps + ulps, form) + _value(steps + ulps + 1, form)) / 2 / values
@@ -215,7 +236,7 @@ def _candidates(bounds: _Bounds, shape: tuple[int, ...]) -> list[float]:
     """Up to `_TRIES` factors, the likeliest first: those that may be exact, then those within an ulp."""
     chosen: dict[float, None] = {}
     for interval in (bounds.exact, bounds.close):
-        if interval.low <= interval.high and isfinite(interval.low) and isfinite(interval.high):
+        if interval.possible and isfinite(interval.low) and isfinite(interval.high):
             chosen.update(dict.fromkeys(_likely(interval, shape)))
     usable = (factor for factor in chosen if factor not in (0, 1) and isfinite(factor) and isfinite(1 / factor))
     return list(islice(usable, _TRIES))

@@ -15,7 +15,7 @@ TILE_BYTES = 4 * 1024 * 1024
 
 # A strip as wide as a cache line compares four times as fast as a square tile of as many elements.
 _CACHE_LINE = 64
-_STRIP_ROWS = 1024
+_STRIP_BYTES = 64 * 1024
 
 
 def transpose_equal(reader: ByteReader, a: TensorRecord, b: TensorRecord, width: int) -> bool:
@@ -65,7 +65,10 @@ def _read_tile(
 
 
 def _tiles_equal(left: Array, right: Array) -> bool:
-    tall, wide = _STRIP_ROWS, _CACHE_LINE // left.itemsize
+    elements = _STRIP_BYTES // left.itemsize
+    # Taller where the columns are few, wider where the rows are: calls for short strips would cost the most.
+    tall = min(left.shape[0], elements // min(left.shape[1], _CACHE_LINE // left.itemsize))
+    wide = elements // tall
     return all(
         np.array_equal(left[i : i + tall, j : j + wide], right[j : j + wide, i : i + tall].T)
         for i, j in product(range(0, left.shape[0], tall), range(0, left.shape[1], wide))

@@ -82,7 +82,8 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",
-        f"name them: tieconv {verb} --embed {shell_word(embed)} --head {shell_word(head)}",
+        f"name them: tieconv {verb} {shell_word(inspection.checkpoint.source)} --embed {shell_word(embed)} "
+        f"--head {shell_word(head)}",
         "family.unknown",
     )
 

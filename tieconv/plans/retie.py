@@ -14,7 +14,7 @@ from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
@@ -109,10 +109,10 @@ def _settle(
     """Whose values survive where copies differ, by the user's word alone."""
     first = odd[0]
     if survivor is None or tie.role is not Role.WORD_EMBEDDING:
-        _refuse_unequal(tie, reference, first, exponent)
+        _refuse_unequal(inspection, tie, reference, first, exponent)
     tensors = inspection.checkpoint.tensors
     if any(tensors[member.name].shape != tensors[reference.name].shape for member in odd):
-        _refuse_unequal(tie, reference, first, exponent, forced=True)
+        _refuse_unequal(inspection, tie, reference, first, exponent)
     if exponent:
         refuse(
             f"re-tying {shown(first.name)} by force would also rescale the logits of this architecture",
@@ -127,7 +127,8 @@ def _settle(
     return source, (f"not function-preserving: {', '.join(map(shown, lost))} is lost ({what})",)
 
 
-def _refuse_unequal(tie: Tie, reference: Member, member: Member, exponent: int, *, forced: bool = False) -> None:
+def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> None:
+    model = shell_word(inspection.checkpoint.source)
     sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (
@@ -135,10 +136,11 @@ def _refuse_unequal(tie: Tie, reference: Member, member: Member, exponent: int, 
             f"multiplies the logits by 2**{exponent}, so re-tying would change them"
         )
     if tie.role is not Role.WORD_EMBEDDING:
-        refuse(sentence, "compare the two copies: tieconv inspect --json", "retie.not-equal")
+        refuse(sentence, f"compare the two copies: tieconv inspect --json {model}", "retie.not-equal")
     if "shape" in member.detail:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
-    hint = "leave them apart with: tieconv untie; or choose the survivor: tieconv retie --from embed|head --force"
+    survivor = f"tieconv retie {model} --from embed|head --force"
+    hint = f"leave them apart with: tieconv untie {model}; or choose the survivor: {survivor}"
     refuse(sentence, hint, "retie.not-equal")
 
 

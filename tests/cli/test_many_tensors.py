@@ -1,0 +1,74 @@
+"""Half a million tensors: what a whole inspection takes, in calls for each tensor, memory, and beside the peers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.patience import patient
+
+WRITE = """
+import sys, torch
+from safetensors.torch import save_file
+state = {f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.weight": torch.zeros(1) for i in range(int(sys.argv[2]))}
+torch.save(state, sys.argv[1]) if sys.argv[1].endswith(".bin") else save_file(state, sys.argv[1])
+"""
+CALLS = """
+import cProfile, pstats, sys
+import tieconv
+tieconv.inspect(sys.argv[2])  # imports what it needs
+profile = cProfile.Profile()
+profile.runcall(tieconv.inspect, sys.argv[1])
+print(pstats.Stats(profile).total_calls)
+"""
+INSPECT = """
+import resource, sys, time
+import tieconv
+started = time.process_time()
+tieconv.inspect(sys.argv[1])
+print(time.process_time() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+PEER = """
+import sys, time
+import torch
+from safetensors.torch import load_file
+started = time.process_time()
+path = sys.argv[1]
+state = torch.load(path, weights_only=True, mmap=True) if path.endswith(".bin") else load_file(path)
+print(time.process_time() - started)
+"""
+CALLS_PER_TENSOR = {"safetensors": 30, "bin": 90}
+MEBIBYTES = 1024
+
+
+def child(script: str, *arguments: object) -> list[float]:
+    """The numbers that a script prints, run in a process of its own."""
+    words = [sys.executable, "-P", "-c", script, *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    return [float(word) for word in done.stdout.split()]
+
+
+def write(path: Path, tensors: int) -> Path:
+    child(WRITE, path, tensors)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_calls_for_each_tensor(suffix: str, tmp_path: Path) -> None:
+    """Work is linear, and a tensor takes few calls: what makes records or dictionaries anew adds some."""
+    few, many = write(tmp_path / f"few.{suffix}", 10_000), write(tmp_path / f"many.{suffix}", 50_000)
+    calls = [child(CALLS, path, few)[0] for path in (few, many)]
+    assert (calls[1] - calls[0]) / 40_000 <= CALLS_PER_TENSOR[suffix]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_half_a_million_beside_the_peer(suffix: str, tmp_path: Path) -> None:
+    """A whole inspection takes less CPU time than the peer takes to load, and less than 1 GiB."""
+    path = write(tmp_path / f"many.{suffix}", 500_000)
+    seconds, memory = min(child(INSPECT, path) for _ in range(2))
+    assert memory < MEBIBYTES
+    assert seconds < patient(child(PEER, path)[0])

@@ -1,0 +1,16 @@
+"""Graphs built once a run, whatever the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.onnx.exported import Exported, build, cache_directory
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Exported]:
+    """A model and its graph by name and dtype."""
+    directory = cache_directory(tmp_path_factory.getbasetemp())
+    return lambda name, dtype="float32": build(name, dtype, directory)

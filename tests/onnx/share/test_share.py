@@ -1,0 +1,189 @@
+"""The share pass on graphs as exporters write them: one copy, the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from fixtures.onnx_graphs import BUILDERS, LEFT, SHARED, H, V, build
+from tests.onnx.sessions import SHAPES, outputs, same_bits
+from tests.onnx.stored import copies, disk, operators, tensors
+from tieconv import api
+
+EMPTY = [(0, 3), (2, 0)]
+REMATCHED = {("soft_cap", "gemm"), ("half", "gemm"), ("cast_narrow", "gemm")}
+"""Where ONNX Runtime fuses its own roundings with a MatMul and not with a Gemm; see docs/onnx.md."""
+
+
+def shared(tmp_path: Path, name: str, form: str = "gemm", **how: object) -> tuple[Path, Path]:
+    source = build(name, tmp_path / "in" / "model.onnx", **how)
+    outcome = api.plan_graph_dedup(source.parent, head_form=form).execute(tmp_path / "out")
+    assert outcome.verified
+    assert all(proof.proved for proof in outcome.proofs)
+    return source, tmp_path / "out" / "model.onnx"
+
+
+def matrices(name: str) -> list[np.ndarray]:
+    return [array for key, array in BUILDERS[name]().tensors.items() if V in array.shape and array.ndim == 2]
+
+
+@pytest.mark.parametrize("form", ["gemm", "fused", "transpose"])
+@pytest.mark.parametrize("name", SHARED)
+def test_one_copy(tmp_path: Path, name: str, form: str) -> None:
+    """Whatever the names and forms of its copies, each matrix is stored once."""
+    source, out = shared(tmp_path, name, form)
+    for matrix in matrices(name):
+        assert len(copies(out, matrix)) == 1, copies(source, matrix)
+
+
+FORMS = ["gemm", "fused", "transpose"]
+
+
+@pytest.mark.parametrize(("name", "form"), [(n, f) for n in sorted(SHARED) for f in FORMS if (n, f) not in REMATCHED])
+def test_same_bits(tmp_path: Path, name: str, form: str) -> None:
+    """A default session gives the same bits before and after, empty batches included."""
+    source, out = shared(tmp_path, name, form)
+    for place, shape in enumerate(SHAPES + EMPTY):
+        before, after = (outputs(path, shape, V, seed=place) for path in (source, out))
+        assert same_bits(before, after), shape
+
+
+def test_where_bits_may_differ_soft_cap(tmp_path: Path) -> None:
+    """A division behind the head: as the graph says without optimisations, and then the bits are the same."""
+    source, out = shared(tmp_path, "soft_cap")
+    for shape in SHAPES:
+        plain = [outputs(path, shape, V, optimise=False) for path in (source, out)]
+        assert same_bits(*plain)
+        fused = [outputs(path, shape, V)[0] for path in (source, out)]
+        assert np.abs(fused[0] - fused[1]).max() <= 4 * np.spacing(np.abs(fused[0]).max())
+
+
+@pytest.mark.parametrize("name", ["half", "cast_narrow"])
+def test_where_bits_may_differ_half(tmp_path: Path, name: str) -> None:
+    """Half precision on the CPU: the provider computes in F32 and rounds where nodes let it; within two roundings."""
+    source, out = shared(tmp_path, name)
+    for shape in SHAPES:
+        before, after = (outputs(path, shape, V)[0].astype("f4") for path in (source, out))
+        assert np.abs(before - after).max() <= 2 * np.abs(before).max() * 2.0**-10
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_head_forms(tmp_path: Path, name: str) -> None:
+    """Each form is what it is named after, and the default is Gemm."""
+    source = build(name, tmp_path / "in" / "model.onnx")
+    found = {}
+    for form in ("gemm", "fused", "transpose"):
+        api.plan_graph_dedup(source.parent, head_form=form).execute(tmp_path / form)
+        found[form] = onnx.load(tmp_path / form / "model.onnx", load_external_data=False).SerializeToString()
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "default")
+    assert onnx.load(tmp_path / "default/model.onnx", load_external_data=False).SerializeToString() == found["gemm"]
+    if name != "columns":  # stored as [H, V] for both readers: no head to turn
+        assert b"Gemm" in found["gemm"] and b"FusedMatMul" in found["fused"]
+        assert b"FusedMatMul" not in found["gemm"] and b"Gemm" not in found["transpose"]
+
+
+@pytest.mark.parametrize("name", sorted(LEFT))
+def test_left(tmp_path: Path, name: str) -> None:
+    """What holds nothing twice, or cannot be rewritten, comes along byte for byte."""
+    source = build(name, tmp_path / "in" / "model.onnx")
+    planned = api.plan_graph_dedup(source.parent)
+    planned.execute(tmp_path / "out")
+    if name == "in_function":
+        assert len(copies(tmp_path / "out/model.onnx", matrices(name)[0])) == 1
+        return
+    assert not planned.plan.changed
+    for file in source.parent.iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("quantised_twice", "DequantizeLinear"), ("overridable", "a caller may replace it")]
+)
+def test_left_is_said(tmp_path: Path, name: str, why: str) -> None:
+    """A matrix whose copies stay is in the report, with the reason."""
+    source = build(name, tmp_path / "model.onnx")
+    (matrix,) = api.plan_graph_dedup(source).plan.matrices
+    assert not matrix.done
+    assert why in matrix.left
+
+
+@pytest.mark.parametrize("name", sorted(SHARED))
+def test_everything_else_stays(tmp_path: Path, name: str) -> None:
+    """Inputs, outputs, opset, IR version, notes and all other nodes and tensors are those of the source."""
+    source, out = shared(tmp_path, name)
+    before, after = (onnx.load(path, load_external_data=False) for path in (source, out))
+    assert list(before.graph.input) == list(after.graph.input)
+    assert list(before.graph.output) == list(after.graph.output)
+    assert list(before.opset_import) == list(after.opset_import)
+    assert list(before.metadata_props) == list(after.metadata_props)
+    for key in ("ir_version", "producer_name", "doc_string"):
+        assert getattr(before, key) == getattr(after, key)
+    assert before.graph.doc_string == after.graph.doc_string == "a model"
+    gone = [node for node in before.graph.node if node not in list(after.graph.node)]
+    assert {node.op_type for node in gone} <= {"MatMul", "Gather", "Transpose", "Gemm", "If"}
+    kept = dict(tensors(out))
+    for key, array in tensors(source):
+        if V not in array.shape or array.ndim != 2:
+            assert np.array_equal(kept[key], array)
+
+
+def test_bytes_promised_are_bytes_written(tmp_path: Path) -> None:
+    """The plan's size on disk is what the directory then has, and half of the matrices' bytes are gone."""
+    source = build("transposed", tmp_path / "in" / "model.onnx")
+    plan = api.plan_graph_dedup(source.parent).plan
+    assert plan.bytes_before == disk(source.parent)
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    assert plan.bytes_after == disk(tmp_path / "out")
+    (matrix,) = plan.matrices
+    assert (matrix.stored_before, matrix.stored_after) == (2 * 4 * V * H, 4 * V * H)
+
+
+@pytest.mark.parametrize("external", [True, False])
+def test_inline_and_external(tmp_path: Path, external: bool) -> None:
+    """Weights inside the graph file stay inside it, those beside it beside it; small tensors stay inside."""
+    source, out = shared(tmp_path, "transposed", external=external)
+    assert sorted(file.name for file in out.parent.iterdir()) == sorted(file.name for file in source.parent.iterdir())
+    offsets = [
+        int(next(entry.value for entry in tensor.external_data if entry.key == "offset"))
+        for tensor in onnx.load(out, load_external_data=False).graph.initializer
+        if tensor.external_data
+    ]
+    assert bool(offsets) == external
+    assert all(offset % 4096 == 0 for offset in offsets)
+
+
+def test_second_run_changes_nothing(tmp_path: Path) -> None:
+    """What the pass wrote holds nothing twice."""
+    _, out = shared(tmp_path, "transposed")
+    assert not api.plan_graph_dedup(out.parent).plan.changed
+
+
+@pytest.mark.parametrize("name", ["transposed", "by_node"])
+@pytest.mark.parametrize("opset", [11, 12, 13])
+def test_old_opset(tmp_path: Path, opset: int, name: str) -> None:
+    """Without allowzero a Reshape would lose empty batches: [H, V] stays, and the embedding gathers columns."""
+    source = build(name, tmp_path / "in" / "model.onnx", opset=opset)
+    outcome = api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    assert [times for _, times in outcome.proofs[0].copies] == [1]
+    assert "Gemm" not in operators(tmp_path / "out/model.onnx")
+    for shape in SHAPES + EMPTY:
+        assert same_bits(*(outputs(d / "model.onnx", shape, V) for d in (source.parent, tmp_path / "out")))
+
+
+def test_opset_14(tmp_path: Path) -> None:
+    """Before Shape had an end, the leading axes are sliced from it."""
+    source = build("transposed", tmp_path / "in" / "model.onnx", opset=14)
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    assert "Slice" in operators(tmp_path / "out/model.onnx")
+    for shape in SHAPES + EMPTY:
+        assert same_bits(*(outputs(d / "model.onnx", shape, V) for d in (source.parent, tmp_path / "out")))
+
+
+def test_too_old_is_left(tmp_path: Path) -> None:
+    """An opset that the pass does not know is reported and left."""
+    source = build("transposed", tmp_path / "in" / "model.onnx", opset=10)
+    (matrix,) = api.plan_graph_dedup(source.parent).plan.matrices
+    assert not matrix.done and "opset 10" in matrix.left

@@ -1,0 +1,116 @@
+"""The gate is itself tested: every healthy export passes, every planted fault fails, each by the gate meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import tieconv
+from tests.onnx import faults
+from tests.onnx.exported import Exported
+from tieconv.checkpoint.parity import Parity, Verdict
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.parity.cells import PROMPT
+from tieconv.onnx.parity.passes import Work
+from tieconv.reference import load_config
+
+ORDINARY = (("llama", "float32"), ("gemma2", "float32"), ("bert", "float32"), ("gpt2", "float16"))
+
+STORED = {"weights", "graph_weights"}
+LOGITS = {"rms_ratio", "max_ratio"}
+
+
+def failed(report: Parity) -> set[str]:
+    return {gate.name for gate in report.gates if not gate.passed}
+
+
+def healthy(made: Exported) -> Parity:
+    report = tieconv.parity(made.graph, made.model, provider="cpu")
+    assert report.verdict is Verdict.PASSED, failed(report)
+    shapes = {(case.batch, case.sequence, case.past, case.padding) for case in report.cases}
+    assert len(shapes) >= 8
+    assert {case.seed for case in report.cases} == {0, 1, 2}
+    assert any(case.sequence == 1 for case in report.cases) and any(case.padding for case in report.cases)
+    assert report.identity is not None and report.identity.found == report.identity.tensors
+    return report
+
+
+@pytest.mark.parametrize(("name", "dtype"), ORDINARY)
+def test_a_healthy_export_passes(exported, name: str, dtype: str) -> None:
+    """Every gate passes, every tensor is found, over at least 8 shapes with 3 seeds each."""
+    healthy(exported(name, dtype))
+
+
+def test_cached_steps_are_measured(exported) -> None:
+    """A graph with a cache is fed 32 tokens one by one, and cases with a past are among the shapes."""
+    made = exported("llama")
+    report = tieconv.parity(made.graph, made.model)
+    steps = [case for case in report.cases if case.group == "cached steps"]
+    assert [case.sequence for case in steps] == [32, 32, 32]
+    assert {gate.name for gate in report.gates} >= {"steps_rms_ratio", "steps_max_ratio", "steps_flip_margin"}
+    assert any(case.past for case in report.cases if case.group != "cached steps")
+    free = report.metrics["free_run"]
+    assert isinstance(free, dict) and (free["sequences"], free["steps"]) == (6, 32)
+
+
+CHANGES = [
+    ("llama", "float32", faults.eps, LOGITS),
+    ("llama", "float32", faults.mask_dropped, LOGITS),
+    ("llama", "float32", faults.rope, LOGITS),
+    ("llama", "float32", faults.head_rows_swapped, LOGITS | {"graph_weights"}),
+    ("llama", "float32", faults.head_rounded, LOGITS | {"graph_weights"}),
+    ("llama", "float32", faults.caches_swapped, {"steps_rms_ratio", "rms_ratio"}),
+    ("gemma2", "float32", faults.eps, LOGITS),
+    ("gemma2", "float32", faults.softcap_dropped, LOGITS),
+    ("bert", "float32", faults.gelu, LOGITS),
+    ("bert", "float32", faults.layer_norm_eps, LOGITS),
+    ("bert", "float32", faults.mask_dropped, LOGITS),
+    ("bert", "float32", faults.bias_twice, LOGITS),
+    ("bert", "float32", faults.head_rows_swapped, LOGITS | {"graph_weights"}),
+    ("gpt2", "float16", faults.mask_dropped, LOGITS),
+    ("gpt2", "float16", faults.head_rows_swapped, LOGITS | {"graph_weights"}),
+    ("gpt2", "float16", faults.caches_swapped, {"steps_rms_ratio", "rms_ratio"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "fault", "gates"), [pytest.param(*row, id=f"{row[0]}-{row[2].__name__}") for row in CHANGES]
+)
+def test_a_planted_fault_fails(
+    exported: Callable[..., Exported], tmp_path: Path, name: str, dtype: str, fault: faults.Fault, gates: set[str]
+) -> None:
+    """The verdict is failed by the gates that must see the fault; only stored faults touch the weight gates."""
+    made = exported(name, dtype)
+    graph = faults.plant(made.graph, fault, tmp_path / "model.onnx")
+    report = tieconv.parity(graph, made.model, provider="cpu")
+    assert report.verdict is Verdict.FAILED
+    assert gates <= failed(report)
+    assert failed(report) & STORED == gates & STORED
+
+
+def test_a_row_that_is_never_fed_is_seen(exported, tmp_path: Path) -> None:
+    """A corrupted embedding row that no batch feeds changes no logit; the weights fail the verdict all the same."""
+    made = exported("llama")
+    work = Work(Kind.CACHED, load_config(str(made.model)), types=False)
+    fed = torch.cat([work.batch(cell).ids.flatten() for cell in work.cells]).unique().tolist()
+    row = next(row for row in range(PROMPT, work.config.vocab_size) if row not in fed)
+    for value in (np.nan, 0.0):
+        graph = faults.plant(made.graph, faults.embedding_row(row, value), tmp_path / f"{value}.onnx")
+        report = tieconv.parity(graph, made.model, provider="cpu")
+        assert report.verdict is Verdict.FAILED
+        assert failed(report) == {"graph_weights"}
+
+
+@pytest.mark.parametrize(("axis", "what"), [(0, "batch axis (0)"), (1, "sequence axis (1)")])
+def test_a_frozen_axis_is_named(exported, tmp_path: Path, axis: int, what: str) -> None:
+    """A graph that takes one length only fails, with the axis, the input and the length."""
+    made = exported("llama")
+    graph = faults.plant(made.graph, faults.frozen(axis, 1), tmp_path / "model.onnx")
+    report = tieconv.parity(graph, made.model, provider="cpu")
+    assert report.verdict is Verdict.FAILED
+    assert report.structure is not None
+    assert report.structure.faults == (f"the {what} of the input input_ids is fixed at 1",)

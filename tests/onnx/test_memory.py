@@ -1,0 +1,77 @@
+"""Memory does not grow with the matrices: they are compared, copied, turned and proved where they lie."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+ROWS, COLUMNS = 16384, 2048
+SIZE = 4 * ROWS * COLUMNS
+LIMIT = 160 * 1024
+"""KiB of anonymous memory: the libraries take about 75 MiB of it, and a matrix would take 128."""
+
+WATCHED = """
+import sys, threading, time
+peak = 0
+def watch():
+    global peak
+    while True:
+        with open("/proc/self/status") as status:
+            lines = dict(line.split(":", 1) for line in status)
+        peak = max(peak, int(lines["RssAnon"].split()[0]))
+        time.sleep(0.002)
+threading.Thread(target=watch, daemon=True).start()
+from tieconv.cli import main
+main(sys.argv[1:], standalone_mode=False)
+print(peak)
+"""
+
+
+def external(name: str, shape: tuple[int, int], offset: int) -> TensorProto:
+    tensor = TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": "data", "offset": offset, "length": SIZE}.items():
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    """A graph of two 128 MiB matrices, one the other transposed."""
+    matrix = np.random.default_rng(0).integers(0, 2**30, (ROWS, COLUMNS), "u4")
+    with (tmp_path / "data").open("wb") as data:
+        matrix.tofile(data)
+        np.ascontiguousarray(matrix.T).tofile(data)
+    nodes = [helper.make_node("Gather", ["W", "ids"], ["x"]), helper.make_node("MatMul", ["x", "T"], ["y"])]
+    made = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["b", "s"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", "s", ROWS])],
+        [external("W", (ROWS, COLUMNS), 0), external("T", (COLUMNS, ROWS), SIZE)],
+    )
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    onnx.checker.check_model(str(tmp_path / "model.onnx"))
+    return tmp_path / "model.onnx"
+
+
+def peak(*words: str | Path) -> int:
+    """KiB of anonymous memory that a command takes at most."""
+    done = subprocess.run([sys.executable, "-c", WATCHED, *map(str, words)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
+
+
+def test_memory(graph: Path, tmp_path: Path) -> None:
+    """Sharing, with its proof in a session, and its inverse, which writes a matrix transposed."""
+    assert peak("dedup", graph, "-o", tmp_path / "once.onnx") < LIMIT
+    assert (tmp_path / "once.onnx.data").stat().st_size == SIZE
+    assert peak("untie", tmp_path / "once.onnx", "-o", tmp_path / "twice.onnx") < LIMIT
+    assert (tmp_path / "twice.onnx.data").stat().st_size == 2 * SIZE
+    assert (tmp_path / "twice.onnx.data").read_bytes() == (tmp_path / "data").read_bytes()

@@ -1,0 +1,239 @@
+"""Sessions on a GPU, as far as a machine without one can say: what is asked of onnxruntime, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import sys
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from tieconv.errors import MissingPackageError, NotRunError
+from tieconv.onnx.parity.forward import as_tensor
+from tieconv.onnx.session import open_session
+from tieconv.onnx.session_provider import CPU, CUDA
+from tieconv.reference.packages import need
+
+
+@dataclass
+class Node:
+    op_type: str
+    name: str
+    domain: str = ""
+
+
+@dataclass
+class Part:
+    ep_name: str
+    nodes: list[Node]
+
+    def get_nodes(self) -> list[Node]:
+        return self.nodes
+
+
+@dataclass
+class Runtime:
+    """What the fake onnxruntime has, does, and was asked."""
+
+    providers: list[str] = field(default_factory=lambda: [CUDA, CPU])
+    starts: bool = True
+    parts: list[Part] = field(default_factory=lambda: [Part(CUDA, [Node("MatMul", "head")])])
+    asked: list[Any] = field(default_factory=list)
+    entries: dict[str, str] = field(default_factory=dict)
+    preloaded: int = 0
+
+    def install(self, monkeypatch: pytest.MonkeyPatch, *, placement: bool = True) -> Runtime:
+        runtime, module = self, ModuleType("onnxruntime")
+
+        class Options:
+            log_severity_level = 2
+
+            def add_session_config_entry(self, key: str, value: str) -> None:
+                runtime.entries[key] = value
+
+        class Inference:
+            def __init__(self, path: str, options: Options, providers: list[Any]) -> None:
+                runtime.asked = providers
+
+            def get_providers(self) -> list[str]:
+                names = [entry if isinstance(entry, str) else entry[0] for entry in runtime.asked]
+                return names if runtime.starts else [CPU]
+
+            if placement:
+
+                def get_provider_graph_assignment_info(self) -> list[Part]:
+                    return runtime.parts
+
+        def preload() -> None:
+            runtime.preloaded += 1
+
+        module.__dict__.update(
+            __version__="1.31.1", cuda_version="13.0", SessionOptions=Options, InferenceSession=Inference,
+            get_available_providers=lambda: runtime.providers, preload_dlls=preload,
+        )  # fmt: skip
+        monkeypatch.setitem(sys.modules, "onnxruntime", module)
+        return runtime
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Which of the two packages is installed, for the test to change."""
+    versions = {"onnxruntime-gpu": "1.31.1"}
+    genuine = importlib.metadata.version
+
+    def version(name: str) -> str:
+        if not name.startswith("onnxruntime"):
+            return genuine(name)
+        if name not in versions:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    return versions
+
+
+@pytest.mark.parametrize("provider", ["auto", "cuda"])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_cuda_is_asked_for_without_tf32(monkeypatch, packages, provider: str, tf32: bool) -> None:
+    """The verdict's session sets use_tf32=0, records the placement, and loads the CUDA libraries first."""
+    runtime = Runtime().install(monkeypatch)
+    session = open_session("model.onnx", provider, tf32=tf32)
+    assert runtime.asked == [(CUDA, {"use_tf32": "1" if tf32 else "0"}), CPU]
+    assert runtime.entries["session.record_ep_graph_assignment_info"] == "1"
+    assert runtime.preloaded == 1
+    assert (session.device, session.use.active, session.use.tf32) == ("cuda", CUDA, tf32)
+    assert session.use.placement == {CUDA: 1}
+    assert session.use.versions["cuda"] == "13.0"
+
+
+def test_a_silent_fallback_is_no_run(monkeypatch, packages) -> None:
+    """A session that came up on the CPU though CUDA was asked for is refused with the next command."""
+    Runtime(starts=False).install(monkeypatch)
+    with pytest.raises(NotRunError, match="silently") as refused:
+        open_session("model.onnx", "cuda")
+    assert refused.value.active == CPU
+    assert "tieconv[gpu]" in refused.value.hint
+
+
+def test_auto_takes_the_cpu_and_says_so(monkeypatch, packages) -> None:
+    """Where CUDA does not start, auto runs on the CPU with a note; without a CUDA provider without one."""
+    Runtime(starts=False).install(monkeypatch)
+    session = open_session("model.onnx", "auto")
+    assert (session.device, session.use.active) == ("cpu", CPU)
+    assert any("does not start" in note for note in session.use.notes)
+    runtime = Runtime(providers=[CPU]).install(monkeypatch)
+    assert open_session("model.onnx", "auto").use.notes == ()
+    assert runtime.asked == [CPU]
+    assert runtime.preloaded == 0
+
+
+def test_no_cuda_provider(monkeypatch, packages) -> None:
+    """The CPU package alone: refused with the command that replaces it."""
+    Runtime(providers=[CPU]).install(monkeypatch)
+    with pytest.raises(NotRunError, match="no CUDA provider") as refused:
+        open_session("model.onnx", "cuda")
+    assert refused.value.hint == "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'"
+
+
+@pytest.mark.parametrize("operator", ["MatMul", "Gemm", "FusedMatMul", "LayerNormalization", "ReduceMean",
+                                      "RMSNormalization", "Attention", "GroupQueryAttention", "Softmax"])  # fmt: skip
+def test_a_heavy_node_on_the_cpu_is_no_run(monkeypatch, packages, operator: str) -> None:
+    """Products, norms and attention on the CPU of a CUDA session are counted and named, also under auto."""
+    parts = [Part(CUDA, [Node("Add", "a")]), Part(CPU, [Node(operator, "slow"), Node("Shape", "s")])]
+    Runtime(parts=parts).install(monkeypatch)
+    for provider in ("cuda", "auto"):
+        with pytest.raises(NotRunError, match="1 heavy node") as refused:
+            open_session("model.onnx", provider)
+        assert refused.value.fallback == (f"{operator} slow",)
+        assert refused.value.active == CUDA
+
+
+def test_a_gather_of_a_weight_is_heavy_and_one_of_a_shape_is_not(monkeypatch, packages) -> None:
+    """onnxruntime puts shape arithmetic on the CPU on purpose; a lookup in the embedding does not belong there."""
+    parts = [Part(CUDA, [Node("MatMul", "head")]), Part(CPU, [Node("Gather", "dim"), Node("Gather", "embed")])]
+    Runtime(parts=parts).install(monkeypatch)
+    assert open_session("model.onnx", "cuda").use.placement == {CUDA: 1, CPU: 2}
+    with pytest.raises(NotRunError) as refused:
+        open_session("model.onnx", "cuda", weight_gathers={"embed"})
+    assert refused.value.fallback == ("Gather embed",)
+
+
+def test_an_unknown_placement_is_no_run(monkeypatch, packages) -> None:
+    """A runtime that does not say where its nodes are proves nothing about CUDA; on the CPU it does not matter."""
+    Runtime().install(monkeypatch, placement=False)
+    with pytest.raises(NotRunError, match="does not say"):
+        open_session("model.onnx", "cuda")
+    assert open_session("model.onnx", "cpu").use.placement == {}
+    Runtime(parts=[]).install(monkeypatch)
+    with pytest.raises(NotRunError, match="no placement"):
+        open_session("model.onnx", "cuda")
+
+
+def test_both_packages_at_once(monkeypatch, packages) -> None:
+    """onnxruntime and onnxruntime-gpu share a directory: refused for CUDA, explained otherwise."""
+    packages["onnxruntime"] = "1.30.0"
+    Runtime().install(monkeypatch)
+    with pytest.raises(NotRunError, match=r"1\.30\.0 and onnxruntime-gpu 1\.31\.1 are both installed") as refused:
+        open_session("model.onnx", "cuda")
+    assert refused.value.hint.startswith("pip uninstall -y onnxruntime onnxruntime-gpu && ")
+    (note,) = open_session("model.onnx", "cpu").use.notes
+    assert "share one directory" in note
+
+
+def test_half_a_package(monkeypatch) -> None:
+    """What is left when one of the two was removed is told, with the way out."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", ModuleType("onnxruntime"))
+    with pytest.raises(MissingPackageError, match="in part only"):
+        open_session("model.onnx", "cpu")
+
+
+@pytest.mark.parametrize("provider", ["cpu", "auto"])
+def test_bf16_needs_a_gpu(monkeypatch, packages, provider: str) -> None:
+    """On the CPU a bf16 graph is refused before or after the session came up there; on CUDA it is not."""
+    Runtime(starts=False).install(monkeypatch)
+    with pytest.raises(NotRunError, match="bf16"):
+        open_session("model.onnx", provider, precision="bfloat16")
+    Runtime().install(monkeypatch)
+    assert open_session("model.onnx", "cuda", precision="bfloat16").device == "cuda"
+
+
+def test_a_missing_package_gives_the_command(monkeypatch) -> None:
+    """One sentence and pip, whatever is missing; a package that is there and broken is told apart."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(MissingPackageError, match="onnxruntime") as missing:
+        open_session("model.onnx", "cpu")
+    assert missing.value.hint == "pip install 'tieconv[onnx]'"
+    with pytest.raises(MissingPackageError, match="needs the package no_such_package, which is not installed"):
+        need("no_such_package", "onnx", "a test")
+
+
+def test_bf16_logits_are_read() -> None:
+    """numpy has no bf16: the values come over as torch has them."""
+    import onnxruntime
+
+    logits = torch.tensor([[1.5, -2.25, 3e38]], dtype=torch.bfloat16)
+    value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(logits.view(torch.uint16).numpy(), 16)
+    assert torch.equal(as_tensor(value), logits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_parity_on_cuda(exported, dtype: str) -> None:
+    """On a GPU: passed on CUDA with nothing heavy on the CPU, TF32 reported apart for float32."""
+    import onnxruntime
+
+    import tieconv
+
+    if CUDA not in onnxruntime.get_available_providers():
+        pytest.skip("no onnxruntime with a CUDA provider is installed here")
+    if shutil.which("nvidia-smi") is None:
+        pytest.skip("there is no NVIDIA driver here")
+    made = exported("llama", dtype)
+    report = tieconv.parity(made.graph, made.model, provider="cuda")
+    assert report.verdict == "passed", report.reason or [gate for gate in report.gates if not gate.passed]
+    assert (report.provider.active, report.provider.fallback_nodes) == (CUDA, 0)
+    assert (report.metrics["tf32"] is not None) == (dtype == "float32")

@@ -1,0 +1,58 @@
+"""A matrix written transposed, against numpy, at sizes around the tiles' sides."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.records import ByteRange
+from tieconv.onnx import graph_turn
+from tieconv.onnx.graph_turn import first_not_turned, write_turned
+
+sides = st.integers(1, 11)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sides, sides, st.sampled_from(["u1", "u2", "u4", "u8"]), st.integers(0, 9), st.integers(0, 9))
+def test_turned(rows: int, columns: int, dtype: str, before: int, after: int) -> None:
+    """What is written is the transposed, and a byte that is wrong afterwards is found where it is."""
+    path = Path(os.environ.get("TMPDIR", "/tmp")) / f"tieconv-turn-{os.getpid()}"
+    matrix = np.arange(1, rows * columns + 1).astype(dtype).reshape(rows, columns)
+    path.write_bytes(bytes(before) + matrix.tobytes())
+    span = ByteRange("x", before, before + matrix.nbytes)
+    content = Gathered(span, dtype, (columns, rows), (1, columns))
+    source, out = os.open(path, os.O_RDONLY), os.open(f"{path}.out", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    side, graph_turn.SIDE = graph_turn.SIDE, 4
+    try:
+        done: list[int] = []
+        write_turned(source, out, after, content, done.append)
+        assert sum(done) == matrix.nbytes
+        assert os.pread(out, 9999, after) == matrix.T.tobytes()
+        assert first_not_turned(source, out, after, content, done.append) is None
+        wrong = after + (rows * columns // 2) * matrix.itemsize
+        os.pwrite(out, bytes([os.pread(out, 1, wrong)[0] ^ 1]), wrong)
+        assert first_not_turned(source, out, after, content, done.append) == wrong
+    finally:
+        graph_turn.SIDE = side
+        os.close(source)
+        os.close(out)
+        os.unlink(path)
+        os.unlink(f"{path}.out")
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (1, 7), (7, 1)])
+def test_copied(tmp_path: Path, shape: tuple[int, int]) -> None:
+    """A content that is not turned is copied as it lies."""
+    matrix = np.arange(shape[0] * shape[1], dtype="f4").reshape(shape)
+    (tmp_path / "x").write_bytes(matrix.tobytes())
+    content = Gathered(ByteRange("x", 0, matrix.nbytes), "F32", shape, (shape[1], 1))
+    with (tmp_path / "x").open("rb") as source, (tmp_path / "y").open("w+b") as out:
+        write_turned(source.fileno(), out.fileno(), 4, content, lambda _: None)
+        assert os.pread(out.fileno(), 999, 4) == matrix.tobytes()
+        assert first_not_turned(source.fileno(), out.fileno(), 4, content, lambda _: None) is None

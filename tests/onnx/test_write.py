@@ -1,0 +1,279 @@
+"""Graphs are written whole, proved, and then renamed; or nothing is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+
+from fixtures.onnx_graphs import SHARED, V, build, transposed
+from tests.cli.run import ok, refused, run
+from tests.onnx.sessions import SHAPES, outputs, same_bits
+from tests.onnx.stored import copies, disk
+from tieconv import api
+from tieconv.checkpoint.graph import SharedMatrix
+from tieconv.errors import StalePlanError, VerificationError
+from tieconv.onnx import graph_packages, graph_planned, graph_proof, graph_write
+from tieconv.reporters import schemas
+
+SCHEMA = json.loads((Path(schemas.__path__[0]) / "plan.schema.json").read_text())
+
+
+@pytest.fixture
+def graph(tmp_path: Path) -> Path:
+    return build("transposed", tmp_path / "in" / "model.onnx")
+
+
+def test_lone_file(graph: Path, tmp_path: Path) -> None:
+    """A graph file becomes a graph file, its data beside it, and runs."""
+    result = ok("dedup", graph, "-o", tmp_path / "small.onnx")
+    assert "proved: a session of small.onnx holds model.embed_tokens.weight once" in result.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "small.onnx", "small.onnx.data"]
+    for shape in SHAPES:
+        assert same_bits(outputs(graph, shape, V), outputs(tmp_path / "small.onnx", shape, V))
+
+
+def test_directory(graph: Path, tmp_path: Path) -> None:
+    """A directory becomes a directory, with all that lies in it."""
+    (graph.parent / "config.json").write_text("{}")
+    (graph.parent / "sub").mkdir()
+    (graph.parent / "sub" / "notes").write_text("x")
+    ok("dedup", graph.parent, "-o", tmp_path / "out")
+    found = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*")}
+    assert found == {"config.json", "model.onnx", "model.onnx.data", "sub", "sub/notes"}
+
+
+def test_two_graphs_on_one_data_file(graph: Path, tmp_path: Path) -> None:
+    """Regions that two graphs share are written once, and both graphs follow them."""
+    shutil.copy(graph, graph.with_name("decode.onnx"))
+    weight = transposed().tensors["model.embed_tokens.weight"]
+    outcome = api.plan_graph_dedup(graph.parent).execute(tmp_path / "out")
+    assert len(outcome.proofs) == 2
+    for name in ("model.onnx", "decode.onnx"):
+        assert len(copies(tmp_path / "out" / name, weight)) == 1
+        assert same_bits(outputs(graph, (2, 3), V), outputs(tmp_path / "out" / name, (2, 3), V))
+    assert disk(tmp_path / "out") == outcome.plan.bytes_after < disk(graph.parent) - weight.nbytes + 4096
+
+
+def test_unchanged_graph_follows_its_data(graph: Path, tmp_path: Path) -> None:
+    """A graph in which nothing is twice, but whose data file loses a region, is pointed to the new places."""
+    model = onnx.load(graph, load_external_data=False)
+    last = next(t for t in model.graph.initializer if t.name == "mlp.weight")
+    other = onnx.helper.make_graph(
+        [onnx.helper.make_node("Gather", ["mlp.weight", "input_ids"], ["y"])],
+        "g",
+        [model.graph.input[0]],
+        [onnx.helper.make_tensor_value_info("y", 1, None)],
+        [last],
+    )
+    graph.with_name("other.onnx").write_bytes(
+        onnx.helper.make_model(other, opset_imports=model.opset_import, ir_version=10).SerializeToString()
+    )
+    plan = api.plan_graph_dedup(graph.parent)
+    assert set(plan.plan.changed) == {"model.onnx", "other.onnx"}
+    plan.execute(tmp_path / "out")
+    ids = (2, 3)
+    assert same_bits(*(outputs(d / "other.onnx", ids, 32) for d in (graph.parent, tmp_path / "out")))
+
+
+def test_without_out_nothing_is_written(graph: Path, tmp_path: Path) -> None:
+    """Without -o, and with --dry-run, the plan is printed and nothing written."""
+    before = {path: path.read_bytes() for path in graph.parent.iterdir()}
+    for line in ("dedup", "dedup --dry-run", "untie", f"dedup --dry-run -o {tmp_path / 'out.onnx'}"):
+        assert "nothing was written" in ok(line, graph).stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert {path: path.read_bytes() for path in graph.parent.iterdir()} == before
+
+
+@pytest.mark.parametrize("command", ["dedup", "untie"])
+@pytest.mark.parametrize("write", [True, False])
+def test_json(graph: Path, tmp_path: Path, command: str, write: bool) -> None:
+    """The document is the contract's, with what was proved."""
+    more = ["-o", str(tmp_path / "out.onnx")] if write else []
+    document = json.loads(ok(f"{command} --json", graph, *more).stdout)
+    jsonschema.validate(document, SCHEMA)
+    assert document["executed"] == document["verified"] == write
+    if command == "dedup":
+        assert {"op": "DropTensor", "name": "onnx::MatMul_447", "file": "model.onnx"}.items() <= document["operations"][
+            1
+        ].items()
+        assert [proof["proved"] for proof in document["proofs"]] == [True] * write
+
+
+def test_a_second_copy_in_the_session_stops_the_write(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the session's own optimised model holds the matrix twice, the command fails and writes nothing."""
+    source = build("by_node", tmp_path / "two" / "model.onnx")
+    matrix = SharedMatrix("model.onnx", (), "model.embed_tokens.weight", (), ("x",), "", (), 1, 1, 1, 1)
+    with pytest.raises(VerificationError, match=r"holds 2 copies of model\.embed_tokens\.weight, 1 promised"):
+        graph_proof.prove(source.parent, source, "model.onnx", [matrix])
+    assert not list(source.parent.glob("*proof*"))
+
+    def fails(*_: object) -> None:
+        raise VerificationError("no", "why", "verify.session")
+
+    monkeypatch.setattr(graph_planned, "prove", fails)
+    refused("dedup", graph, "-o", tmp_path / "out.onnx")
+    refused("dedup", graph.parent, "-o", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "two"]
+
+
+def test_a_copy_left_on_disk_stops_the_write(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The written graph is searched again: a copy that the pass forgot is found."""
+    planned = api.plan_graph_dedup(graph)
+    source = api.plan_graph_dedup(build("two_pairs", tmp_path / "other" / "model.onnx"))
+    broken = graph_planned.PlannedGraphs(
+        "dedup", planned.form, source.listing, (reread(tmp_path / "other"),), source.states, planned.matrices
+    )
+    with pytest.raises(VerificationError, match="which are one matrix"):
+        broken.execute(tmp_path / "out.onnx")
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def reread(root: Path):
+    from tieconv.onnx.graph import read_graph
+    from tieconv.sources.local import open_files
+
+    with open_files(root) as files:
+        graph = read_graph(str(root), "model.onnx", files)
+    graph.changed = True
+    return graph
+
+
+def test_not_proved_is_said(graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without onnxruntime the write goes on, and nobody is told that it was proved."""
+    monkeypatch.setattr(graph_proof, "has_onnxruntime", lambda: False)
+    result = ok("dedup", graph, "-o", tmp_path / "out.onnx")
+    assert "not proved: out.onnx: onnxruntime is not installed" in result.stdout
+    assert "not proved in a session" in result.stderr
+    assert "proved: a session" not in result.stdout.replace("not proved", "")
+
+
+def test_a_missing_package_is_one_sentence(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the graph library: what is missing, and how to get it."""
+    monkeypatch.setattr(graph_packages, "find_spec", lambda name: None)
+    result = run("dedup", graph)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: an ONNX graph is read with onnx and onnx-ir, not installed here",
+        "hint: pip install 'tieconv[onnx]'",
+    ]
+
+
+def test_stale(graph: Path, tmp_path: Path) -> None:
+    """A source that changes after the plan was made stops the write."""
+    planned = api.plan_graph_dedup(graph)
+    data = graph.with_name("model.onnx.data")
+    data.write_bytes(data.read_bytes())
+    with pytest.raises(StalePlanError):
+        planned.execute(tmp_path / "out.onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_refusals_of_out(graph: Path, tmp_path: Path) -> None:
+    """OUT exists, has another ending, lies in the source, or its data's name is taken: refused, nothing written."""
+    (tmp_path / "there.onnx").write_bytes(b"x")
+    (tmp_path / "taken.onnx.data").write_bytes(b"x")
+    assert "exists" in refused("dedup", graph, "-o", tmp_path / "there.onnx")
+    assert "does not end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
+    assert "taken.onnx.data exists" in refused("dedup", graph, "-o", tmp_path / "taken.onnx")
+    assert "inside the model" in refused("dedup", graph.parent, "-o", graph.parent / "out")
+    assert "--in-place" in refused("dedup --in-place", graph)
+    assert "--hardlink" in refused("dedup --hardlink", graph.parent, "-o", tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "taken.onnx.data", "there.onnx"]
+
+
+def test_data_goes_again_where_the_graph_cannot_follow(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that appears at OUT in the last moment stops the write, and no data is left beside it."""
+    publish = graph_write.swap.publish_new
+
+    def appears(staged: Path, final: Path) -> None:
+        publish(staged, final)
+        if final.name == "out.onnx.data":
+            (tmp_path / "out.onnx").write_bytes(b"x")
+
+    monkeypatch.setattr(graph_write.swap, "publish_new", appears)
+    assert "appeared while it was being written" in refused("dedup", graph, "-o", tmp_path / "out.onnx")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out.onnx"]
+    assert (tmp_path / "out.onnx").read_bytes() == b"x"
+
+
+def test_overwrite(graph: Path, tmp_path: Path) -> None:
+    """--overwrite replaces a model directory, and a lone graph that holds its own weights."""
+    shutil.copytree(graph.parent, tmp_path / "out")
+    ok("dedup --overwrite", graph.parent, "-o", tmp_path / "out")
+    assert disk(tmp_path / "out") < disk(graph.parent)
+    inline = build("transposed", tmp_path / "inline.onnx", external=False)
+    shutil.copy(inline, tmp_path / "old.onnx")
+    ok("dedup --overwrite", inline, "-o", tmp_path / "old.onnx")
+    assert (tmp_path / "old.onnx").stat().st_size < inline.stat().st_size
+
+
+@pytest.mark.parametrize("command", ["inspect", "retie", "diff", "convert --to torch", "bias zero", "set-tie true"])
+def test_other_commands_say_so(graph: Path, command: str) -> None:
+    """Every command that does not take graphs says it in a sentence, and which do."""
+    more = [graph] if command == "diff" else []
+    if command.startswith("set-tie"):
+        assert "no such" not in refused(command, graph)
+        return
+    result = run(command, graph, *more)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: model.onnx is an ONNX graph, which this command does not take",
+        "hint: tieconv dedup and tieconv untie take graphs",
+    ]
+
+
+@pytest.mark.parametrize("line", ["dedup --embed x", "dedup --head x", "untie --keep-flag", "untie --bias zero"])
+def test_options_of_other_formats(graph: Path, line: str) -> None:
+    """Options that say nothing about a graph are usage errors."""
+    result = run(line, graph)
+    assert result.exit_code == 2 and "does not go with an ONNX graph" in result.stderr
+
+
+def test_head_form_of_other_formats(models: Path) -> None:
+    """--head-form is for graphs."""
+    result = run("dedup --head-form fused", sorted(models.iterdir())[0])
+    assert result.exit_code == 2 and "--head-form goes with an ONNX graph" in result.stderr
+
+
+ROUNDED = {"half", "cast_narrow", "soft_cap"}
+"""Where nodes let ONNX Runtime round differently: see docs/onnx.md."""
+
+
+@pytest.mark.parametrize("name", sorted({*SHARED, "shared"} - ROUNDED))
+def test_untie(tmp_path: Path, name: str) -> None:
+    """After dedup, untie gives each head a matrix of its own; outputs keep their bits, and dedup finds the copies."""
+    source = build(name, tmp_path / "in" / "model.onnx")
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "once")
+    planned = api.plan_graph_untie(tmp_path / "once")
+    planned.execute(tmp_path / "twice")
+    out = tmp_path / "twice" / "model.onnx"
+    if name != "columns":
+        assert all(len(matrix.dropped) == 1 for matrix in planned.plan.matrices) and planned.plan.matrices
+        matrix = planned.plan.matrices[0]
+        stored = dict(onnx_tensors(out))
+        assert np.array_equal(stored[matrix.dropped[0]], stored[matrix.kept].T)
+        assert "Gemm" not in {node.op_type for node in onnx.load(out, load_external_data=False).graph.node}
+    for shape in SHAPES:
+        assert same_bits(outputs(source, shape, V), outputs(out, shape, V))
+    again = api.plan_graph_dedup(out.parent).plan
+    assert sum(m.stored_after for m in again.matrices) == sum(m.stored_after for m in planned.plan.matrices) // 2
+
+
+def onnx_tensors(path: Path) -> list[tuple[str, np.ndarray]]:
+    return [(t.name, onnx.numpy_helper.to_array(t)) for t in onnx.load(path).graph.initializer]
+
+
+def test_untie_of_an_untied_graph(tmp_path: Path) -> None:
+    """Where no head reads the embedding there is nothing to do, and that is said."""
+    result = ok("untie", build("untied", tmp_path / "model.onnx"))
+    assert "nothing to change" in result.stdout and "no matrix is read by both" in result.stdout

@@ -1,0 +1,180 @@
+"""How far a graph agrees with the torch reference: evidence that serialises to `tieconv.parity/1`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tieconv.version import VERSION
+
+PARITY_SCHEMA = "tieconv.parity/1"
+
+
+class Verdict(StrEnum):
+    """The answer; `not_run` is never `passed`."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_RUN = "not_run"
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderUse:
+    """Where the graph ran. ``fallback_nodes`` are heavy nodes on the CPU though another provider was asked for.
+
+    ``placement`` counts the nodes of each provider, ``fallback`` names such nodes, ``tf32`` is whether float32
+    products may be rounded to TF32.
+    """
+
+    requested: str
+    active: str = ""
+    fallback_nodes: int = 0
+    placement: Mapping[str, int] = field(default_factory=dict)
+    fallback: tuple[str, ...] = ()
+    tf32: bool = False
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A checkpoint tensor that the graph does not hold (or a graph weight that no tensor explains), and why."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    required: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which checkpoint tensors stand bit for bit in the graph, cast to its precision.
+
+    ``how`` counts the found ones by form (``straight``, ``transposed`` …). ``unused`` are stored tensors that the
+    model's class does not read. ``copies`` is how many initializers hold the word embedding.
+    """
+
+    tensors: int
+    found: int
+    bytes: int
+    bytes_found: int
+    how: Mapping[str, int]
+    lost: tuple[Lost, ...]
+    unexplained: tuple[Lost, ...]
+    unused: tuple[str, ...]
+    copies: int
+
+    @property
+    def proved(self) -> bool:
+        """Whether every tensor that must be there is, and every matrix of the graph is one of the checkpoint."""
+        return not any(entry.required for entry in (*self.lost, *self.unexplained))
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the graph takes and gives; ``faults`` are sentences that each fail the verdict."""
+
+    kind: str
+    precision: str
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    faults: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Errors of logits against the reference over ``positions`` tokens that are no padding.
+
+    ``rms`` and ``max_abs`` are of the difference, in logits; ``relative_rms`` is ``rms`` over that of the reference
+    without its mean. ``flips`` are positions with another top-1 token, ``flip_margin`` the largest gap in the
+    reference between its own top-1 and the one that took its place. ``kl`` is the mean KL divergence in nats.
+    """
+
+    positions: int
+    rms: float
+    relative_rms: float
+    max_abs: float
+    flips: int
+    flip_margin: float
+    kl: float
+
+    @property
+    def top1(self) -> float:
+        """The share of positions with the reference's top-1 token."""
+        return 1 - self.flips / self.positions if self.positions else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One batch: its shape and seed, the graph's errors, the floor's, and how they compare.
+
+    ``ratio`` is the graph's RMS error over the floor's, ``max_ratio`` the same of the largest error. ``error`` is
+    what the runtime said where the graph does not run at this shape.
+    """
+
+    group: str
+    batch: int
+    sequence: int
+    past: int
+    padding: int
+    seed: int
+    graph: Figures | None
+    floor: Figures | None
+    ratio: float | None
+    max_ratio: float | None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """One condition of the verdict: ``value`` must not exceed ``limit``."""
+
+    name: str
+    value: float | None
+    limit: float | None
+    passed: bool
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """|error| over the RMS of the logits, in decades: ``counts[i]`` from ``10**(start + i * width)`` on."""
+
+    group: str
+    start: float
+    width: float
+    graph: tuple[int, ...]
+    floor: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parity:
+    """The measured agreement of a graph with its checkpoint. ``str()`` gives the `tieconv.parity/1` JSON."""
+
+    verdict: Verdict
+    graph: str
+    model: str
+    provider: ProviderUse
+    structure: Structure | None = None
+    identity: Identity | None = None
+    gates: tuple[Gate, ...] = ()
+    cases: tuple[Case, ...] = ()
+    metrics: Mapping[str, object] = field(default_factory=dict)
+    histograms: tuple[Histogram, ...] = ()
+    reason: str = ""
+    hint: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.parity/1`."""
+        from tieconv.checkpoint.parity_document import document
+
+        return {"schema": PARITY_SCHEMA, "tieconv": VERSION, **document(self)}
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)

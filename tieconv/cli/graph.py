@@ -1,0 +1,61 @@
+"""What `dedup` and `untie` do where MODEL is an ONNX graph, and how every other command says that it does not."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tieconv.cli.options import paint, width
+from tieconv.cli.write import WriteArguments
+from tieconv.text import shown, size
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.graph import GraphOutcome
+    from tieconv.onnx.graph_planned import PlannedGraphs
+
+
+def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
+    """Print the plan; write it where the user said where to."""
+    writing = {
+        "in_place": arguments.in_place,
+        "overwrite": arguments.overwrite,
+        "hardlink": arguments.hardlink,
+        "verify": arguments.verify,
+    }
+    if arguments.writes:
+        with click.progressbar(length=1, label=planned.command, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+
+            def progress(done: int, whole: int) -> None:
+                bar.length = max(whole, 1)
+                bar.update(done - bar.pos)
+
+            outcome = planned.execute(arguments.output, progress=progress, **writing)  # type: ignore[arg-type]
+    else:
+        outcome = planned.outcome()
+        if arguments.output is not None or arguments.in_place:
+            planned.check(arguments.output, **writing)  # type: ignore[arg-type]
+    if as_json:
+        click.echo(str(outcome))
+    else:
+        from tieconv.reporters.graph_text import render
+
+        click.echo(render(outcome, paint, width()))
+    click.echo(_closing(outcome, arguments), err=True)
+
+
+def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:
+    if not outcome.executed:
+        return "nothing was written: give -o OUT" if not arguments.dry_run else "nothing was written"
+    proof = "every byte compared" if arguments.verify == "full" else "structure verified"
+    proved = [one.proved for one in outcome.proofs]
+    session = "" if not proved else ", proved in a session" if all(proved) else ", not proved in a session"
+    return f"wrote {shown(outcome.output)}: {size(outcome.plan.bytes_written)} new, {proof}{session}"
+
+
+def refuse_options(**given: object) -> None:
+    """Raise a usage error for options that say nothing about a graph."""
+    for name, value in given.items():
+        if value:
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with an ONNX graph")

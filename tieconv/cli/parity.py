@@ -1,0 +1,66 @@
+"""`tieconv parity`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tieconv import api
+from tieconv.checkpoint.parity import Parity, Verdict
+from tieconv.cli.options import json_option, paint, traceback_option, width
+from tieconv.errors import DestinationError, NotRunError
+from tieconv.text import shown
+
+
+@click.command("parity")
+@click.argument("onnx", type=click.Path())
+@click.argument("model", default=".", type=click.Path())
+@click.option(
+    "--provider",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where the graph runs; with cuda, nothing heavy may run on the CPU.",
+)
+@click.option(
+    "--reference",
+    type=click.Choice(["auto", "float64", "float32"]),
+    default="auto",
+    show_default=True,
+    help="Precision of the torch reference; auto: float64 where it fits into memory.",
+)
+@click.option("--html", type=click.Path(), metavar="FILE", help="Write the report with its plots to FILE.")
+@json_option
+@traceback_option
+def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
+    """How far the graph ONNX agrees with the checkpoint MODEL, measured.
+
+    Every tensor of MODEL must stand bit for bit in the graph, and the graph's errors against a float64 torch
+    reference must be those of torch in the graph's own precision. Exits 0 where it passed, 1 where it failed, 2 where
+    it could not be run.
+    """
+    report = api.parity(onnx, model, provider=provider, reference=reference)
+    if as_json:
+        click.echo(str(report))
+    else:
+        from tieconv.reporters.parity_text import render
+
+        click.echo(render(report, paint, width()))
+    if html:
+        _write(html, report)
+    if report.verdict is Verdict.NOT_RUN:
+        raise NotRunError(report.reason, report.hint)
+    sys.exit(0 if report.verdict is Verdict.PASSED else 1)
+
+
+def _write(path: str, report: Parity) -> None:
+    from tieconv.reporters.parity_html import render
+
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(render(report))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DestinationError(f"{shown(path)} cannot be written: {reason}", "give --html another file") from error
+    click.echo(f"wrote {shown(path)}", err=True)

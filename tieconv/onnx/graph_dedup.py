@@ -1,0 +1,50 @@
+"""`dedup` of graphs: every matrix once, on disk and in a session."""
+
+from __future__ import annotations
+
+from onnx_ir.passes import PreconditionError
+
+from tieconv.checkpoint.graph import HeadForm, SharedMatrix
+from tieconv.checkpoint.records import Listing
+from tieconv.onnx.graph import GraphFile, graph_names, read_graph
+from tieconv.onnx.graph_packages import has_onnxruntime
+from tieconv.onnx.graph_planned import PlannedGraphs, states_of
+from tieconv.onnx.graph_proof import NOT_INSTALLED
+from tieconv.onnx.share import SharePass
+from tieconv.sources.local import FileSet, open_files
+
+DIVISION = (
+    "a division follows the head; ONNX Runtime computes one behind a MatMul as a product with the reciprocal and one "
+    "behind a Gemm as it stands, so the last bit may differ in an optimised session (--head-form fused keeps it)"
+)
+
+
+def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> PlannedGraphs:
+    """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises."""
+    matrices: list[SharedMatrix] = []
+    with open_files(listing.root) as files:
+        graphs = tuple(read_graph(listing.root, name, files) for name in graph_names(listing))
+        for graph in graphs:
+            matrices += _share(graph, files, form)
+    notes = tuple(_notes(matrices))
+    return PlannedGraphs("dedup", form, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
+
+
+def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatrix, ...]:
+    share = SharePass(graph, files, form)
+    try:
+        share(graph.model)
+    except PreconditionError as error:
+        share.left(str(error))
+    return share.matrices
+
+
+def _notes(matrices: list[SharedMatrix]) -> list[str]:
+    """What the user should know of the plan."""
+    found = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
+    if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
+        found.append("a session folds the Transpose of a stored matrix, so it holds that matrix twice")
+    found += [f"{matrix.graph}: {DIVISION}" for matrix in matrices if matrix.divided]
+    if any(matrix.done for matrix in matrices) and not has_onnxruntime():
+        found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
+    return found

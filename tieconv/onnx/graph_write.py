@@ -1,0 +1,322 @@
+"""Write graphs beside OUT, prove what was written, rename: all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tieconv.checkpoint.graph import SessionProof
+from tieconv.checkpoint.plan import LinkFile, Plan, Promises
+from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState, Layout, Listing, WeightFile
+from tieconv.errors import DestinationError, RefusedError, TieconvError, VerificationError, WriteFailedError
+from tieconv.execute import swap, tree
+from tieconv.execute.checks import check_place, stale
+from tieconv.execute.copy import Tick, copy_range, read_full, write_full
+from tieconv.execute.failures import free_bytes, no_space, writing
+from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.sync import Syncer
+from tieconv.execute.target import Target, destination, is_staging
+from tieconv.execute.verify import first_difference
+from tieconv.execute.write import Writer, inherit
+from tieconv.onnx.graph import SUFFIX
+from tieconv.onnx.graph_store import DataFile, Source, Store
+from tieconv.onnx.graph_turn import first_not_turned, write_turned
+from tieconv.sources.local import open_files
+from tieconv.text import shown
+
+Prove = Callable[[Path], tuple[SessionProof, ...]]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class GraphTarget:
+    """What is written and where: ``store(name)`` is laid out for the name that OUT has."""
+
+    listing: Listing
+    states: dict[str, FileState]
+    target: Target
+
+    @property
+    def is_file(self) -> bool:
+        return self.listing.named is not None
+
+    @property
+    def final(self) -> Path:
+        """OUT, absolute, its parent free of links."""
+        return destination(self.plan, self.target)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the other formats, as far as the checks of OUT look at it."""
+        named = self.listing.named
+        files = (WeightFile(named, self.listing.entries[named], 0, (), None),) if named else ()
+        layout = Layout.FILE if named else Layout.SINGLE
+        links = tuple(LinkFile(name, size) for name, size in self.listing.entries.items() if not named)
+        checkpoint = Checkpoint(self.listing.source, self.listing.root, layout, "onnx", files)
+        return Plan("", checkpoint, {}, (), (), (), links, (), Promises(None, ()), "")
+
+    def companions(self, store: Store) -> list[str]:
+        """Files that come along as they are."""
+        if self.is_file:
+            return []
+        anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
+        return [name for name in self.listing.entries if name not in anew and not is_staging(name)]
+
+
+def check(target: GraphTarget, store: Store) -> None:
+    """Every refusal that needs no writing."""
+    if target.target.in_place or target.target.hardlink:
+        option = "--in-place" if target.target.in_place else "--hardlink"
+        raise RefusedError(
+            f"{shown(target.listing.source)} is an ONNX graph, which {option} does not serve",
+            "write a new model with -o OUT",
+            "onnx.option",
+        )
+    if not target.is_file and target.listing.special:
+        raise RefusedError(
+            f"{shown(target.listing.special[0])} is no regular file of this model, so it cannot come along",
+            "move it out of the model directory",
+            "out.special",
+        )
+    final = target.final
+    with writing(final.name, final.parent, 0):
+        if target.is_file and final.suffix.lower() != SUFFIX:
+            raise DestinationError(
+                f"{shown(target.target.path)} does not end in .onnx, as the file to write does",
+                f"write {shown(final.name)}.onnx",
+                "out.suffix",
+            )
+        check_place(target.plan, target.target)
+        _check_beside(target, store)
+        needed = store.bytes_written + sum(target.listing.entries[name] for name in target.companions(store))
+        if needed > (free := free_bytes(final.parent)):
+            raise no_space(final.name, needed, free)
+
+
+def _check_beside(target: GraphTarget, store: Store) -> None:
+    """The data of a lone graph goes to a file beside it, which must be free."""
+    if not target.is_file:
+        return
+    for file in store.data:
+        if os.path.lexists(target.final.parent / file.name):
+            raise DestinationError(
+                f"{shown(target.final.parent / file.name)} exists, where the data of the graph is to go",
+                "give another -o",
+                "out.exists",
+            )
+
+
+def write(
+    target: GraphTarget, store: Store, prove: Prove, progress: Progress | None = None
+) -> tuple[SessionProof, ...]:
+    """Write the store, prove it with ``prove(staged root)`` and give it its name.
+
+    Raises a `TieconvError` and leaves OUT as it was where anything fails. A lone graph's data gets its name before
+    the graph does, so a graph is never there without its data.
+    """
+    final = target.final
+    with interrupts() as signals:
+        try:
+            check(target, store)
+        except TieconvError:
+            sweep(final)
+            raise
+        staging: Staging | None = None
+        try:
+            with signals.shielded(), writing(final.name, final.parent, 0):
+                staging = Staging(final)
+            with writing(final.name, final.parent, 0):
+                proofs = _Job(target, store, final, staging, _ticker(target, store, progress)).run(prove, signals)
+        except BaseException:
+            if staging is not None:
+                with signals.shielded(), suppress(OSError):
+                    staging.release()
+            raise
+        with signals.shielded():
+            _release(staging, final)
+        return proofs
+
+
+def _release(staging: Staging, final: Path) -> None:
+    try:
+        staging.release()
+    except OSError as error:
+        raise WriteFailedError(
+            f"{shown(final)} is complete, but {shown(staging.path)} could not be removed",
+            "remove it by hand",
+            "write.leftover",
+        ) from error
+
+
+def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tick:
+    once = store.bytes_written + sum(target.listing.entries[name] for name in target.companions(store))
+    total = once * (2 if target.target.verify == "full" else 1)
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done = min(done + count, total)
+        if progress is not None:
+            progress(done, total)
+
+    return tick
+
+
+@dataclass
+class _Job:
+    target: GraphTarget
+    store: Store
+    final: Path
+    staging: Staging
+    tick: Tick
+
+    def run(self, prove: Prove, signals: Interrupts) -> tuple[SessionProof, ...]:
+        new = self.staging.new
+        os.mkdir(new)
+        syncer = Syncer()
+        try:
+            writer = self._write(syncer)
+            self._compare()
+            proofs = prove(new)
+            self._check_names()
+            syncer.finish()
+        finally:
+            syncer.stop()
+        for directory in tree.directories(new):
+            tree.sync_directory(directory)
+        self._look_again(writer)
+        with signals.shielded(), writing(self.final.name, self.staging.path, 0):
+            self._publish()
+        return proofs
+
+    def _write(self, syncer: Syncer) -> Writer:
+        root = Path(self.target.listing.root)
+        writer = Writer(root, self.staging.new, syncer, self.tick, lambda name: None)
+        for name, data in self.store.graphs.items():
+            with self._created(name, syncer) as descriptor:
+                write_full(descriptor.number, data, 0)
+                self.tick(len(data))
+        for file in self.store.data:
+            self._write_data(file, syncer)
+        for name in self.target.companions(self.store):
+            writer.companion(name)
+        return writer
+
+    def _write_data(self, file: DataFile, syncer: Syncer) -> None:
+        with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
+            os.ftruncate(made.number, file.size)
+            for offset, content in file.pieces:
+                if isinstance(content, ByteRange):
+                    source = sources.descriptor(content.file)
+                    copy_range(source, content.start, made.number, offset, content.size, self.tick)
+                else:
+                    write_turned(sources.descriptor(content.range.file), made.number, offset, content, self.tick)
+
+    def _created(self, name: str, syncer: Syncer) -> _Created:
+        path = self.staging.new / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        return _Created(number, syncer, self._like(name))
+
+    def _like(self, name: str) -> os.stat_result:
+        """The source file whose mode and owner a written one takes over."""
+        listing = self.target.listing
+        alike = listing.named or (name if name in listing.entries else next(iter(self.store.graphs)))
+        return os.stat(os.path.join(listing.root, alike))
+
+    def _compare(self) -> None:
+        """What was written reads back as what it was made from."""
+        with open_files(self.staging.new) as written, open_files(self.target.listing.root) as sources:
+            for name, data in self.store.graphs.items():
+                found = bytearray(written.state(name).size)
+                read_full(written.descriptor(name), memoryview(found), 0)
+                if found != data:
+                    raise _differs(name, 0)
+                self.tick(len(data))
+            for file in self.store.data if self.target.target.verify == "full" else ():
+                for offset, content in file.pieces:
+                    at = self._difference(written.descriptor(file.name), offset, content, sources.descriptor)
+                    if at is not None:
+                        raise _differs(file.name, at)
+
+    def _difference(self, written: int, offset: int, content: Source, source: Callable[[str], int]) -> int | None:
+        if isinstance(content, ByteRange):
+            span = [(offset, offset + content.size)]
+            return first_difference(source(content.file), written, span, content.start - offset, self.tick)
+        return first_not_turned(source(content.range.file), written, offset, content, self.tick)
+
+    def _check_names(self) -> None:
+        found = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
+        planned = {*self.store.graphs, *(file.name for file in self.store.data)}
+        planned |= set(self.target.companions(self.store))
+        if found != planned:
+            raise VerificationError(
+                f"written {shown(sorted(found ^ planned)[0])} was not planned, or is not there",
+                "nothing was changed; please report this",
+                "verify.names",
+            )
+
+    def _look_again(self, writer: Writer) -> None:
+        """Nothing that this was made from changed while it was written."""
+        root = Path(self.target.listing.root)
+        for name, state in {**self.target.states, **writer.record.sources}.items():
+            if tree.file_state_at(root / name) != state:
+                raise stale(name)
+        check_place(self.target.plan, self.target.target)
+        _check_beside(self.target, self.store)
+
+    def _publish(self) -> None:
+        if not self.target.is_file:
+            if self.target.target.overwrite and os.path.isdir(self.final):
+                swap.publish_directory(self.staging.new, self.final, self.staging.old)
+            else:
+                swap.publish_new(self.staging.new, self.final)
+            return
+        self._publish_file()
+
+    def _publish_file(self) -> None:
+        """The data first, the graph last; the data goes again where the graph cannot follow."""
+        published: list[Path] = []
+        try:
+            for file in self.store.data:
+                swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
+                published.append(self.final.parent / file.name)
+            replaces = self.target.target.overwrite and self.final.exists()
+            (swap.publish_file if replaces else swap.publish_new)(self.staging.new / self.final.name, self.final)
+        except BaseException:
+            for path in published:
+                path.unlink()
+            raise
+
+
+@dataclass
+class _Created:
+    """A file being written: handed to the syncer and closed at the end."""
+
+    number: int
+    syncer: Syncer
+    like: os.stat_result
+
+    def __enter__(self) -> _Created:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                inherit(self.number, self.like, stat.S_IMODE(self.like.st_mode) & 0o777)
+                self.syncer.add(self.number)
+        finally:
+            os.close(self.number)
+
+
+def _differs(name: str, position: int) -> VerificationError:
+    return VerificationError(
+        f"written {shown(name)} differs from its source at byte {position:,}",
+        "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it",
+        "verify.bytes",
+    )

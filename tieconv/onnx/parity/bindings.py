@@ -1,0 +1,139 @@
+"""What each input of a graph is for, told from its name, type and axes; and which output feeds which cache input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tieconv.errors import UnreadableError
+from tieconv.onnx.parity.reading import DTYPES, Graph, Value
+from tieconv.text import shown
+
+
+class Role(StrEnum):
+    """What an input is for."""
+
+    IDS = "input_ids"
+    MASK = "attention_mask"
+    POSITIONS = "position_ids"
+    TYPES = "token_type_ids"
+    DECODER_IDS = "decoder_input_ids"
+    PAST = "past"
+    WINDOW = "sliding_window"
+
+
+class Kind(StrEnum):
+    """What a graph computes."""
+
+    CACHED = "decoder with cache"
+    PLAIN = "decoder without cache"
+    MASKED = "masked language model"
+    SEQ2SEQ = "encoder-decoder without cache"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One key or value tensor: the input for the past, and the output that holds past and present."""
+
+    past: Value
+    present: str
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """The graph's inputs by role; ``logits`` is the name of that output."""
+
+    kind: Kind
+    inputs: dict[Role, Value]
+    caches: tuple[Cache, ...]
+    windows: tuple[Value, ...]
+    logits: str
+
+
+# transformers' exporters, optimum and onnxruntime-genai: input.past_key_values.layers.0.keys, past_key_values.0.key
+_CACHE = re.compile(
+    r"(?:input\.|output\.)?(?P<side>past_key_values|past_key_value|past|present_key_values|present)"
+    r"\.(?:layers\.)?(?P<layer>\d+)\.(?:(?:decoder|self)\.)?(?P<part>key|value)s?"
+)
+_WINDOW = re.compile(r".*\._sliding_window_tensor")
+_TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS)
+_AXES = {
+    Role.IDS: ("batch", "sequence"),
+    Role.MASK: ("batch", "past plus sequence"),
+    Role.POSITIONS: ("batch", "sequence"),
+    Role.TYPES: ("batch", "sequence"),
+    Role.DECODER_IDS: ("batch", "decoder sequence"),
+    Role.PAST: ("batch", "", "past", ""),
+}
+
+
+def bind(graph: Graph, *, masked: bool) -> Bindings:
+    """The roles of the inputs; ``masked`` is whether the model predicts masked tokens.
+
+    Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits.
+    """
+    presents = {_place(value.name): value.name for value in graph.outputs if _place(value.name)}
+    inputs: dict[Role, Value] = {}
+    caches, windows = [], []
+    for value in graph.inputs:
+        place = _place(value.name)
+        role = next((role for role in _TOKENS if value.name == role and value.dtype in ("INT64", "INT32")), None)
+        if role is not None:
+            inputs[role] = value
+        elif place and place in presents and value.dtype in DTYPES and len(value.shape) == 4:
+            caches.append(Cache(value, presents[place]))
+        elif _WINDOW.fullmatch(value.name) and value.dtype == "INT64":
+            windows.append(value)
+        else:
+            raise _unknown(graph, value)
+    if Role.IDS not in inputs or graph.output("logits") is None:
+        lacking = "output logits" if Role.IDS in inputs else "input input_ids"
+        raise UnreadableError(f"{shown(graph.path)} has no {lacking}", _EXPORT, "onnx.inputs")
+    return Bindings(_kind(inputs, bool(caches), masked), inputs, tuple(caches), tuple(windows), "logits")
+
+
+_EXPORT = "export one graph with input_ids, attention_mask, position_ids and the cache: docs/parity.md"
+
+
+def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:
+    if Role.DECODER_IDS in inputs:
+        return Kind.SEQ2SEQ
+    if cached:
+        return Kind.CACHED
+    return Kind.MASKED if masked else Kind.PLAIN
+
+
+def _place(name: str) -> tuple[int, str] | None:
+    """Layer and part of a cache tensor's name."""
+    match = _CACHE.fullmatch(name)
+    return (int(match["layer"]), match["part"]) if match else None
+
+
+def _unknown(graph: Graph, value: Value) -> UnreadableError:
+    what = f"{value.dtype.lower()}{list(value.shape)}"
+    why = "has no output that continues it" if _place(value.name) else "is none that parity can feed"
+    told = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(what)}) {why}"
+    return UnreadableError(told, _EXPORT, "onnx.inputs")
+
+
+def faults(bindings: Bindings) -> Iterator[str]:
+    """What stands against running the graph at every shape: fixed axes, and no way to mask padding."""
+    for role, value in bindings.inputs.items():
+        yield from _frozen(value, _AXES[role])
+    for cache in bindings.caches:
+        yield from _frozen(cache.past, _AXES[Role.PAST])
+    if Role.MASK not in bindings.inputs:
+        yield "the graph has no input attention_mask: padded batches cannot be run"
+
+
+def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:
+    if len(value.shape) != len(axes):
+        yield f"the input {shown(value.name)} has {len(value.shape)} axes instead of {len(axes)}"
+        return
+    for place, (side, axis) in enumerate(zip(value.shape, axes, strict=True)):
+        if axis and isinstance(side, int):
+            yield f"the {axis} axis ({place}) of the input {shown(value.name)} is fixed at {side}"
+        if not axis and not isinstance(side, int):
+            yield f"the axis {place} of the input {shown(value.name)} (heads or width of the cache) has no fixed length"

@@ -1,0 +1,102 @@
+"""The batches that a graph is measured on: shapes times seeds, and the long sequence of the cached steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tieconv.onnx.parity.bindings import Kind
+from tieconv.reference import Batch
+
+SEEDS = (0, 1, 2)
+STEPS = 32
+PROMPT = 5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A batch shape: ``past`` tokens come from the cache, ``padding`` is on the left of the first row.
+
+    For an encoder-decoder ``sequence`` counts decoder tokens and ``past`` the encoder's.
+    """
+
+    batch: int
+    sequence: int
+    past: int
+    padding: int
+    seed: int
+    steps: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row, padding included."""
+        return self.past + self.sequence
+
+    @property
+    def group(self) -> str:
+        """The plot that the cell's errors go to."""
+        if self.steps:
+            return "cached steps"
+        if self.padding:
+            return "left padding"
+        if self.past:
+            return "past"
+        return "one token" if self.sequence == 1 else "no past"
+
+
+_CACHED = ((2, 3, 7, 2), (1, 1, 7, 0), (1, 5, 0, 0), (3, 1, 11, 4), (4, 6, 0, 3), (1, 1, 0, 0), (2, 2, 1, 0),
+           (2, 16, 0, 5), (1, 8, 24, 0))  # fmt: skip
+_PLAIN = ((2, 10, 0, 2), (1, 8, 0, 0), (1, 5, 0, 0), (3, 12, 0, 4), (4, 6, 0, 3), (1, 1, 0, 0), (2, 1, 0, 0),
+          (2, 16, 0, 5), (1, 32, 0, 0))  # fmt: skip
+_SEQ2SEQ = ((2, 3, 7, 2), (1, 1, 7, 0), (1, 5, 1, 0), (3, 1, 11, 4), (4, 6, 6, 3), (1, 1, 1, 0), (2, 2, 1, 0),
+            (2, 16, 16, 5), (1, 8, 24, 0))  # fmt: skip
+_SHAPES = {Kind.CACHED: _CACHED, Kind.PLAIN: _PLAIN, Kind.MASKED: _PLAIN, Kind.SEQ2SEQ: _SEQ2SEQ}
+
+
+def cells(kind: Kind, longest: int) -> Iterator[Cell]:
+    """Nine shapes with three seeds each; none longer than ``longest`` tokens, the model's own limit."""
+    for shape in _SHAPES[kind]:
+        for seed in SEEDS:
+            cell = Cell(*shape, seed=seed)
+            if max(cell.past, cell.sequence, 0 if kind is Kind.SEQ2SEQ else cell.length) <= longest:
+                yield cell
+
+
+def stepped(longest: int) -> Iterator[Cell]:
+    """A prompt, left-padded in one row, then one token at a time from the cache."""
+    steps = min(STEPS, longest - PROMPT)
+    for seed in SEEDS if steps > 0 else ():
+        yield Cell(2, steps, PROMPT, 2, seed, steps)
+
+
+def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool) -> Batch:
+    """Random tokens of the vocabulary of ``config`` from the cell's seed alone."""
+    generator = torch.Generator().manual_seed(1_000_003 * cell.seed + 31 * cell.length + cell.batch)
+    rows = int(config.vocab_size)
+
+    def draw(length: int, high: int = rows) -> torch.Tensor:
+        return torch.randint(0, high, (cell.batch, length), generator=generator)
+
+    length = cell.past if kind is Kind.SEQ2SEQ else cell.length
+    ids, mask = draw(length), torch.ones(cell.batch, length, dtype=torch.int64)
+    mask[0, : cell.padding] = 0
+    ids[0, : cell.padding] = _padding(config)
+    decoder = draw(cell.sequence) if kind is Kind.SEQ2SEQ else None
+    kinds = int(getattr(config, "type_vocab_size", 0) or 1)
+    return Batch(ids, mask, decoder, draw(length, kinds) if types else None)
+
+
+def compared(cell: Cell, kind: Kind, batch: Batch) -> torch.Tensor:
+    """Which positions of the graph's logits (batch × sequence) are judged: those that are no padding."""
+    if kind is Kind.SEQ2SEQ:
+        return torch.ones(cell.batch, cell.sequence, dtype=torch.bool)
+    mask: torch.Tensor = batch.mask[:, cell.past :].bool()
+    return mask
+
+
+def _padding(config: Any) -> int:
+    token = getattr(config, "pad_token_id", None)
+    return token if isinstance(token, int) and 0 <= token < int(config.vocab_size) else 0

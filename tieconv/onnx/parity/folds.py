@@ -1,0 +1,52 @@
+"""What exporters fold into a weight, as exact arithmetic that can be proved bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A weight as the graph may hold it; ``apply`` takes it in the graph's precision and gives what is stored."""
+
+    name: str
+    apply: Callable[[Any], Any]
+
+
+def folds(config: Any) -> Iterator[Fold]:
+    """The folds that the config of the model implies, the plain weight first.
+
+    ``rounded`` is a weight of a 16-bit graph that was rounded and then stored wider, ``one plus`` Gemma's norm,
+    computed in float32; the scales are those of embeddings and attention scores.
+    """
+    yield Fold("", lambda weight: weight)
+    yield Fold("rounded", lambda weight: weight)
+    yield Fold("one plus", lambda weight: weight.float() + 1.0)
+    for factor in sorted(set(_factors(config))):
+        yield Fold(f"times {factor:.6g}", partial(_times, factor=factor))
+
+
+def _times(weight: Any, factor: float) -> Any:
+    """The product as a model computes it, with the factor rounded to the weight's precision."""
+    return weight * weight.new_tensor(factor)
+
+
+def _factors(config: Any) -> Iterator[float]:
+    hidden = _number(config, "hidden_size") or _number(config, "d_model")
+    if hidden:
+        yield from (hidden**0.5, hidden**-0.5)
+        heads = _number(config, "num_attention_heads")
+        width = _number(config, "head_dim") or (hidden / heads if heads else 0.0)
+        if width:
+            yield from (width**-0.5, width**-0.25)
+    scalar = _number(config, "query_pre_attn_scalar")
+    if scalar:
+        yield scalar**-0.5
+
+
+def _number(config: Any, name: str) -> float:
+    value = getattr(config, name, None)
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0

@@ -1,0 +1,97 @@
+"""The graph as a model: logits of a batch in one pass, or piece by piece through its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from tieconv.onnx.parity.bindings import Bindings, Role
+from tieconv.onnx.parity.reading import Value
+from tieconv.onnx.session import Session
+from tieconv.reference import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class GraphModel:
+    """An open session with the meaning of its inputs; ``window`` is the config's sliding window."""
+
+    session: Session
+    bindings: Bindings
+    window: int = 0
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Logits (batch × sequence × vocabulary) of one pass without a past."""
+        return self._run(batch, 0, self._no_past(batch))[0]
+
+    def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """Logits of consecutive ``pieces`` of the sequence, the cache of each fed to the next."""
+        past, start = self._no_past(batch), 0
+        for length in pieces:
+            end = start + length
+            logits, past = self._run(Batch(batch.ids[:, :end], batch.mask[:, :end]), start, past)
+            yield logits
+            start = end
+
+    def generate(self, batch: Batch, steps: int) -> torch.Tensor:
+        """Greedy tokens (batch × steps), each fed back with the cache."""
+        past, start, tokens = self._no_past(batch), 0, []
+        for _ in range(steps):
+            logits, past = self._run(batch, start, past)
+            start = batch.ids.shape[1]
+            tokens.append(logits[:, -1].argmax(-1))
+            batch = extended(batch, tokens[-1])
+        return torch.stack(tokens, 1)
+
+    def _run(self, batch: Batch, start: int, past: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        roles = self.bindings.inputs.items()
+        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
+        feeds |= {value.name: self._window_feed(value) for value in self.bindings.windows}
+        logits = self.bindings.logits
+        names = [logits, *(cache.present for cache in self.bindings.caches)]
+        made = self.session.run(feeds | past, names, logits)
+        carried = {cache.past.name: made[cache.present] for cache in self.bindings.caches}
+        return as_tensor(made[logits]), carried
+
+    def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:
+        given = {
+            Role.IDS: batch.ids[:, start:],
+            Role.MASK: batch.mask,
+            Role.POSITIONS: batch.positions[:, start:],
+            Role.TYPES: batch.types,
+            Role.DECODER_IDS: batch.decoder_ids,
+        }[role]
+        dtype = np.int32 if value.dtype == "INT32" else np.int64
+        return self.session.value(np.ascontiguousarray(given.numpy().astype(dtype)))
+
+    def _window_feed(self, value: Value) -> Any:
+        return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
+
+    def _no_past(self, batch: Batch) -> dict[str, Any]:
+        rows = batch.ids.shape[0]
+        empty = {}
+        for cache in self.bindings.caches:
+            heads, width = cache.past.shape[1], cache.past.shape[3]
+            empty[cache.past.name] = self.session.empty((rows, _fixed(heads), 0, _fixed(width)), cache.past.dtype)
+        return empty
+
+
+def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
+    """The batch with one more token in each row."""
+    one = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
+    return Batch(torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, one], 1))
+
+
+def _fixed(side: int | str | None) -> int:
+    assert isinstance(side, int), "a cache without heads or width is a fault of the structure"
+    return side
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A value in main memory as a torch tensor; numpy has no bf16, DLPack has."""
+    if value.data_type() == "tensor(bfloat16)":
+        return torch.from_dlpack(value._ortvalue.to_dlpack()).clone()
+    return torch.from_numpy(value.numpy())

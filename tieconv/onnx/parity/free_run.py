@@ -1,0 +1,46 @@
+"""Greedy generation from the same prompts: reported, never judged, since one near-tie changes all that follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tieconv.onnx.parity.forward import extended
+from tieconv.onnx.parity.passes import Work, prompt
+from tieconv.reference import Batch, Reference
+
+Generate = Callable[[Batch, int], torch.Tensor]
+
+
+def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
+    """Tokens (sequences × steps) of every stepped cell; ``None`` where there is none."""
+    found = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps]
+    return torch.cat(found) if found else None
+
+
+def reference_generate(reference: Reference) -> Generate:
+    """Greedy tokens of the reference, by a full pass for each."""
+
+    def generate(batch: Batch, steps: int) -> torch.Tensor:
+        tokens = []
+        for _ in range(steps):
+            tokens.append(reference.logits(batch)[:, -1].argmax(-1))
+            batch = extended(batch, tokens[-1])
+        return torch.stack(tokens, 1)
+
+    return generate
+
+
+def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> dict[str, Any] | None:
+    """The share of sequences that are equal to the end, and how many steps agree on average before the first change."""
+    if ours is None or theirs is None:
+        return None
+    same = (ours == theirs).long()
+    return {
+        "sequences": len(same),
+        "steps": same.shape[1],
+        "identical": float(same.all(1).double().mean()),
+        "mean_steps_before_change": float(same.cumprod(1).sum(1).double().mean()),
+    }

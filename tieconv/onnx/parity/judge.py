@@ -1,0 +1,79 @@
+"""From stored logits to cases, pools, gates and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tieconv.checkpoint.parity import Case, Gate, Histogram
+from tieconv.onnx.parity.cells import Cell
+from tieconv.onnx.parity.gates import case_gates, logit_gates
+from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios
+from tieconv.onnx.parity.passes import Work
+from tieconv.onnx.parity.store import LogitStore
+
+
+@dataclass
+class Judged:
+    """The errors of every cell, of the graph and of the floor."""
+
+    precision: str
+    cases: list[Case] = field(default_factory=list)
+    graph: dict[Cell, Errors] = field(default_factory=dict)
+    floor: dict[Cell, Errors] = field(default_factory=dict)
+
+    def pooled(self, *, steps: bool) -> tuple[Errors, Errors]:
+        """The pools of graph and floor over the single passes, or over the cached steps."""
+        chosen = [cell for cell in self.graph if bool(cell.steps) == steps]
+        return pool(self.graph[cell] for cell in chosen), pool(self.floor[cell] for cell in chosen)
+
+    def gates(self) -> Iterator[Gate]:
+        yield from case_gates(self.cases)
+        for steps, prefix, what in ((False, "", "the graph"), (True, "steps_", "the cached steps")):
+            graph, floor = self.pooled(steps=steps)
+            if graph.positions:
+                yield from logit_gates(prefix, what, graph, floor, self.precision)
+
+    def metrics(self, *, steps: bool) -> dict[str, Any] | None:
+        """The pooled figures as the report gives them."""
+        graph, floor = self.pooled(steps=steps)
+        if not graph.positions:
+            return None
+        rms, largest = ratios(graph, floor, self.precision)
+        return {"ratio": rms, "max_ratio": largest, **_sides(graph, floor)}
+
+    def histograms(self) -> Iterator[Histogram]:
+        for group in dict.fromkeys(cell.group for cell in self.graph):
+            chosen = [cell for cell in self.graph if cell.group == group]
+            yield histogram(group, pool(map(self.graph.__getitem__, chosen)), pool(map(self.floor.__getitem__, chosen)))
+
+
+def _sides(graph: Errors, floor: Errors) -> dict[str, Any]:
+    sides: dict[str, Any] = {}
+    for name, errors in (("graph", graph), ("floor", floor)):
+        figures = errors.figures()
+        sides[name] = {"relative_rms": figures.relative_rms, "max_abs": figures.max_abs, "kl": figures.kl,
+                       "top1": figures.top1, "flips": figures.flips, "n": figures.positions}  # fmt: skip
+    return sides
+
+
+def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
+    """Every cell's errors against the reference; those of the graph are stored under ``name``."""
+    found = Judged(precision)
+    for cell in work.cells:
+        shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
+        reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
+        if cell in errors or reference is None or floor is None or graph is None:
+            found.cases.append(Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
+            continue
+        if graph.shape != reference.shape:
+            told = f"logits of {list(graph.shape)} instead of {list(reference.shape)}"
+            found.cases.append(Case(*shape, None, None, None, None, told))
+            continue
+        ours, theirs = Errors(), Errors()
+        ours.add(reference, graph)
+        theirs.add(reference, floor)
+        found.graph[cell], found.floor[cell] = ours, theirs
+        found.cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
+    return found

@@ -1,0 +1,108 @@
+"""The same batches through the graph, the reference and the floor, one model in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tieconv.errors import NotRunError
+from tieconv.onnx.parity.bindings import Kind, Role
+from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
+from tieconv.onnx.parity.forward import GraphModel
+from tieconv.onnx.parity.store import LogitStore
+from tieconv.reference import Batch, Reference
+from tieconv.text import shown
+
+Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is fed: the cells of a kind of graph, and each cell's batch, always the same."""
+
+    kind: Kind
+    config: Any
+    types: bool
+
+    @property
+    def cells(self) -> list[Cell]:
+        longest = _longest(self.config)
+        return [*cells(self.kind, longest), *(stepped(longest) if self.kind is Kind.CACHED else ())]
+
+    def batch(self, cell: Cell) -> Batch:
+        return make_batch(cell, self.kind, self.config, types=self.types)
+
+    def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
+        """The logits of positions that are judged, one row each."""
+        return logits[:, -cell.sequence :][compared(cell, self.kind, self.batch(cell))]
+
+
+def make_work(kind: Kind, config: Any, inputs: Mapping[Role, object]) -> Work:
+    """The work for a graph with these inputs."""
+    return Work(kind, config, Role.TYPES in inputs)
+
+
+def _longest(config: Any) -> int:
+    limit = getattr(config, "max_position_embeddings", None)
+    return int(limit) if isinstance(limit, int) and limit > 0 else 1 << 30
+
+
+def pieces(cell: Cell) -> tuple[int, ...]:
+    """How a cell's tokens are fed to a model with a cache."""
+    if cell.steps:
+        return (PROMPT, *([1] * cell.steps))
+    return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
+
+
+def cached_logits(steps: Steps, batch: Batch, cell: Cell) -> torch.Tensor:
+    """Logits of the cell's own tokens, those of the past left out."""
+    made = list(steps(batch, pieces(cell)))
+    return torch.cat(made[1:] if cell.past else made, 1)
+
+
+@dataclass
+class GraphPass:
+    """What the graph gave: logits in the store under ``name``, and what the runtime said where it failed."""
+
+    errors: dict[Cell, str] = field(default_factory=dict)
+
+
+def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> GraphPass:
+    """Every cell through the graph. Raises `NotRunError` where memory runs out."""
+    found = GraphPass()
+    for cell in work.cells:
+        batch = work.batch(cell)
+        try:
+            cached = work.kind is Kind.CACHED
+            logits = cached_logits(graph.steps, batch, cell) if cached else graph.logits(batch)
+            store.put((name, cell), work.judged(cell, logits))
+        except Exception as error:
+            # Each status of the runtime is an exception class of its own, all made in C++.
+            if "llocate memory" in str(error) or isinstance(error, MemoryError):
+                raise NotRunError("memory ran out while the graph was run", "run it on a larger machine") from error
+            found.errors[cell] = shown(error, 300)
+    return found
+
+
+def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:
+    """Every cell through the reference in one pass each, without a cache."""
+    for cell in work.cells:
+        store.put(("reference", cell), work.judged(cell, reference.logits(work.batch(cell))))
+
+
+def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
+    """Every cell through torch in the export's precision, with a cache where the graph has one."""
+    for cell in work.cells:
+        batch = work.batch(cell)
+        cached = work.kind is Kind.CACHED and cell.past
+        logits = cached_logits(model.steps, batch, cell) if cached else model.logits(batch)
+        store.put(("floor", cell), work.judged(cell, logits))
+
+
+def prompt(work: Work, cell: Cell) -> Batch:
+    """The first tokens of a stepped cell, from which free runs start."""
+    batch = work.batch(cell)
+    return Batch(batch.ids[:, :PROMPT], batch.mask[:, :PROMPT])

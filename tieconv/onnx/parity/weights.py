@@ -1,0 +1,209 @@
+"""Weight identity: each checkpoint tensor looked for in the graph by its bytes, whatever its name there."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+
+from tieconv.checkpoint.parity import Identity, Lost
+from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.inspection.views import readable
+from tieconv.onnx.parity.folds import Fold
+from tieconv.onnx.parity.reading import DTYPES, Graph, Initializer
+
+REQUIRED = 4096
+"""Elements from which a vector must be found; every matrix must be."""
+BLOCK = 1 << 21
+"""Elements compared at a time: some 40 MB at the most, casts included."""
+_PROBES = 48
+_STORED = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
+_BITS = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
+
+
+@dataclass
+class _Place:
+    """A weight of the graph in one orientation: ``bits(first, last)`` are its elements in row-major order."""
+
+    weight: Initializer
+    transposed: bool
+
+    def probe(self) -> bytes:
+        array = self._array()
+        flat = np.unravel_index(_positions(array.size), array.shape) if array.ndim else ()
+        return bytes(np.ascontiguousarray(array[flat]).reshape(-1).tobytes())
+
+    def rows(self, first: int, last: int) -> Any:
+        return np.ascontiguousarray(self._array()[first:last]).reshape(-1)
+
+    def _array(self) -> Any:
+        array = self.weight.array()
+        bits = _BITS[DTYPES[self.weight.dtype]]
+        array = array.view(bits)
+        return array.T if self.transposed else array.reshape(-1)
+
+    @property
+    def form(self) -> str:
+        return "transposed" if self.transposed else "straight"
+
+
+def _positions(elements: int) -> Any:
+    """Where elements are sampled: spread over the tensor, the first and the last among them."""
+    count = min(_PROBES, elements)
+    return np.unique(np.linspace(0, elements - 1, count).astype(np.int64)) if count else np.zeros(0, np.int64)
+
+
+@dataclass
+class _Search:
+    """The graph's weights by dtype, size and samples; ``held`` are the weights that some tensor explains."""
+
+    reader: ByteReader
+    places: dict[tuple[str, int, bytes], list[_Place]] = field(default_factory=lambda: defaultdict(list))
+    sizes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
+    held: dict[str, str] = field(default_factory=dict)
+
+    def add(self, weight: Initializer) -> None:
+        elements = prod(weight.shape)
+        self.sizes[elements].add(weight.dtype)
+        wide = len(weight.shape) == 2 and min(weight.shape) > 1
+        for place in (_Place(weight, False), _Place(weight, True)) if wide else (_Place(weight, False),):
+            self.places[weight.dtype, elements, place.probe()].append(place)
+
+    def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[_Place, Fold]]:
+        """Every place that holds the tensor, each proved over all elements."""
+        samples = self._sample(record)
+        for dtype in sorted(self.sizes.get(record.elements, ())):
+            for fold in folds:
+                probe = _bits(fold.apply(_cast(samples, precision, dtype, fold)), dtype).tobytes()
+                for place in self.places.get((dtype, record.elements, probe), ()):
+                    if _fits(place, record) and self._equal(record, place, precision, fold):
+                        yield place, fold
+
+    def _sample(self, record: TensorRecord) -> torch.Tensor:
+        width = record.nbytes // max(record.elements, 1)
+        raw = bytearray(width * len(_positions(record.elements)))
+        for place, position in enumerate(_positions(record.elements)):
+            self.reader.read_into(record.range, int(position) * width, memoryview(raw)[place * width :][:width])
+        return _tensor(raw, record)
+
+    def _equal(self, record: TensorRecord, place: _Place, precision: str, fold: Fold) -> bool:
+        inner = record.shape[1] if place.transposed else 1
+        rows = record.elements // max(inner, 1)
+        step = max(BLOCK // max(inner, 1), 1)
+        width = record.nbytes // max(record.elements, 1)
+        for first in range(0, rows, step):
+            last = min(first + step, rows)
+            raw = bytearray((last - first) * inner * width)
+            self.reader.read_into(record.range, first * inner * width, memoryview(raw))
+            dtype = place.weight.dtype
+            ours = _bits(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype)
+            if not np.array_equal(ours, place.rows(first, last)):
+                return False
+        return True
+
+
+def _fits(place: _Place, record: TensorRecord) -> bool:
+    """A transposed place needs a matrix of the opposite shape; a straight one may be squeezed or flattened."""
+    return not place.transposed or tuple(reversed(place.weight.shape)) == record.shape
+
+
+def _tensor(raw: bytearray, record: TensorRecord) -> torch.Tensor:
+    return torch.frombuffer(raw, dtype=_STORED[record.dtype]) if raw else torch.empty(0, dtype=_STORED[record.dtype])
+
+
+def _cast(tensor: torch.Tensor, precision: str, dtype: str, fold: Fold) -> torch.Tensor:
+    """As a model in ``precision`` holds it; kept wider only where the graph stores the plain weight so."""
+    target = precision if fold.name else DTYPES[dtype]
+    return tensor.to(getattr(torch, target))
+
+
+def _bits(tensor: torch.Tensor, dtype: str) -> Any:
+    """The bit patterns in the graph's own dtype."""
+    made = tensor.to(getattr(torch, DTYPES[dtype]))
+    return made.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[made.element_size()]).numpy()
+
+
+def weight_identity(
+    graph: Graph,
+    checkpoint: Checkpoint,
+    reader: ByteReader,
+    precision: str,
+    folds: tuple[Fold, ...],
+    unused: Collection[str],
+    embedding: str | None,
+    computed: Collection[torch.Tensor] = (),
+) -> Identity:
+    """Every tensor of the checkpoint looked for in the graph, and every matrix of the graph in the checkpoint.
+
+    Found means bit for bit over all elements, after torch's cast (to nearest, ties to even) to the dtype that the
+    graph stores. ``unused`` tensors, which the model's class does not read, are left out. ``computed`` are
+    matrices of the model that no file holds, such as sinusoidal positions: they explain one of the graph as well.
+    """
+    reader, records = readable(reader, [record for record in checkpoint.tensors.values() if record.name not in unused])
+    search = _Search(reader)
+    for weight in graph.weights:
+        if weight.dtype in DTYPES and weight.nbytes:
+            search.add(weight)
+    lost, how, copies = [], Counter[str](), 0
+    floats = [record for record in records if record.dtype in _STORED]
+    for record in floats:
+        found = list(search.find(record, precision, folds))
+        for place, _ in found:
+            search.held.setdefault(place.weight.name, record.name)
+        if found:
+            place, fold = found[0]
+            how[", ".join(filter(None, (place.form, fold.name)))] += 1
+        else:
+            lost.append(_lost(record, "no initializer holds these bytes"))
+        if record.name == embedding:
+            copies = len({place.weight.name for place, _ in found})
+    missing = {entry.name for entry in lost}
+    shapes = {record.shape for record in floats if _is_matrix(record.shape)}
+    return Identity(
+        tensors=len(floats),
+        found=len(floats) - len(lost),
+        bytes=sum(record.nbytes for record in floats),
+        bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
+        how=dict(how),
+        lost=tuple(lost),
+        unexplained=tuple(_unexplained(graph, search.held, shapes, computed)),
+        unused=tuple(unused),
+        copies=copies,
+    )
+
+
+def _is_matrix(shape: tuple[int, ...]) -> bool:
+    return sum(side > 1 for side in shape) > 1
+
+
+def _lost(record: TensorRecord, reason: str) -> Lost:
+    required = _is_matrix(record.shape) or record.elements >= REQUIRED
+    return Lost(record.name, record.shape, record.dtype, record.nbytes, required, reason)
+
+
+def _unexplained(
+    graph: Graph, held: dict[str, str], shapes: Collection[tuple[int, ...]], computed: Collection[torch.Tensor]
+) -> Iterator[Lost]:
+    """Float matrices of the graph that hold no tensor; one in the shape of a tensor must."""
+    for weight in graph.weights:
+        if weight.dtype not in DTYPES or weight.name in held or not _is_matrix(weight.shape):
+            continue
+        if any(_is_computed(weight, tensor) for tensor in computed):
+            continue
+        same = weight.shape in shapes or tuple(reversed(weight.shape)) in shapes
+        reason = "has the shape of a checkpoint tensor and the bytes of none" if same else "is no checkpoint tensor"
+        yield Lost(weight.name, weight.shape, weight.dtype, weight.nbytes, same, reason)
+
+
+def _is_computed(weight: Initializer, tensor: torch.Tensor) -> bool:
+    """Whether the weight is this tensor of the model, bit for bit, as it is or transposed."""
+    if tensor.numel() != prod(weight.shape) or not tensor.is_floating_point():
+        return False
+    forms = [tensor] if tensor.ndim != 2 else [tensor, tensor.T]
+    stored = weight.array().view(_BITS[DTYPES[weight.dtype]]).reshape(-1)
+    return any(np.array_equal(_bits(form.contiguous(), weight.dtype).reshape(-1), stored) for form in forms)

@@ -1,0 +1,122 @@
+"""Sessions of ONNX Runtime: opened on the provider that was asked for, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tieconv.checkpoint.parity import ProviderUse
+from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.session_placement import check_placement
+from tieconv.onnx.session_provider import CPU, CUDA, choose, runtime, versions
+from tieconv.text import shown
+
+ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
+"""ONNX element types by number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Session:
+    """An open session. ``run`` binds inputs and outputs in place, so that a cache stays on the device."""
+
+    inner: Any
+    ort: Any
+    use: ProviderUse
+
+    @property
+    def device(self) -> str:
+        return "cuda" if self.use.active == CUDA else "cpu"
+
+    def value(self, array: Any) -> Any:
+        """A numpy array as a value that `run` takes."""
+        return self.ort.OrtValue.ortvalue_from_numpy(array)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """A value without elements: the past before the first token. ``dtype`` is an ONNX name."""
+        return self.ort.OrtValue.ortvalue_from_shape_and_type(list(shape), ELEMENTS[dtype], "cpu", 0)
+
+    def run(self, feeds: Mapping[str, Any], outputs: Collection[str], host: str) -> dict[str, Any]:
+        """The named outputs as values: ``host`` in main memory, the others where the session runs."""
+        binding = self.inner.io_binding()
+        for name, value in feeds.items():
+            binding.bind_ortvalue_input(name, value)
+        for name in outputs:
+            binding.bind_output(name, "cpu" if name == host else self.device)
+        self.inner.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return dict(zip(outputs, binding.get_outputs(), strict=True))
+
+
+def open_session(
+    path: str | os.PathLike[str],
+    provider: str = "auto",
+    *,
+    precision: str = "float32",
+    tf32: bool = False,
+    weight_gathers: Collection[str] = (),
+) -> Session:
+    """A session of the graph at ``path`` on ``provider`` (``auto``, ``cpu`` or ``cuda``).
+
+    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. Raises `NotRunError` where CUDA was
+    asked for and the session, or a heavy node of it, would run on the CPU; and for bf16 on the CPU.
+    """
+    ort = runtime()
+    choice = choose(ort, provider, tf32=tf32)
+    if choice.providers == [CPU]:
+        _check_precision(precision)
+    inner = _open(ort, os.fspath(path), choice.providers)
+    active = str(inner.get_providers()[0])
+    notes = choice.notes
+    if active != CUDA and choice.providers[0] != CPU:
+        if provider == "cuda":
+            raise NotRunError(
+                "CUDA was asked for and onnxruntime silently gave a CPU session: no device, driver or CUDA library",
+                "look at nvidia-smi, then: pip install 'tieconv[gpu]'",
+                "session.fallback",
+                active=active,
+            )
+        _check_precision(precision)
+        notes = (*notes, "onnxruntime has a CUDA provider that does not start here: the CPU was used")
+    use = ProviderUse(
+        provider,
+        active,
+        placement=check_placement(inner, active, weight_gathers),
+        tf32=tf32 and active == CUDA,
+        versions=versions(ort),
+        notes=notes,
+    )
+    return Session(inner, ort, use)
+
+
+def _check_precision(precision: str) -> None:
+    """The CPU has no kernels for bf16."""
+    if precision == "bfloat16":
+        raise NotRunError(
+            "the graph is bf16, and onnxruntime's CPU provider has no bf16 kernels for its products and norms",
+            "run it where there is a GPU (--provider cuda), or export in fp32 or fp16",
+            "session.bf16",
+            active=CPU,
+        )
+
+
+def _open(ort: Any, path: str, providers: list[Any]) -> Any:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    try:
+        return ort.InferenceSession(path, options, providers=providers)
+    except Exception as error:
+        # Each status of the runtime is an exception class of its own, all made in C++.
+        if "NOT_IMPLEMENTED" in str(error):
+            raise NotRunError(
+                f"{shown(path)}: onnxruntime {ort.__version__} has no kernel for a node: {shown(error, 300)}",
+                "run it on another provider, or export in another precision or opset",
+                "session.kernel",
+            ) from error
+        raise UnreadableError(
+            f"{shown(path)}: onnxruntime {ort.__version__} cannot load it: {shown(error, 300)}",
+            "export the graph again",
+            "session.load",
+        ) from error

@@ -1,0 +1,90 @@
+"""Which execution provider a session asks for, and what stands against it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+from dataclasses import dataclass
+from typing import Any
+
+from tieconv.errors import MissingPackageError, NotRunError
+from tieconv.reference.packages import need
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+_CLASH = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'tieconv[gpu]'"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What goes to onnxruntime as ``providers``, and notes for the report."""
+
+    providers: list[Any]
+    notes: tuple[str, ...] = ()
+
+
+def runtime() -> Any:
+    """The module onnxruntime; `MissingPackageError` with the pip command where it is missing or half removed."""
+    ort = need("onnxruntime", "onnx", "running an ONNX graph")
+    if not hasattr(ort, "InferenceSession"):
+        # Removing one of the two packages takes files of the other along.
+        raise MissingPackageError("the package onnxruntime is installed in part only", _CLASH, "session.packages")
+    return ort
+
+
+def installed() -> dict[str, str]:
+    """Versions of the distributions that provide the module onnxruntime."""
+    found = {}
+    for name in ("onnxruntime", "onnxruntime-gpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
+    """The providers for ``auto``, ``cpu`` or ``cuda``; `NotRunError` where CUDA is asked for and cannot be."""
+    notes = _clash_notes(provider)
+    if provider == "cpu":
+        return Choice([CPU], notes)
+    if CUDA not in ort.get_available_providers():
+        if provider == "auto":
+            return Choice([CPU], notes)
+        raise NotRunError(
+            f"the installed onnxruntime {ort.__version__} has no CUDA provider",
+            "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'",
+            "session.no-cuda",
+        )
+    preload(ort)
+    # Without use_tf32=0 float32 products are rounded to 10 bits on the tensor cores; torch does not do so.
+    return Choice([(CUDA, {"use_tf32": "1" if tf32 else "0"}), CPU], notes)
+
+
+def _clash_notes(provider: str) -> tuple[str, ...]:
+    both = installed()
+    if len(both) < 2:
+        return ()
+    told = " and ".join(f"{name} {version}" for name, version in both.items())
+    sentence = f"{told} are both installed: they share one directory, and whichever came last runs"
+    if provider == "cuda":
+        raise NotRunError(sentence, _CLASH, "session.packages")
+    return (f"{sentence}; to have one: {_CLASH}",)
+
+
+def preload(ort: Any) -> None:
+    """Load the CUDA and cuDNN libraries of the nvidia packages; what is missing shows when the session opens."""
+    if hasattr(ort, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(OSError, RuntimeError, ImportError):
+            ort.preload_dlls()
+
+
+def versions(ort: Any) -> dict[str, str]:
+    """What ran: onnxruntime, its CUDA, and the packages around it."""
+    found = {"onnxruntime": str(ort.__version__)}
+    cuda = getattr(ort, "cuda_version", "")
+    if cuda:
+        found["cuda"] = str(cuda)
+    for name in ("onnx", "onnx-ir", "torch", "transformers"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

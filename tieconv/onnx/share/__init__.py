@@ -1,0 +1,7 @@
+"""One copy of each matrix: found by content, chosen by use, rewritten pattern by pattern."""
+
+from __future__ import annotations
+
+from tieconv.onnx.share.pass_ import SharePass
+
+__all__ = ["SharePass"]

@@ -1,0 +1,106 @@
+"""Make every use read the copy that stays, and drop the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from tieconv.checkpoint.graph import HeadForm
+from tieconv.checkpoint.plan import Gathered
+from tieconv.onnx.graph import GraphFile
+from tieconv.onnx.graph_bytes import Stored
+from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, to_rewrite
+from tieconv.onnx.share.find import Member
+from tieconv.onnx.share.head import MICROSOFT
+from tieconv.onnx.share.interface import Target
+from tieconv.onnx.share.patterns import pattern_of
+from tieconv.onnx.share.uses import describe, remove_unread
+
+
+def apply(
+    file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting
+) -> tuple[ir.Value, tuple[str, ...], tuple[str, ...]]:
+    """The value that stays, the names that went and the nodes that were rewritten."""
+    reads = to_rewrite(reads_of(members), choice, setting.form)
+    nodes = tuple(describe(read.use.node) for read in reads)
+    kept = _keeper(file, members, choice, setting, reads)
+    target = Target(kept, choice.dtype, setting.form, setting.opset, setting.names)
+    for read in reads:
+        pattern_of(read.use).rewrite(read.use, target)
+    gone = [member.stored for member in members if member.stored.value is not kept]
+    for stored in (member.stored for member in members):
+        remove_unread(stored.value)
+    names = tuple(str(stored.value.name) for stored in gone)
+    for stored in gone:
+        _drop(stored)
+    if setting.form is HeadForm.FUSED and reads:
+        file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
+    return kept, names, nodes
+
+
+def _drop(stored: Stored) -> None:
+    value = stored.value
+    assert not value.uses() and not value.is_graph_output()
+    stored.graph.initializers.pop(str(value.name))
+
+
+def _keeper(
+    file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting, reads: Sequence[Read]
+) -> ir.Value:
+    if choice.keeper is None:
+        return turned(file, choice.source, setting.main, setting.names.free(f"{choice.source.value.name}_transposed"))
+    stored = choice.keeper
+    if stored.graph is not setting.main and any(m.stored.graph is not stored.graph for m in members):
+        _lift(stored, setting, file.model)
+    return stored.value
+
+
+def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
+    """Move the initializer to the main graph, where every subgraph sees it."""
+    value = stored.value
+    stored.graph.initializers.pop(str(value.name))
+    if _named(model)[value.name] > 0:
+        value.name = setting.names.free(str(value.name))
+    setting.main.register_initializer(value)
+
+
+def _named(model: ir.Model) -> Counter[str | None]:
+    """How many values have each name."""
+    found: Counter[str | None] = Counter()
+    for graph in model.graphs():
+        found.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
+        found.update(value.name for node in graph for value in node.outputs)
+    return found
+
+
+def turned(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:
+    """A new initializer of ``graph``: the stored matrix transposed, its bytes gathered when the file is written."""
+    rows, columns = stored.record.shape
+    return _made(file, stored, graph, name, (columns, rows), (1, columns))
+
+
+def copied(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:
+    """A new initializer of ``graph`` with the bytes of the stored matrix."""
+    rows, columns = stored.record.shape
+    return _made(file, stored, graph, name, (rows, columns), (columns, 1))
+
+
+def _made(
+    file: GraphFile, stored: Stored, graph: ir.Graph, name: str, shape: tuple[int, int], stride: tuple[int, int]
+) -> ir.Value:
+    tensor = stored.value.const_value
+    assert tensor is not None
+    made: ir.TensorProtocol
+    if isinstance(tensor, ir.ExternalTensor):
+        content = Gathered(stored.record.range, stored.record.dtype, shape, stride)
+        made = file.make(content, tensor, shape, name)
+    else:
+        array = tensor.numpy()
+        made = ir.Tensor(np.ascontiguousarray(array if stride[1] == 1 else array.T), dtype=tensor.dtype, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(tensor.dtype))
+    value.const_value = made
+    graph.register_initializer(value)
+    return value

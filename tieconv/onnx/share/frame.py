@@ -1,0 +1,94 @@
+"""The Reshapes around a Gemm that stands for a MatMul: `Reshape(Gemm(Reshape(x, [-1, H]), W), [*shape(x)[:-1], V])`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from tieconv.onnx.share.uses import integer, is_standard
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The nodes from ``first`` (the Reshape of ``x``) over ``gemm`` to ``last`` (the Reshape of the product)."""
+
+    x: ir.Value
+    first: ir.Node
+    gemm: ir.Node
+    last: ir.Node
+
+
+def frame_of(gemm: ir.Node) -> Frame | None:
+    """The frame around a Gemm; ``None`` where there is none, or where its shapes are not those of a MatMul."""
+    flat = gemm.inputs[0]
+    first = flat.producer() if flat is not None else None
+    uses = list(gemm.outputs[0].uses())
+    if first is None or len(uses) != 1 or gemm.outputs[0].is_graph_output():
+        return None
+    last, index = uses[0]
+    if index or not (is_standard(first, "Reshape") and is_standard(last, "Reshape")):
+        return None
+    x = first.inputs[0]
+    rows = _constant(first.inputs[1])
+    if x is None or rows is None or len(rows) != 2 or rows[0] != -1:
+        return None
+    return Frame(x, first, gemm, last) if _keeps_leading(last.inputs[1], x) else None
+
+
+def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
+    """Whether ``shape`` is that of ``x`` up to its last side."""
+    joined = shape.producer() if shape is not None else None
+    if joined is None:
+        fixed, given = _constant(shape), x.shape
+        return fixed is not None and given is not None and list(given)[:-1] == fixed[:-1]
+    if not is_standard(joined, "Concat") or len(joined.inputs) != 2 or _constant(joined.inputs[1]) is None:
+        return False
+    leading = joined.inputs[0].producer() if joined.inputs[0] is not None else None
+    if leading is not None and is_standard(leading, "Slice"):
+        ends = [_constant(value) for value in leading.inputs[1:]]
+        source = leading.inputs[0].producer() if leading.inputs[0] is not None else None
+        return ends == [[0], [-1]] and source is not None and is_standard(source, "Shape") and source.inputs[0] is x
+    return (
+        leading is not None
+        and is_standard(leading, "Shape")
+        and leading.inputs[0] is x
+        and (integer(leading, "start", 0), integer(leading, "end", 0)) == (0, -1)
+    )
+
+
+def _constant(value: ir.Value | None) -> list[int] | None:
+    tensor = value.const_value if value is not None else None
+    if tensor is None or tensor.size > 8 or len(tensor.shape) != 1:
+        return None
+    return [int(entry) for entry in tensor.numpy()]
+
+
+def remove_frame(frame: Frame) -> None:
+    """Remove the Gemm, the Reshape before it, and what only the two Reshapes read."""
+    shape = frame.last.inputs[1] if len(frame.last.inputs) > 1 else None
+    _remove(frame.gemm)
+    _remove(frame.first)
+    if shape is not None:
+        _unread(shape)
+
+
+def _remove(node: ir.Node) -> None:
+    values = [value for value in node.inputs if value is not None]
+    if node.graph is None or any(output.uses() or output.is_graph_output() for output in node.outputs):
+        return
+    node.graph.remove(node, safe=True)
+    for value in values:
+        _unread(value)
+
+
+def _unread(value: ir.Value) -> None:
+    """Remove what computes the value, or the small constant that it is, once nothing reads it."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    producer = value.producer()
+    if producer is not None:
+        if is_standard(producer, "Concat", "Slice", "Shape", "Reshape"):
+            _remove(producer)
+    elif value.is_initializer() and _constant(value) is not None and isinstance(value.graph, ir.Graph):
+        value.graph.initializers.pop(str(value.name))

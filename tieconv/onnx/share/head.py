@@ -1,0 +1,113 @@
+"""`MatMul(x, Wᵀ)`: the head of a language model, as ONNX exporters write it."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from tieconv.checkpoint.graph import HeadForm
+from tieconv.onnx.graph import sides
+from tieconv.onnx.share.interface import Names, Target, constant, dtype_of, replace
+from tieconv.onnx.share.uses import Use, is_standard
+
+MICROSOFT = "com.microsoft"
+_FUSED_TYPES = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")
+ALLOWZERO = 14
+"""The first opset whose Reshape can keep an axis of length 0."""
+SHAPE_END = 15
+"""The first opset whose Shape can leave axes out."""
+
+
+class MatMulHead:
+    """A MatMul whose right-hand side is the matrix transposed."""
+
+    def claims(self, use: Use) -> bool:
+        return use.node is not None and is_standard(use.node, "MatMul")
+
+    def refuses(self, use: Use, target: Target) -> str:
+        assert use.node is not None
+        if dtype_of(use, target.dtype) != target.dtype:
+            return f"a MatMul computes with it in {dtype_of(use, target.dtype).name}"
+        if use.index != 1:
+            return "a MatMul has it on its left" if use.flipped else ""
+        if not use.flipped or target.form is HeadForm.TRANSPOSE:
+            return ""
+        if target.form is HeadForm.FUSED:
+            return "" if target.dtype.name in _FUSED_TYPES else f"FusedMatMul does not compute in {target.dtype.name}"
+        if target.opset < ALLOWZERO and _rank(use.node.inputs[0]) != 2:
+            return f"in opset {target.opset} a Reshape around Gemm would lose empty batches: use --head-form fused"
+        return ""
+
+    def rewrite(self, use: Use, target: Target) -> None:
+        node, value = use.node, target.value
+        assert node is not None
+        if not use.flipped:
+            node.replace_input_with(use.index, value)
+        elif target.form is HeadForm.TRANSPOSE:
+            _transpose(node, target)
+        elif target.form is HeadForm.FUSED:
+            _fused(node, value, target.names)
+        else:
+            _gemm(node, value, target)
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
+
+
+def _fused(node: ir.Node, value: ir.Value, names: Names) -> None:
+    fused = ir.node("FusedMatMul", [node.inputs[0], value], {"transB": 1}, domain=MICROSOFT)
+    replace(node, [fused], names)
+
+
+def _transpose(node: ir.Node, target: Target) -> None:
+    node.replace_input_with(1, _turned(target))
+
+
+def _turned(target: Target) -> ir.Value:
+    """The one Transpose of the matrix, in its own graph, so that a session folds it once."""
+    value, graph = target.value, target.value.graph
+    assert isinstance(graph, ir.Graph) and value.shape is not None
+    for user, _ in value.uses():
+        if is_standard(user, "Transpose") and user.graph is graph:
+            return user.outputs[0]
+    name = target.names.free(f"{value.name}/Transpose")
+    turned = ir.node("Transpose", [value], {"perm": [1, 0]}, name=name)
+    turned.outputs[0].name = target.names.free(f"{value.name}/transposed")
+    turned.outputs[0].dtype = target.dtype
+    turned.outputs[0].shape = ir.Shape([value.shape[1], value.shape[0]])
+    graph.insert_before(graph[0], turned)
+    return turned.outputs[0]
+
+
+def _gemm(node: ir.Node, value: ir.Value, target: Target) -> None:
+    x = node.inputs[0]
+    assert x is not None and value.shape is not None
+    if _rank(x) == 2:
+        replace(node, [ir.node("Gemm", [x, value], {"transB": 1})], target.names)
+        return
+    vocabulary, hidden = sides(value.shape)
+    flat = ir.node("Reshape", [x, constant(node, [-1, hidden], target.names, "rows")])
+    gemm = ir.node("Gemm", [flat.outputs[0], value], {"transB": 1})
+    for made, width in ((flat, hidden), (gemm, vocabulary)):
+        made.outputs[0].dtype = target.dtype
+        made.outputs[0].shape = ir.Shape([None, width])
+    leading, shape = _shape(node, x, vocabulary, target)
+    last = ir.node("Reshape", [gemm.outputs[0], shape], {"allowzero": 1})
+    replace(node, [flat, gemm, *leading, last], target.names)
+
+
+def _shape(node: ir.Node, x: ir.Value, vocabulary: int, target: Target) -> tuple[list[ir.Node], ir.Value]:
+    """The shape of the result, and the nodes that compute it where it is not fixed."""
+    if x.shape is not None and all(isinstance(side, int) for side in x.shape):
+        return [], constant(node, [*sides(x.shape)[:-1], vocabulary], target.names, "shape")
+    width = constant(node, [vocabulary], target.names, "width")
+    if target.opset >= SHAPE_END:
+        nodes = [ir.node("Shape", [x], {"end": -1})]
+    else:
+        whole = ir.node("Shape", [x])
+        ends = [constant(node, [at], target.names, hint) for at, hint in ((0, "first"), (-1, "last"))]
+        nodes = [whole, ir.node("Slice", [whole.outputs[0], *ends])]
+    joined = ir.node("Concat", [nodes[-1].outputs[0], width], {"axis": 0})
+    for made in (*nodes, joined):
+        made.outputs[0].dtype = ir.DataType.INT64
+    return [*nodes, joined], joined.outputs[0]

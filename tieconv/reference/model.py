@@ -1,0 +1,177 @@
+"""Loading a checkpoint with the class that its config names, and its logits for a batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.reference.packages import need
+from tieconv.text import shown
+
+_PURPOSE = "the torch reference"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids (batch × sequence, int64) with their mask, 1 for a token and 0 for padding.
+
+    ``decoder_ids`` are there for an encoder-decoder, ``types`` for a model with token types.
+    """
+
+    ids: Any
+    mask: Any
+    decoder_ids: Any = None
+    types: Any = None
+
+    @property
+    def positions(self) -> Any:
+        """Position ids as generation counts them: from each row's first token."""
+        return (self.mask.cumsum(1) - 1).clamp(min=0)
+
+
+@dataclass(eq=False)
+class Reference:
+    """A torch model on the CPU that gives logits.
+
+    ``dtype`` is the name of its precision (``float64``), ``missing`` the parameters that the checkpoint left out and
+    ``unused`` the stored tensors that the class does not read, as transformers names them.
+    """
+
+    model: Any
+    dtype: str
+    missing: tuple[str, ...]
+    unused: tuple[str, ...]
+
+    @cached_property
+    def _accepts(self) -> frozenset[str]:
+        return frozenset(signature(self.model.forward).parameters)
+
+    @property
+    def matrices(self) -> list[Any]:
+        """Parameters and buffers with two axes or more, stored or computed by the class."""
+        return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.ndim > 1]
+
+    def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
+        """The keyword arguments of the forward pass from position ``start`` on; the mask covers all positions."""
+        if batch.decoder_ids is not None:
+            return {"input_ids": batch.ids, "attention_mask": batch.mask, "decoder_input_ids": batch.decoder_ids}
+        given = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
+        if batch.types is not None:
+            given["token_type_ids"] = batch.types
+        elif "position_ids" in self._accepts:
+            given["position_ids"] = batch.positions[:, start:]
+        return given
+
+    def logits(self, batch: Batch) -> Any:
+        """Logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
+        more = {"use_cache": False} if "use_cache" in self._accepts else {}
+        with self._exactly():
+            return self.model(**self.inputs(batch), **more).logits
+
+    def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[Any]:
+        """Logits of consecutive ``pieces`` of the sequence, each computed from the cache of those before."""
+        from transformers import DynamicCache
+
+        cache, start = DynamicCache(config=self.model.config), 0
+        for length in pieces:
+            end = start + length
+            seen = Batch(batch.ids[:, :end], batch.mask[:, :end])
+            with self._exactly():
+                yield self.model(**self.inputs(seen, start), past_key_values=cache, use_cache=True).logits
+            start = end
+
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        import torch
+
+        from tieconv.reference.float64 import KeepFloat64
+
+        with torch.inference_mode(), KeepFloat64() if self.dtype == "float64" else nullcontext():
+            yield
+
+
+def load_config(directory: str) -> Any:
+    """The config of the language model in ``directory`` as transformers reads it; raises `UnreadableError`."""
+    transformers = need("transformers", "onnx", _PURPOSE)
+    try:
+        with _quiet(transformers):
+            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise UnreadableError(
+            f"{shown(os.path.join(directory, 'config.json'))}: transformers cannot read it: {shown(error)}",
+            "code that comes with a checkpoint is never run: install a transformers that knows the model type",
+            "reference.config",
+        ) from error
+    return config.get_text_config(decoder=True)
+
+
+def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
+    """The model in ``directory``, every parameter in ``dtype``: ``float64``, ``float32``, ``float16`` or ``bfloat16``.
+
+    Raises `UnreadableError` where transformers has no such class or cannot load it, `RefusedError` where it would
+    have to fill parameters with random values.
+    """
+    torch = need("torch", "onnx", _PURPOSE)
+    transformers = need("transformers", "onnx", _PURPOSE)
+    name = architecture(config, directory)
+    cls = getattr(transformers, name, None)
+    if cls is None or not hasattr(cls, "from_pretrained"):
+        raise UnreadableError(
+            f"{shown(directory)}: transformers {transformers.__version__} has no class {shown(name)}",
+            "code that comes with a checkpoint is never run: install a transformers that knows the class",
+            "reference.class",
+        )
+    with _quiet(transformers):
+        try:
+            model, info = cls.from_pretrained(
+                directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
+            )
+        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+            raise UnreadableError(
+                f"{shown(directory)}: transformers cannot load it as {shown(name)}: {shown(error)}",
+                "look at what the checkpoint holds: tieconv inspect",
+                "reference.load",
+            ) from error
+    missing = tuple(sorted(map(str, info["missing_keys"])))
+    mismatched = tuple(sorted(str(entry[0]) for entry in info.get("mismatched_keys", ())))
+    if missing or mismatched:
+        raise RefusedError(
+            f"{shown(directory)}: transformers would fill {shown((missing + mismatched)[0])} with random values",
+            "look at what the checkpoint holds: tieconv inspect",
+            "reference.missing",
+        )
+    unused = tuple(sorted(map(str, info["unexpected_keys"])))
+    return Reference(model.eval().to("cpu"), dtype, missing, unused)
+
+
+def architecture(config: Mapping[str, object], directory: str) -> str:
+    """The class that the config names; `UnreadableError` where it names none."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named and isinstance(named[0], str) and named[0].isidentifier():
+        return named[0]
+    raise UnreadableError(
+        f"{shown(os.path.join(directory, 'config.json'))} names no architecture",
+        'add "architectures": ["LlamaForCausalLM"], or the class that the model is',
+        "reference.class",
+    )
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without the progress bar and the advice that transformers prints while it loads."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
