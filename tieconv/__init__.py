@@ -20,10 +20,12 @@ if TYPE_CHECKING:
         plan_export,
         plan_graph_dedup,
         plan_graph_untie,
+        plan_push,
         plan_reindex,
         plan_retie,
         plan_set_tie,
         plan_untie,
+        push,
     )
     from tieconv.checkpoint.analysis import Analysis
     from tieconv.checkpoint.checked import CheckReport
@@ -52,10 +54,12 @@ __all__ = [
     "plan_export",
     "plan_graph_dedup",
     "plan_graph_untie",
+    "plan_push",
     "plan_reindex",
     "plan_retie",
     "plan_set_tie",
     "plan_untie",
+    "push",
 ]
 
 

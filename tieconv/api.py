@@ -7,16 +7,18 @@ for the one that loaders prefer, which is the one that `inspect` reads, and leav
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
-from tieconv.errors import UnreadableError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
+from tieconv.sources.hub import is_hub
 from tieconv.sources.local import locate, open_files
 from tieconv.text import shown
 
@@ -31,12 +33,14 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.inspection import Action
     from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.plan import Outcome, Plan
-    from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+    from tieconv.checkpoint.push import Push
+    from tieconv.checkpoint.records import ByteReader, Checkpoint, Listing, TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
     from tieconv.onnx.export import PlannedExport
     from tieconv.onnx.graph_planned import PlannedGraphs
     from tieconv.planned import PlannedWrite
+    from tieconv.sources.hub_files import HubFiles, Tick
     from tieconv.sources.local import FileSet
 
 
@@ -47,27 +51,76 @@ def inspect(
     embed: str | None = None,
     head: str | None = None,
     consumers: str | None = None,
+    tick: Tick | None = None,
+    ties_only: bool = False,
 ) -> Inspection:
     """What MODEL stores, what ties, what the config declares, and findings with the next command.
+
+    Of a model on the Hub (``hf://org/name@revision``) headers and samples are fetched, and with ``full`` every byte
+    that a proof needs; ``tick(done, total)`` is told of headers that arrive. With ``ties_only`` shards that hold no
+    tied name are left out: counts are then of the others, and of the findings those about ties and biases are given.
 
     ``embed`` and ``head`` name the input and the output embedding of an unknown architecture. ``consumers`` names the
     loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
     missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
-    chosen = _consumers(consumers)
-    listing = locate(str(path))
+    with _opened(str(path), tick) as model:
+        if ties_only:
+            return _narrowly(model, Depth(depth), embed, head)
+        return _inspected(model, Depth(depth), embed, head, _consumers(consumers))
+
+
+def _narrowly(model: _Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
+    """Evidence about the ties alone, from the shards that they concern."""
+    from tieconv.inspection.narrow import narrow
+
+    found = narrow(model[0], model[1], embed, head)
+    if found is None:
+        return _inspected(model, depth, embed, head)
+    evidence = _inspected((found[0], cast("HubFiles", found[1]), model[2]), depth, embed, head)
+    return replace(
+        evidence,
+        checkpoint=replace(evidence.checkpoint, unread=found[2]),
+        findings=tuple(finding for finding in evidence.findings if finding.rule.startswith(("TIE", "BIA"))),
+    )
+
+
+_Model = tuple["Listing", "HubFiles | FileSet", str]
+"""What MODEL names, its reader, and its commit on the Hub."""
+
+
+@contextmanager
+def _opened(source: str, tick: Tick | None = None) -> Iterator[_Model]:
+    if is_hub(source):
+        from tieconv.sources.hub import open_model
+
+        with open_model(source, tick) as model:
+            yield model
+        return
+    listing = locate(source)
     with open_files(listing.root) as files:
-        checkpoint = read_checkpoint(listing, files)
-        evidence = inspect_checkpoint(checkpoint, _reader(checkpoint, files), Depth(depth), embed=embed, head=head)
-    evidence = _with_base(evidence)
+        yield listing, files, ""
+
+
+def _inspected(
+    model: _Model, depth: Depth, embed: str | None, head: str | None, chosen: tuple[Consumer, ...] = ()
+) -> Inspection:
+    listing, files, commit = model
+    checkpoint = read_checkpoint(listing, files)
+    if commit:
+        checkpoint = replace(checkpoint, revision=commit)
+    evidence = _with_base(inspect_checkpoint(checkpoint, _reader(checkpoint, files), depth, embed=embed, head=head))
     if chosen and not checkpoint.graphs:
         from tieconv.consumers import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
+    client = getattr(files, "client", None)
+    if client is not None:
+        evidence = replace(evidence, fetched=Fetched(client.requests, client.bytes))
     return replace(evidence, findings=run_checks(evidence))
 
 
-def _reader(checkpoint: Checkpoint, files: FileSet) -> ByteReader:
+def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
     """What reads tensor bytes; a graph can spell small tensors out as numbers."""
     if not checkpoint.graphs:
         return files
@@ -99,6 +152,34 @@ def _with_base(evidence: Inspection) -> Inspection:
     return replace(evidence, base=base)
 
 
+def _on_disk(path: str | Path, drop_other_formats: bool, *, refuses: bool = True) -> str | Path:
+    """The directory of a model on the Hub in the local cache, fetched where it is not there; any other path as it is.
+
+    What the plan would refuse for its layout is refused before anything is fetched, unless ``refuses`` is false; the
+    files of a format that is to be dropped are not fetched.
+    """
+    source = str(path)
+    if not is_hub(source):
+        return path
+    from tieconv.formats.shards import read_shards
+    from tieconv.plans.guards import guard_layout
+    from tieconv.plans.other_formats import alone
+    from tieconv.sources.hub import fetch
+
+    with _opened(source) as (listing, files, _):
+        checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)
+        if drop_other_formats:
+            checkpoint = alone(checkpoint)
+        if refuses:
+            guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
+    return fetch(source, tuple(set(listing.entries) - set(_names(checkpoint))))
+
+
+def _names(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The files that make up a checkpoint and lie beside it, but for weights in other formats."""
+    return (*checkpoint.states, *checkpoint.companions)
+
+
 def _planned(
     make: Callable[[Inspection], Plan],
     path: str | Path,
@@ -112,7 +193,7 @@ def _planned(
     from tieconv.plans.other_formats import alone, dropping
 
     refuse_graphs(path)
-    evidence = inspect(path, depth=depth, embed=embed, head=head)
+    evidence = inspect(_on_disk(path, drop_other_formats), depth=depth, embed=embed, head=head)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:
@@ -257,8 +338,11 @@ def plan_dedup(
 
 
 def is_graph(path: str | Path = ".") -> bool:
-    """Whether MODEL is an ONNX graph or a directory of graphs, for which there are functions of their own."""
-    return holds_graphs(locate(str(path)))
+    """Whether MODEL is an ONNX graph or a directory of graphs, for which there are functions of their own.
+
+    Of the Hub only checkpoints are read.
+    """
+    return not is_hub(str(path)) and holds_graphs(locate(str(path)))
 
 
 def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> PlannedGraphs:
@@ -328,7 +412,7 @@ def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_form
     from tieconv.plans.reindex import plan_reindex as make
 
     refuse_graphs(path)
-    listing = locate(str(path))
+    listing = locate(str(_on_disk(path, drop_other_formats, refuses=False)))
     with open_files(listing.root) as files:
 
         def same(a: TensorRecord, b: TensorRecord) -> bool:
@@ -358,16 +442,17 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     from tieconv.comparison import compare
 
     refuse_graphs(a, b)
-    one, two = (inspect(path, embed=embed, head=head) for path in (a, b))
-    for evidence in (one, two):
-        if evidence.checkpoint.headers_only:
-            raise UnreadableError(
-                f"{evidence.checkpoint.source}: tensor bytes of this format are not read, so nothing can be compared",
-                "convert it to safetensors first",
-                "diff.headers-only",
-            )
-    with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
-        return compare(one, two, files_a, files_b)
+    with _opened(str(a)) as model_a, _opened(str(b)) as model_b:
+        one, two = (_inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
+        for evidence in (one, two):
+            if evidence.checkpoint.headers_only:
+                raise UnreadableError(
+                    f"{evidence.checkpoint.source}: tensor bytes of this format are not read, so nothing can be "
+                    "compared",
+                    "convert it to safetensors first",
+                    "diff.headers-only",
+                )
+        return compare(one, two, model_a[1], model_b[1])
 
 
 def refuse_graphs(*paths: str | Path) -> None:
@@ -394,7 +479,7 @@ def analyze(
 
     words = _words(text)
     refuse_graphs(path)
-    listing = locate(str(path))
+    listing = locate(str(_on_disk(path, False)))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
@@ -452,11 +537,33 @@ def run_gate(
     head: str | None = None,
     jobs: int = 1,
     tick: Callable[[CheckedModel], object] = lambda _: None,
+    resume: str | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
-    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one."""
-    from tieconv.gate.run import check_models
+    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one.
 
-    return check_models(_inspecting(policy, embed, head), policy, models, jobs, tick)
+    ``resume`` names the file of a run: models that it holds are not read again, the others are added.
+    """
+    from tieconv.gate.run import check_models
+    from tieconv.gate.runs import RunFile
+
+    asked = {"depth": str(policy.depth), "for": policy.consumers, "embed": embed, "head": head}
+    record = RunFile(resume, asked) if resume else None
+    return check_models(_inspecting(policy, embed, head), policy, models, jobs, tick, record)
+
+
+def expand(models: Iterable[str], *, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
+    """The models, with those that ``hf://org/*`` stands for: of one task, and at most so many, where that is asked."""
+    from tieconv.sources.hub import is_pattern
+
+    found: list[str] = []
+    for model in models:
+        if is_pattern(model):
+            from tieconv.sources.hub_models import expand as ask
+
+            found += ask(model, task, limit)
+        else:
+            found.append(model)
+    return tuple(dict.fromkeys(found))
 
 
 def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome, ...]]:
@@ -529,6 +636,56 @@ def plan_action(action: Action) -> PlannedWrite:
         case ["bias", verb]:
             return plan_bias(verb, action.source, **options)
     raise ValueError(f"{action.verb!r} is no command with a plan")
+
+
+def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:
+    """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
+
+    Weight and index files that the repository's model uses and the directory lacks are to be deleted. Raises
+    `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
+    """
+    from tieconv.checkpoint.push import Push
+    from tieconv.reporters.push_text import description, title
+    from tieconv.sources.hub import guard_push, parse, require
+
+    place = parse(target)
+    require()
+    from tieconv.sources.hub_files import HubFiles
+    from tieconv.sources.hub_push import changes
+
+    guard_push(str(directory), place, pull_request)
+    with _opened(target) as far, _opened(str(directory)) as near:
+        if not isinstance(far[1], HubFiles):
+            raise UnreadableError(
+                "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
+            )
+        if near[0].named or near[0].special:
+            raise RefusedError(
+                f"{shown(directory)} is no directory of regular files", "give the model's directory", "push.directory"
+            )
+        before = _inspected(far, Depth.HEADER, None, None)
+        after = _inspected(near, Depth.CANDIDATES, None, None)
+        used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
+        found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
+    return Push(
+        directory=str(directory),
+        repo=place.repo,
+        revision=place.revision,
+        commit=far[2],
+        pull_request=pull_request,
+        title=message or title(found),
+        description=description(found, before, after),
+        changes=found,
+    )
+
+
+def push(planned: Push) -> Push:
+    """Upload what `plan_push` planned: a pull request, or a commit. Raises `TieconvError` where the Hub refuses."""
+    from tieconv.sources.hub_push import upload
+
+    if not planned.changes:
+        return planned
+    return replace(planned, executed=True, url=upload(planned, os.path.abspath(planned.directory)))
 
 
 def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto", reference: str = "auto") -> Parity:

@@ -18,11 +18,11 @@ stdout carries the result, stderr progress, warnings and the closing line. `--js
 progress bars appear on a terminal only; `NO_COLOR` is honoured. Exit codes: **0** fine; **1** the tool worked and the
 answer is no (`diff`: not the same function, `check`: a finding that counts, `parity` and `export`: parity failed);
 **2** it could not or would not do it, with one sentence and a `hint:` line; **130** it was interrupted, **141** the
-reader of its output went away. The gate has a [page of its own](check.md).
+reader of its output went away. The gate has a [page of its own](check.md), and so have [models on the Hub](hub.md).
 
 The JSON follows the schemas [inspect](../tieconv/reporters/schemas/inspect.schema.json),
 [plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json),
-[parity](../tieconv/reporters/schemas/parity.schema.json) and
+[parity](../tieconv/reporters/schemas/parity.schema.json), [push](../tieconv/reporters/schemas/push.schema.json) and
 [analyze](../tieconv/reporters/schemas/analyze.schema.json), whose figures are [explained](analyze.md);
 `ties[].consistent` is `null` where a needed comparison was not made, and the canonical name is itself a member of its
 group.

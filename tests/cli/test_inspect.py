@@ -193,11 +193,11 @@ def test_completion_scripts(shell: str) -> None:
 
 
 def test_the_hub_is_pointed_at() -> None:
-    """A bare org/name is offered its hf:// form; that form says how to fetch the model."""
+    """A bare org/name is offered its hf:// form; offline, that form says how to fetch the model."""
     bare = run("inspect org/name")
     assert bare.exit_code == 2 and "hf://org/name" in bare.stderr.splitlines()[1]
     hub = run("inspect hf://org/name@main")
     assert (
         hub.exit_code == 2
-        and hub.stderr.splitlines()[1] == "hint: fetch it first: hf download org/name --local-dir name"
+        and hub.stderr.splitlines()[1] == "hint: unset HF_HUB_OFFLINE, or fetch it first: hf download org/name"
     )

@@ -332,11 +332,19 @@ class Finding:
 
 
 @record
+class Fetched:
+    """What an inspection cost on the network: requests, redirects included, and the bytes of files that came."""
+
+    requests: int
+    bytes: int
+
+
+@record
 class Inspection(Printed):
     """Evidence about one model. ``str()`` gives the `tieconv.inspect/1` JSON.
 
     ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
-    loader will do with the model, where that was asked for.
+    loader will do with the model, where that was asked for; ``fetched`` what came over the network, where it could.
     """
 
     checkpoint: Checkpoint
@@ -354,6 +362,7 @@ class Inspection(Printed):
     base: Inspection | None = None
     storage: StorageUse | None = None
     consumers: tuple[Prediction, ...] = ()
+    fetched: Fetched | None = None
 
     @property
     def word_tie(self) -> Tie | None:
@@ -396,6 +405,9 @@ class Inspection(Printed):
             "parameters": sum(tensor.elements for tensor in checkpoint.tensors.values()),
             "bytes_stored": self.bytes_stored,
             "bytes_unique": self.bytes_unique,
+            **({"revision": checkpoint.revision} if checkpoint.revision else {}),
+            **({"unread": list(checkpoint.unread)} if checkpoint.unread else {}),
+            **({"fetched": asdict(self.fetched)} if self.fetched else {}),
         }
 
     def _adapter(self, adapter: Adapter) -> dict[str, object]:

@@ -54,6 +54,9 @@ def measured(detail: Detail) -> str:
     """The figures of a difference for a table: rows, ulp, the largest difference; where there are none, the reason."""
     if detail.get("sign_of_zero_only"):
         return "only the sign of zeros differs"
+    ranges = detail.get("ranges_differing")
+    if isinstance(ranges, list):
+        return f"its bytes {', '.join(f'{start:,} to {end:,}' for start, end in ranges)} differ"
     return ", ".join(_measures(detail)) or shown(detail.get("reason", "its bytes differ"))
 
 

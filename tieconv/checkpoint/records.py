@@ -218,7 +218,8 @@ class Checkpoint(_Tensors):
     bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
     the model does not use, ``others`` the companions that hold a model in another format. ``read_only`` says what
     to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
-    out of reach. ``graphs`` are those of an ONNX model.
+    out of reach. ``graphs`` are those of an ONNX model. ``revision`` is the commit of a model on the Hub, ``unread``
+    the shards that were left out because nothing in them ties.
     """
 
     source: str
@@ -238,6 +239,8 @@ class Checkpoint(_Tensors):
     read_only: str = ""
     headers_only: bool = False
     graphs: tuple[GraphRecord, ...] = ()
+    revision: str = ""
+    unread: tuple[str, ...] = ()
 
     @property
     def tensors(self) -> Mapping[str, TensorRecord]:

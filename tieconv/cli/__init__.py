@@ -25,6 +25,7 @@ COMMANDS = {
     "export": "Export MODEL as ONNX, each tied matrix stored once on disk and in a session, and measure it.",
     "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
     "parity": "How far the graph ONNX agrees with the checkpoint MODEL, measured.",
+    "push": "Open a pull request on the Hub with exactly the files that differ.",
     "reindex": "Rebuild the shard index from the headers of the shards.",
     "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
     "rules": "List the rules: code, level, name, and what each reports.",
@@ -57,6 +58,6 @@ class LazyGroup(ErrorBoundary):
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
 
-    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf) or a shard index, for dedup and untie
-    also an ONNX graph or a directory of them; left out, it is the current directory.
+    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or hf://org/name[@revision],
+    for dedup and untie also an ONNX graph or a directory of them; left out, it is the current directory.
     """

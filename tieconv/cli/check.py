@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
@@ -20,6 +20,7 @@ from tieconv.gate.policy import Policy
 from tieconv.gate.run import place_of
 from tieconv.gate.settings import Settings
 from tieconv.reporters.check import FORMATS, render
+from tieconv.sources.hub import is_pattern
 from tieconv.sources.texts import write_text
 from tieconv.text import count, shell_word, shown
 
@@ -46,6 +47,9 @@ class Arguments:
     jobs: int
     embed: str | None
     head: str | None
+    task: str | None
+    limit: int | None
+    resume: str | None
 
     def __post_init__(self) -> None:
         if self.output is not None and self.in_place:
@@ -56,6 +60,11 @@ class Arguments:
             raise click.UsageError("give --config FILE or --no-config, not both")
         if self.fix and self.write_baseline:
             raise click.UsageError("--fix and --write-baseline do not go together: fix first, then write the baseline")
+
+        if (self.task or self.limit) and not any(map(is_pattern, self.models)):
+            raise click.UsageError("--task and --limit go with a pattern: hf://org/*")
+        if self.resume and self.fix:
+            raise click.UsageError("--resume and --fix do not go together: fix what the finished run found")
 
     @property
     def writes(self) -> bool:
@@ -91,6 +100,11 @@ class Arguments:
 @click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Processes at once."
 )
+@click.option("--task", metavar="TASK", help="Of hf://org/* only models of this task, such as text-generation.")
+@click.option("--limit", type=click.IntRange(1), metavar="N", help="Of hf://org/* at most N models.")
+@click.option(
+    "--resume", type=click.Path(), metavar="FILE", help="Keep what is found in FILE, and go on from what it holds."
+)
 @name_options
 @traceback_option
 def command(models: tuple[str, ...], **options: Any) -> None:
@@ -105,6 +119,10 @@ def command(models: tuple[str, ...], **options: Any) -> None:
 def run(arguments: Arguments) -> int:
     """The exit code, once everything is printed and written."""
     policy = _policy(arguments)
+    patterns = any(map(is_pattern, arguments.models))
+    if patterns:
+        expanded = api.expand(arguments.models, task=arguments.task, limit=arguments.limit)
+        arguments = replace(arguments, models=expanded, task=None, limit=None)
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
     if arguments.write_baseline:
@@ -115,6 +133,10 @@ def run(arguments: Arguments) -> int:
     elif arguments.fix:
         report, outcomes = api.preview_fixes(report)
     _show(arguments, report, outcomes)
+    if patterns and arguments.format == "text":
+        from tieconv.reporters.check_table import table
+
+        click.echo(f"\n{table(report)}", err=arguments.output_file is not None)
     for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
         click.echo(line, err=True)
     return report.exit_code
@@ -158,7 +180,13 @@ def _guard_output(arguments: Arguments) -> None:
 def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
     def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
         return api.run_gate(
-            policy, arguments.models, embed=arguments.embed, head=arguments.head, jobs=arguments.jobs, tick=tick
+            policy,
+            arguments.models,
+            embed=arguments.embed,
+            head=arguments.head,
+            jobs=arguments.jobs,
+            tick=tick,
+            resume=arguments.resume,
         )
 
     if len(arguments.models) < 2 or not sys.stderr.isatty():

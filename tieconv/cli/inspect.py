@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tieconv import api
+from tieconv.cli.network import fetched_line, headers_bar
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
 
 
@@ -26,20 +27,35 @@ from tieconv.cli.options import json_option, model_argument, name_options, paint
     metavar="SPEC",
     help='Only these loaders: names with or without versions, such as "vllm,transformers>=4.57".',
 )
+@click.option("--ties-only", is_flag=True, help="Leave out shards that hold no tied name: for large models on the Hub.")
 @json_option
 @traceback_option
 def command(
-    model: str, depth: str, embed: str | None, head: str | None, every: bool, spec: str | None, as_json: bool
+    model: str,
+    depth: str,
+    embed: str | None,
+    head: str | None,
+    every: bool,
+    spec: str | None,
+    ties_only: bool,
+    as_json: bool,
 ) -> None:
     """What MODEL stores, what is tied, what it costs, and what to run next.
 
     Exits 0 whatever it finds, and 2 when MODEL cannot be read.
     """
     consumers = spec if spec is not None else "all" if every else None
-    inspection = api.inspect(model, depth=depth, embed=embed, head=head, consumers=consumers)
+    if ties_only and consumers:
+        raise click.UsageError("a loader reads every shard: give --ties-only, or --consumers and --for")
+    with headers_bar(model) as tick:
+        inspection = api.inspect(
+            model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only
+        )
     if as_json:
         click.echo(str(inspection))
     else:
         from tieconv.reporters.inspect_text import render
 
         click.echo(render(inspection, paint, width()))
+    if inspection.fetched is not None:
+        click.echo(fetched_line(inspection.fetched), err=True)

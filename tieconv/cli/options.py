@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tieconv.sources.hub import is_hub
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COLOURS: dict[str, dict[str, Any]] = {
@@ -22,7 +24,15 @@ _COLOURS: dict[str, dict[str, Any]] = {
 
 def model_argument(function: F) -> F:
     """`MODEL`, the current directory where it is left out."""
-    return click.argument("model", default=".", type=click.Path())(function)
+    return click.argument("model", default=".", type=click.Path(), callback=_not_in_place)(function)
+
+
+def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Of the model and `--in-place` whichever is read second: nothing is fetched that could not be written."""
+    given = {**context.params, parameter.name: value}
+    if given.get("in_place") and is_hub(str(given.get("model", ""))):
+        raise click.UsageError("--in-place changes local models: write with -o OUT, then `tieconv push OUT hf://…`")
+    return value
 
 
 def name_options(function: F) -> F:
@@ -44,7 +54,7 @@ def write_options(function: F) -> F:
     """Where and how a writing command writes."""
     options = [
         click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
-        click.option("--in-place", is_flag=True, help="Replace the model itself."),
+        click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace the model itself."),
         click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
         click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
         click.option(

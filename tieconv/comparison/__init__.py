@@ -38,7 +38,7 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
         equal=equal,
         tensors=tensors,
         config=config,
-        files=compare_files(a.checkpoint, b.checkpoint),
+        files=compare_files(a.checkpoint, b.checkpoint, reader_a, reader_b),
         bytes_compared=reader.bytes_read,
         notes=tuple(_notes(a, b, config)),
     )

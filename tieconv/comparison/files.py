@@ -8,25 +8,34 @@ from pathlib import Path
 
 from tieconv.checkpoint.comparison import Contrast, FileDifference
 from tieconv.checkpoint.records import Checkpoint, Layout
+from tieconv.sources.digest import same_hash
 from tieconv.sources.local import open_regular
 
 _BLOCK = 1024 * 1024
 
 
-def compare_files(a: Checkpoint, b: Checkpoint) -> tuple[FileDifference, ...]:
-    """Companions that are in one directory only or differ in a byte; nothing for lone files."""
+def compare_files(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> tuple[FileDifference, ...]:
+    """Companions that are in one directory only or differ in a byte; nothing for lone files.
+
+    Files on the Hub are compared by their hashes and not fetched.
+    """
     if Layout.FILE in (a.layout, b.layout):
         return ()
-    return tuple(_differences(a, b))
+    return tuple(_differences(a, b, reader_a, reader_b))
 
 
-def _differences(a: Checkpoint, b: Checkpoint) -> Iterator[FileDifference]:
+def _differences(a: Checkpoint, b: Checkpoint, reader_a: object, reader_b: object) -> Iterator[FileDifference]:
+    def equal(name: str) -> bool:
+        if a.revision or b.revision:
+            return same_hash(reader_a, reader_b, name)
+        return _same_bytes(Path(a.root), Path(b.root), name)
+
     for name in sorted(a.companions.keys() | b.companions.keys()):
         if name not in b.companions:
             yield FileDifference(name, Contrast.ONLY_A)
         elif name not in a.companions:
             yield FileDifference(name, Contrast.ONLY_B)
-        elif a.companions[name] != b.companions[name] or not _same_bytes(Path(a.root), Path(b.root), name):
+        elif a.companions[name] != b.companions[name] or not equal(name):
             yield FileDifference(name, Contrast.DISTINCT)
 
 

@@ -12,6 +12,7 @@ from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Lay
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
+from tieconv.formats.interface import prepare
 from tieconv.text import count, shell_word, shown
 
 ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
@@ -90,6 +91,7 @@ class _Found:
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
     """The checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
     found = _find_weights(naming, listing, files)
+    prepare(files, found.weights)
     read = [read_one(files, name) for name in found.weights]
     weights = tuple(file for file, _ in read)
     found.cautions += [caution for _, cautions in read for caution in cautions]

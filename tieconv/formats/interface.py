@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
@@ -22,3 +23,10 @@ class Format(Protocol):
     def read(self, listing: Listing, files: Files) -> Checkpoint:
         """The checkpoint, from headers and documents; `UnreadableError` for malformed input."""
         ...
+
+
+def prepare(files: Files, names: Iterable[str]) -> None:
+    """Tell a source that fetches which heads will be read next; others need no telling."""
+    method = getattr(files, "prepare", None)
+    if method is not None:
+        method(names)

@@ -38,20 +38,25 @@ class _Content:
     storages: Mapping[str, Storage]
 
 
-def read_torch_file(pread: Pread, length: int, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
-    """The file's tensors, and what is odd about it. Raises `UnreadableError` with a stable code."""
+def read_torch_file(
+    pread: Pread, length: int, name: str, *, sparse: bool = False
+) -> tuple[WeightFile, tuple[Caution, ...]]:
+    """The file's tensors, and what is odd about it; ``sparse`` as in `torch_zip.read_archive`.
+
+    Raises `UnreadableError` with a stable code.
+    """
     try:
         with collector_paused():
-            return _read(pread, length, name)
+            return _read(pread, length, name, sparse)
     except PickleProblem as problem:
         raise problem.named(name) from None
 
 
-def _read(pread: Pread, length: int, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
+def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
     first = pread(min(length, 1024), 0)
     check_disguise(first, length)
     zipped = first.startswith(b"PK")
-    content = _from_zip(pread, length, name) if zipped else _from_legacy(pread, length, name)
+    content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
     state = find_state(content.value)
     used = _Used(name, content.storages)
     records = tuple(used.record(tensor, stored) for tensor, stored in state.tensors.items())
@@ -61,8 +66,8 @@ def _read(pread: Pread, length: int, name: str) -> tuple[WeightFile, tuple[Cauti
     return file, (*state.cautions, *_cautions(file, content))
 
 
-def _from_zip(pread: Pread, length: int, name: str) -> _Content:
-    entries = torch_zip.read_archive(pread, length)
+def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> _Content:
+    entries = torch_zip.read_archive(pread, length, sparse=sparse)
     _check_entries(pread, entries)
     pickled = torch_zip.content(pread, entries["data.pkl"], PICKLE_LIMIT)
     records = {short.removeprefix(_DATA): entry for short, entry in entries.items() if short.startswith(_DATA)}

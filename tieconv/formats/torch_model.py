@@ -12,7 +12,8 @@ def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]
     from tieconv.formats.torch_file import read_torch_file  # other formats do without
 
     size = files.state(name).size
-    return read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name)
+    sparse = bool(getattr(files, "costly", False))
+    return read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name, sparse=sparse)
 
 
 TORCH = Model(

@@ -68,14 +68,17 @@ class _Listed(NamedTuple):
     size: int
 
 
-def read_archive(pread: Pread, size: int) -> dict[str, Entry]:
+def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, Entry]:
     """The records by their name inside the archive, without its top directory.
+
+    ``sparse``, for a source on which each read is a request, takes the place of a storage from the directory and from
+    the layout of `torch.save`, where that leaves one possibility, and does not read its local header.
 
     Raises `PickleProblem` for an archive that is not exactly what `torch.save` writes.
     """
     start, length, count, end = _directory_place(pread, size)
     listed = _directory(pread(length, start), count)
-    entries = _entries(_Window(pread, start), sorted(listed), start)
+    entries = _entries(_Window(pread, start), sorted(listed), start, sparse)
     if start + length != end:
         _malformed("has bytes between its directory and its end", "zip.junk")
     return _without_top(entries)
@@ -230,7 +233,7 @@ class _Window:
         return self._data[at : at + size]
 
 
-def _entries(window: _Window, listed: list[_Listed], end: int) -> list[Entry]:
+def _entries(window: _Window, listed: list[_Listed], end: int, sparse: bool) -> list[Entry]:
     """The entries, one behind the other from the first byte of the file to the directory."""
     found: list[Entry] = []
     position = 0
@@ -240,6 +243,11 @@ def _entries(window: _Window, listed: list[_Listed], end: int) -> list[Entry]:
         if offset != position:
             what = "has bytes before its first entry" if not found else "has entries that overlap or leave a gap"
             _malformed(what, "zip.overlap" if found else "zip.prefix")
+        derived = _derived_start(offset, name, flags, size, following[number]) if sparse else None
+        if derived is not None:
+            position = following[number]
+            found.append(Entry(_text(name), derived, derived + size, crc))
+            continue
         start = _data_start(window, offset, name, flags, crc, size)
         stop, position = start + size, following[number]
         if stop > position:
@@ -252,6 +260,26 @@ def _entries(window: _Window, listed: list[_Listed], end: int) -> list[Entry]:
     if position != end:
         _malformed("has bytes between its last entry and its directory", "zip.junk")
     return found
+
+
+_ALIGNED = 64
+"""What `torch.save` aligns storages to."""
+_STORAGE = re.compile(rb"[^/]+/data/[0-9]+")
+
+
+def _derived_start(offset: int, name: bytes, flags: int, size: int, following: int) -> int | None:
+    """Where a storage begins by its size and its neighbour; ``None`` where several places, or none, are aligned."""
+    if not _STORAGE.fullmatch(name):
+        return None
+    least = offset + _LOCAL.size + len(name) + 4  # an extra field of padding, which may be empty
+    ends = (_SHORT, _LONG) if flags & _DESCRIBED else (0,)
+    starts = [following - size - end for end in ends]
+    fitting = [start for start in starts if start % _ALIGNED == 0 and least <= start < least + _ALIGNED + _EXTRA64]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+_EXTRA64 = 20
+"""Bytes of the zip64 sizes in a local header."""
 
 
 def _refuse_headers(name: bytes) -> NoReturn:

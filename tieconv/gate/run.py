@@ -12,6 +12,7 @@ from tieconv.errors import DestinationError, RefusedError, TieconvError
 from tieconv.gate.jobs import each
 from tieconv.gate.place import file_of
 from tieconv.gate.policy import Policy
+from tieconv.gate.runs import RunFile
 from tieconv.text import count, shell_word, shown
 
 Inspect = Callable[[str], Inspection]
@@ -62,16 +63,34 @@ def _models_below(path: str, error: TieconvError) -> str:
 
 
 def check_models(
-    inspect: Inspect, policy: Policy, paths: Iterable[str], jobs: int, tick: Callable[[CheckedModel], object]
+    inspect: Inspect,
+    policy: Policy,
+    paths: Iterable[str],
+    jobs: int,
+    tick: Callable[[CheckedModel], object],
+    record: RunFile | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
-    """The report, and its models by their places. A model that is given twice is checked once."""
+    """The report, and its models by their places. A model that is given twice, or that ``record`` has, is read once."""
     places = by_place(paths)
     models: dict[str, CheckedModel] = {}
-    for place, model in zip(places, each(partial(examine, inspect), list(places.values()), jobs), strict=True):
+    for place, model in zip(places, _examined(inspect, list(places.values()), jobs, record), strict=True):
         models[place] = policy.judge(model, place)
         tick(model)
     notes = tuple(policy.notes(models))
     return CheckReport(tuple(models.values()), policy.fail_on, notes, policy.selection.codes()), models
+
+
+def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None) -> Iterator[CheckedModel]:
+    known = record.known if record else {}
+    fresh = each(partial(examine, inspect), [path for path in paths if path not in known], jobs)
+    for path in paths:
+        if path in known:
+            yield known[path]
+            continue
+        model = next(fresh)
+        if record:
+            record.add(model)
+        yield model
 
 
 def by_place(paths: Iterable[str]) -> dict[str, str]:

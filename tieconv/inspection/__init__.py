@@ -8,6 +8,7 @@ from dataclasses import replace
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Shadow, State, StorageUse, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.inspection.blocks import is_costly
 from tieconv.inspection.declared import gated
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
@@ -64,6 +65,8 @@ def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: s
         return ()
     from tieconv.inspection.shadows import find_shadows
 
+    if depth is Depth.CANDIDATES and is_costly(reader):
+        depth = Depth.HEADER
     return find_shadows(checkpoint, reader, depth, played)
 
 
@@ -105,9 +108,11 @@ def _duplicates(
     reader: ByteReader,
     depth: Depth,
 ) -> tuple[Duplicate, ...]:
-    if depth is Depth.HEADER:
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_costly(reader)):
         return ()
     candidates = _candidates(tensors, view, depth)
+    if is_costly(reader):
+        candidates = _without_proved(candidates, ties)
     if len(candidates) < 2:
         return ()
     from tieconv.inspection.duplicates import find_duplicates
@@ -122,6 +127,23 @@ def _candidates(tensors: Mapping[str, TensorRecord], view: Head, depth: Depth) -
         return tuple(tensors.values())
     shapes = _candidate_shapes(view)
     return tuple(record for record in tensors.values() if record.shape in shapes)
+
+
+def _without_proved(candidates: tuple[TensorRecord, ...], ties: tuple[Tie, ...]) -> tuple[TensorRecord, ...]:
+    """Without copies that a tie group proved equal, so that they do not come over the network again.
+
+    A copy stays where a tensor of its form is outside the group: with that it may make a larger class.
+    """
+    proved: set[str] = set()
+    for tie in ties:
+        forms = {(record.dtype, record.shape) for record in candidates if record.name not in _names(tie)}
+        copies = {member.name for member in tie.members if member.state is State.IDENTICAL}
+        proved |= {r.name for r in candidates if r.name in copies and (r.dtype, r.shape) not in forms}
+    return tuple(record for record in candidates if record.name not in proved)
+
+
+def _names(tie: Tie) -> set[str]:
+    return {member.name for member in tie.members}
 
 
 def _candidate_shapes(view: Head) -> set[tuple[int, ...]]:

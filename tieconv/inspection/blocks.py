@@ -30,6 +30,11 @@ class CountingReader:
         self.reads += 1
 
 
+def is_costly(reader: ByteReader) -> bool:
+    """Whether the bytes come over a network: unless all are asked for, samples must do."""
+    return bool(getattr(reader, "costly", False))
+
+
 def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:
     """(offset, size) of consecutive pieces of at most ``length`` bytes from ``start`` to ``end``."""
     for offset in range(start, end, length):

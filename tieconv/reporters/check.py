@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tieconv.checkpoint.checked import CheckReport
 from tieconv.reporters.layout import Paint, plain
 
-FORMATS = ("text", "json", "sarif", "github", "junit", "markdown")
+FORMATS = ("text", "json", "jsonl", "sarif", "github", "junit", "markdown")
 """Each format, in the module `check_` and its name: naming them imports none."""
 
 

@@ -36,6 +36,9 @@ def _title(inspection: Inspection, paint: Paint) -> str:
     tensors = checkpoint.tensors
     parameters = sum(tensor.elements for tensor in tensors.values())
     amount = f"{count(len(tensors), 'tensor')}, {parameters:,} parameters, {size(inspection.bytes_stored)} stored"
+    if checkpoint.unread:
+        left = count(len(checkpoint.unread), "shard")
+        return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
     wasted = inspection.bytes_stored - inspection.bytes_unique
     if wasted:
         amount += f", {size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
@@ -60,6 +63,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _storage(inspection)
     yield "effect", inspection.config.why
     yield from _graphs(inspection)
+    if inspection.checkpoint.revision:
+        yield "commit", inspection.checkpoint.revision
     if inspection.family.knowledge is not Knowledge.TABLE and not inspection.checkpoint.graphs:
         yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
 
@@ -144,7 +149,7 @@ def _member(tie: Tie, member: Member) -> str:
         text = "absent, takes the tied values" if shared else "absent"
     elif member.state is State.CANONICAL and member.name != tie.canonical:
         text = "stored in place of the canonical name"
-    elif member.state not in (State.CANONICAL, State.UNREAD):
+    elif member.state is not State.CANONICAL:
         text = ": ".join(part for part in (text, figures(member)) if part)
     if member.loads_as:
         text += f" (loads as {shown(member.loads_as)})"
@@ -155,6 +160,10 @@ def figures(member: Member) -> str:
     """What was proved about a member that is not the canonical one, as a phrase."""
     detail = member.detail
     match member.state:
+        case State.UNREAD:
+            return shown(detail.get("reason", ""))
+        case State.IDENTICAL if detail.get("by"):
+            return "the files have one hash"
         case State.IDENTICAL:
             return "every byte compared" + (", holds NaN" if detail.get("nan") else "")
         case State.TRANSPOSED:

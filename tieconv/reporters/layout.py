@@ -39,4 +39,5 @@ def wrapped(text: str, lead: str, width: int | None) -> list[str]:
     lines = textwrap.wrap(
         text, max(width - len(lead), 30), break_long_words=False, break_on_hyphens=False, drop_whitespace=True
     )
+    lines = lines or [""]  # no text behind a lead that is wider than the terminal
     return [lead + lines[0], *(" " * len(lead) + line for line in lines[1:])]

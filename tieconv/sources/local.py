@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from tieconv.checkpoint.records import ByteRange, FileState, Listing
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.text import shell_word, shown
+from tieconv.text import shown
 
 AnyPath = str | os.PathLike[str]
 
@@ -151,14 +151,6 @@ def locate(source: str) -> Listing:
 
     An index file stands for the directory that it lies in.
     """
-    if source.startswith("hf://"):
-        name = source.removeprefix("hf://").partition("@")[0]
-        folder = os.path.basename(name) or "model"
-        raise UnreadableError(
-            f"{shown(source)} is on the Hub, and this version reads local files only",
-            f"fetch it first: hf download {shell_word(name)} --local-dir {shell_word(folder)}",
-            "path.hub",
-        )
     if not os.path.lexists(source):
         raise UnreadableError(f"{shown(source)}: no such file or directory", _hint_for_missing(source), "path.absent")
     if os.path.isdir(source):

@@ -1,0 +1,79 @@
+"""A running stub hub, and tieconv in a process of its own that knows it: the endpoint is read when it is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hub.stub import Hub, start
+
+ROOT = Path(__file__).parents[2]
+TOKEN = "hf_good"
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """An empty hub."""
+    found, stop = start()
+    yield found
+    stop()
+
+
+@pytest.fixture
+def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    """What points huggingface_hub at the stub, with a cache of its own."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "TIECONV"))}
+    return {
+        **kept,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(tmp_path / "hf-home"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DISABLE_XET": "1",  # the stub takes uploads as LFS
+        "HF_HUB_DOWNLOAD_TIMEOUT": "30",
+        "HF_HUB_ETAG_TIMEOUT": "30",
+        "PYTHONPATH": str(ROOT),
+        "NO_PROXY": "127.0.0.1",
+        "NO_COLOR": "1",
+    }
+
+
+@pytest.fixture
+def tieconv(environment: dict[str, str], tmp_path: Path) -> Run:
+    """``tieconv`` with these words; keywords are environment variables."""
+
+    def call(*words: str | Path, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "tieconv", *map(str, words)],
+            env={**environment, **more},
+            cwd=tmp_path,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return call
+
+
+@pytest.fixture
+def python(environment: dict[str, str], tmp_path: Path) -> Run:
+    """A Python program in that environment."""
+
+    def call(program: str, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", program],
+            env={**environment, **more},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return call

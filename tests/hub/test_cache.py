@@ -1,0 +1,169 @@
+"""The local cache: read without network, never written into; writes fetch what they need and then are local."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.hub.conftest import Run
+from tests.hub.models import sharded
+from tests.hub.stub import Hub
+
+DOWNLOAD = "from huggingface_hub import snapshot_download; print(snapshot_download('org/m'))"
+
+
+def contents(root: Path) -> dict[str, tuple[str, int]]:
+    """Every file below, its hash and its time of change; links as what they say."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        if path.is_symlink():
+            found[str(path)] = (os.readlink(path), 0)
+        elif path.is_file():
+            found[str(path)] = (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
+    return found
+
+
+@pytest.fixture
+def cached(hub: Hub, python: Run, models: Path, tmp_path: Path) -> Path:
+    """A model in the cache, put there by huggingface_hub itself."""
+    hub.add("org/m", models / "llama-duplicated")
+    result = python(DOWNLOAD)
+    assert result.returncode == 0, result.stderr
+    hub.requests.clear()
+    return tmp_path / "hf-home" / "hub"
+
+
+def test_offline(cached: Path, hub: Hub, tieconv: Run, models: Path) -> None:
+    """In offline mode the snapshot is read, with every proof, and no request is made."""
+    before = contents(cached)
+    result = tieconv("inspect", "hf://org/m", "--json", HF_HUB_OFFLINE="1")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["model"]["revision"] == hub.repos["org/m"].commit
+    assert document["ties"] == json.loads(tieconv("inspect", models / "llama-duplicated", "--json").stdout)["ties"]
+    commit = tieconv("inspect", f"hf://org/m@{hub.repos['org/m'].commit}", HF_HUB_OFFLINE="1")
+    assert commit.returncode == 0
+    assert hub.requests == [] and contents(cached) == before
+
+
+def test_offline_without_the_model(hub: Hub, tieconv: Run) -> None:
+    """What the cache does not hold is not asked for."""
+    for words in (("inspect", "hf://org/n"), ("inspect", "hf://org/n@v1"), ("untie", "hf://org/n", "-o", "out")):
+        result = tieconv(*words, HF_HUB_OFFLINE="1")
+        assert result.returncode == 2 and "hf download" in result.stderr
+    assert hub.requests == []
+
+
+def test_cached_files_are_not_fetched(cached: Path, hub: Hub, tieconv: Run) -> None:
+    """Online the commit is asked for; files that the cache has are read there, and then proofs cost nothing."""
+    result = tieconv("inspect", "hf://org/m", "--json")
+    document = json.loads(result.stdout)
+    assert document["model"]["fetched"] == {"requests": 1, "bytes": 0}
+    assert "identical" in {member["state"] for tie in document["ties"] for member in tie["members"]}
+    assert not [one for one in hub.requests if "/resolve/" in one.path]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("untie", "--keep-flag"), ("retie",), ("set-tie", "false"), ("dedup",), ("bias", "zero"),
+     ("convert", "--to", "torch")],
+)  # fmt: skip
+def test_repair(words: tuple[str, ...], hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> None:
+    """A writing command on a model of the Hub writes what the local command writes, from the ordinary cache."""
+    hub.add("org/m", models / "llama-duplicated")
+    near = tieconv(*words, models / "llama-duplicated", "-o", tmp_path / "near")
+    far = tieconv(*words, "hf://org/m", "-o", tmp_path / "far")
+    assert (near.returncode, far.returncode) == (0, 0), far.stderr + near.stderr
+    names = sorted(path.name for path in (tmp_path / "near").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "far").iterdir())
+    for name in names:
+        assert (tmp_path / "near" / name).read_bytes() == (tmp_path / "far" / name).read_bytes()
+        assert not (tmp_path / "far" / name).is_symlink()
+    snapshot = tmp_path / "hf-home" / "hub" / "models--org--m" / "snapshots" / hub.repos["org/m"].commit
+    assert (snapshot / "model.safetensors").is_symlink()
+
+
+def test_repair_leaves_the_cache_as_it_was(cached: Path, hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """Nothing of the cache changes, and what is there is not fetched again."""
+    before = {name: found for name, found in contents(cached).items() if "/blobs/" in name or "/snapshots/" in name}
+    assert tieconv("retie", "hf://org/m", "-o", tmp_path / "out", "--hardlink").returncode == 0
+    after = contents(cached)
+    assert {name: after[name] for name in before} == before
+    assert not [one for one in hub.requests if one.server == "storage"]
+    assert tieconv("retie", "hf://org/m", "-o", tmp_path / "again", HF_HUB_OFFLINE="1").returncode == 0
+
+
+def test_reindex(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """An index that is missing on the Hub is rebuilt."""
+    sharded(tmp_path / "m", shards=3)
+    wanted = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())["weight_map"]
+    (tmp_path / "m" / "model.safetensors.index.json").unlink()
+    hub.add("org/m", tmp_path / "m")
+    result = tieconv("reindex", "hf://org/m", "-o", tmp_path / "out")
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())["weight_map"] == wanted
+
+
+def test_refused_before_it_is_fetched(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """Two formats side by side are refused before they are fetched; the one that is dropped never is."""
+    import torch
+
+    sharded(tmp_path / "m", shards=2, tied=True)
+    for name in ("model-00002-of-00002.safetensors",):
+        assert (tmp_path / "m" / name).stat().st_size > 500_000
+    torch.save({"x": torch.zeros(400_000)}, tmp_path / "m" / "pytorch_model.bin")
+    hub.add("org/m", tmp_path / "m")
+    refused = tieconv("dedup", "hf://org/m", "-o", tmp_path / "out")
+    assert refused.returncode == 2 and "--drop-other-formats" in refused.stderr
+    assert not (tmp_path / "hf-home" / "hub").exists()
+    dropped = tieconv("dedup", "hf://org/m", "-o", tmp_path / "out", "--drop-other-formats")
+    assert dropped.returncode == 0, dropped.stderr
+    assert not [one for one in hub.of("pytorch_model.bin") if one.sent > 100_000]
+
+
+def test_in_place(hub: Hub, tieconv: Run, models: Path) -> None:
+    """--in-place is for local models, and is refused before any request."""
+    hub.add("org/m", models / "llama-tied")
+    for words in (("untie", "hf://org/m", "--in-place"), ("untie", "--in-place", "hf://org/m")):
+        result = tieconv(*words)
+        assert result.returncode == 2 and "--in-place" in result.stderr
+    assert hub.requests == []
+
+
+def test_their_client_works_here(hub: Hub, python: Run, models: Path, tmp_path: Path) -> None:
+    """huggingface_hub, unmodified, reads this hub as it reads the real one: listings, files, headers, the cache."""
+    hub.add("org/m", sharded(tmp_path / "m", shards=8))
+    program = """
+import os
+from huggingface_hub import HfApi, HfFileSystem, hf_hub_download, snapshot_download
+from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+api = HfApi()
+info = api.model_info("org/m", files_metadata=True)
+assert len(info.sha) == 40 and len(info.siblings) == 10
+assert {f.path for f in api.list_repo_tree("org/m", recursive=True)} == {s.rfilename for s in info.siblings}
+assert len(api.get_safetensors_metadata("org/m").weight_map) == 10
+path = hf_hub_download("org/m", "model-00003-of-00008.safetensors")
+assert os.path.getsize(path) == next(s.size for s in info.siblings if "00003" in s.rfilename)
+assert os.path.isdir(snapshot_download("org/m"))
+assert [m.id for m in api.list_models(author="org")] == ["org/m"]
+for error, call in (
+    (RepositoryNotFoundError, lambda: api.model_info("org/none")),
+    (RevisionNotFoundError, lambda: api.model_info("org/m", revision="v9")),
+    (EntryNotFoundError, lambda: hf_hub_download("org/m", "none.json")),
+):
+    try:
+        call()
+    except error:
+        continue
+    raise AssertionError(error)
+assert HfFileSystem().cat_file("org/m/config.json", start=0, end=1) == b"{"
+print("fine")
+"""
+    result = python(program)
+    assert result.stdout.strip() == "fine", result.stderr
+    shutil.rmtree(tmp_path / "hf-home")

@@ -1,0 +1,148 @@
+"""What a hub, a proxy or a network can do wrong: one sentence and a hint, or the right answer after a retry."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.hub.conftest import TOKEN, Run
+from tests.hub.models import sharded
+from tests.hub.stub import Fault, Hub
+
+SHARD = "model-00005-of-00009.safetensors"
+IMPATIENT = {"stall": {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}}
+
+
+def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """The error and its hint; nothing else was said."""
+    assert result.returncode == 2, result.stdout
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
+    for secret in (TOKEN, "secret words", "signed-secret"):
+        assert secret not in result.stderr
+    return lines[0], lines[1]
+
+
+@pytest.fixture
+def model(hub: Hub, tmp_path: Path) -> str:
+    hub.add("org/m", sharded(tmp_path / "m"))
+    return "hf://org/m"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "says"),
+    [
+        ("ignore-range", "", "sends the whole file where a part was asked for"),
+        ("other-range", "", "other bytes than were asked for"),
+        ("other-size", "", "contradicts itself"),
+        ("other-commit", "", "answers for commit ffff"),
+        ("status", "404", "HTTP 404"),
+        ("status", "403", "may not be read"),
+        ("status", "500", "HTTP 500 (5 attempts)"),
+        ("status", "503", "HTTP 503 (5 attempts)"),
+        ("status", "429", "no more requests for now (5 attempts)"),
+        ("retry-after", "3600", "no more requests for now"),
+        ("hang-up", "", "connection to the Hub failed (5 attempts)"),
+        ("truncate", "", "connection to the Hub failed"),
+        ("stall", "2", "did not answer in time (5 attempts)"),
+    ],
+)
+def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub, tieconv: Run) -> None:
+    """Each ends in one sentence that names the file."""
+    hub.faults[SHARD] = Fault(kind, value=value)
+    error, _ = refused(tieconv("inspect", model, HF_TOKEN=TOKEN, **IMPATIENT.get(kind, {})))
+    assert says in error and SHARD in error
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "3"), ("hang-up", ""),
+     ("retry-after", "1")],
+)  # fmt: skip
+def test_fault_that_passes(kind: str, value: str, model: str, hub: Hub, tieconv: Run) -> None:
+    """What passes is met with patience: the answer is the one of a sound server."""
+    sound = tieconv("inspect", model, "--depth", "full")
+    hub.faults[SHARD] = Fault(kind, 2, value)
+    result = tieconv("inspect", model, "--depth", "full", **IMPATIENT.get(kind, {}))
+    assert (result.returncode, result.stdout) == (0, sound.stdout), result.stderr
+    assert hub.faults[SHARD].times == 0
+
+
+def test_answer_that_is_too_long(model: str, hub: Hub, tieconv: Run) -> None:
+    """A document that brings more bytes than it has is not believed; of a range only what was asked for is taken."""
+    sound = tieconv("inspect", model)
+    hub.faults[SHARD] = Fault("too-long")
+    assert tieconv("inspect", model).stdout == sound.stdout
+    hub.faults["config.json"] = Fault("too-long")
+    assert "more bytes than were asked for" in refused(tieconv("inspect", model))[0]
+
+
+def test_ignored_range_is_not_read(model: str, hub: Hub, tieconv: Run) -> None:
+    """A whole file in place of a part is left where it is."""
+    hub.faults[SHARD] = Fault("ignore-range")
+    refused(tieconv("inspect", model))
+    assert len([one for one in hub.requests if SHARD in one.path and one.server == "storage"]) == 1
+
+
+def test_busy_api(model: str, hub: Hub, tieconv: Run) -> None:
+    """The listing is asked for again where the server is busy."""
+    hub.faults["api:org/m"] = Fault("status", 2, "503")
+    assert tieconv("inspect", model).returncode == 0
+    hub.faults["api:org/m"] = Fault("status", value="503")
+    assert "HTTP 503" in refused(tieconv("inspect", model))[0]
+
+
+def test_size_of_the_listing(model: str, hub: Hub, tieconv: Run) -> None:
+    """A listing that gives another size than the file has is not believed."""
+    hub.lies[SHARD] = 9_000_000
+    assert "contradicts itself" in refused(tieconv("inspect", model))[0]
+    hub.lies = {"config.json": 9}
+    assert "config.json" in refused(tieconv("inspect", model))[0]
+
+
+def test_missing(hub: Hub, tieconv: Run) -> None:
+    """No such repository: the name is to be checked."""
+    error, hint = refused(tieconv("inspect", "hf://org/none"))
+    assert "not on the Hub" in error and "check the name" in hint
+
+
+@pytest.mark.parametrize("token", ["", "hf_other"])
+def test_gated(token: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """A gated model says how to get access, with a login that has none and without any."""
+    hub.add("org/m", models / "llama-tied", gated=True)
+    error, hint = refused(tieconv("inspect", "hf://org/m", **({"HF_TOKEN": token} if token else {})))
+    assert "gated" in error and "ask for access" in hint
+    assert not token or token not in error + hint
+
+
+def test_no_revision(model: str, tieconv: Run) -> None:
+    """A revision that is not there."""
+    assert "no such revision" in refused(tieconv("inspect", f"{model}@v9"))[0]
+
+
+def test_no_server(tieconv: Run) -> None:
+    """Nobody listens: the hint offers the cache."""
+    error, hint = refused(tieconv("inspect", "hf://org/m", HF_ENDPOINT="http://127.0.0.1:9"))
+    assert "connection" in error and "HF_HUB_OFFLINE" in hint
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/passwd", "a//b", "a/../b", "a\\b"])
+def test_listing_that_leads_elsewhere(name: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """A listing with a path that leaves the repository is no listing."""
+    repo = hub.add("org/m", models / "llama-tied")
+    found = repo.files()
+    repo.files = lambda: {**found, name: found["config.json"]}  # type: ignore[method-assign]
+    assert "no path inside a repository" in refused(tieconv("inspect", "hf://org/m"))[0]
+
+
+def test_malformed_weights(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A header is held to the same rules as a local one."""
+    sharded(tmp_path / "m")
+    shard = tmp_path / "m" / SHARD
+    shard.write_bytes(shard.read_bytes()[:-5])
+    hub.add("org/m", tmp_path / "m")
+    near, far = tieconv("inspect", tmp_path / "m"), tieconv("inspect", "hf://org/m")
+    assert refused(near)[0].endswith(refused(far)[0].removeprefix("error: "))

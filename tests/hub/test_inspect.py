@@ -1,0 +1,298 @@
+"""Models on the Hub, inspected by ranges: what is said, and what that costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.hub.conftest import TOKEN, Run
+from tests.hub.models import CONFIG, HEAD, ROWS, WIDTH, same_head, sharded
+from tests.hub.stub import Fault, Hub
+
+SIZE = ROWS * WIDTH * 2
+NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "models").iterdir())
+
+
+def inspected(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
+
+
+def states(document: dict[str, object]) -> dict[str, tuple[str, dict[str, object]]]:
+    ties = document["ties"]
+    assert isinstance(ties, list)
+    return {member["name"]: (member["state"], member["detail"]) for tie in ties for member in tie["members"]}
+
+
+def verdict(document: dict[str, object]) -> dict[str, object]:
+    """What does not depend on where the model is."""
+    model = dict(document["model"])  # type: ignore[call-overload]
+    for key in ("source", "revision", "fetched"):
+        model.pop(key, None)
+    told = json.loads(json.dumps({**document, "model": model}))
+    for finding in told["findings"]:
+        finding["remedy"] = finding["remedy"] and finding["remedy"]["safe"]
+    return dict(told)
+
+
+@pytest.mark.parametrize("depth", ["header", "full"])
+@pytest.mark.parametrize("name", NAMES)
+def test_verdict_is_that_of_the_local_model(name: str, depth: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """Where nothing or everything is compared, a model on the Hub is judged as its directory is."""
+    repo = hub.add(f"org/{name}", models / name)
+    far = inspected(tieconv("inspect", f"hf://org/{name}", "--depth", depth, "--json"))
+    near = inspected(tieconv("inspect", models / name, "--depth", depth, "--json"))
+    assert verdict(far) == verdict(near)
+    assert far["model"]["revision"] == repo.commit  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_never_contradict_the_whole(name: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """By samples a tied name is what it is by every byte, or `unread`; `distinct` may be nearer by figures."""
+    hub.add(f"org/{name}", models / name)
+    far = states(inspected(tieconv("inspect", f"hf://org/{name}", "--json")))
+    near = states(inspected(tieconv("inspect", models / name, "--json")))
+    unequal = {"distinct", "near", "scaled"}
+    for member, (state, _) in far.items():
+        whole = near[member][0]
+        assert state in (whole, "unread") or (state == "distinct" and whole in unequal)
+        assert state != "identical"
+
+
+def test_cost_of_a_sharded_model(hub: Hub, tieconv: Run, python: Run, tmp_path: Path) -> None:
+    """An inspection asks for the listing, config, index, one head a shard and two samples, and for no whole shard."""
+    hub.add("org/m", sharded(tmp_path / "m"))
+    document = inspected(tieconv("inspect", "hf://org/m", "--json"))
+    files = [one for one in hub.requests if "/resolve/" in one.path and one.server == "hub"]
+    assert len(files) == 2 + 9 + 2
+    brought = hub.sent
+    assert brought < 9 * 65536 + 2 * 4096 + 8192
+    told = document["model"]["fetched"]  # type: ignore[index]
+    sent = sum(one.sent for one in hub.requests if "/api/" not in one.path)
+    assert told == {"requests": 1 + 13 + 11, "bytes": sent}
+    hub.requests.clear()
+    theirs = python(
+        "from huggingface_hub import HfApi; m = HfApi().get_safetensors_metadata('org/m'); print(len(m.files_metadata))"
+    )
+    assert theirs.stdout.strip() == "9", theirs.stderr
+    assert brought < hub.sent
+    total = sum(path.stat().st_size for path in (tmp_path / "m").iterdir())
+    assert brought * 7 < total
+
+
+def test_question_about_ties_alone(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """--ties-only reads config, index, the two headers concerned and one range of each copy; the ties are the same."""
+    hub.add("org/m", sharded(tmp_path / "m"))
+    whole = inspected(tieconv("inspect", "hf://org/m", "--json"))
+    hub.requests.clear()
+    document = inspected(tieconv("inspect", "hf://org/m", "--ties-only", "--json"))
+    assert (document["ties"], document["head"]) == (whole["ties"], whole["head"])
+    files = [one for one in hub.requests if "/resolve/" in one.path and one.server == "hub"]
+    assert len(files) == 2 + 2 + 2
+    assert len(document["model"]["unread"]) == 7  # type: ignore[index]
+    shards = {one.path.partition("?")[0].rpartition("/")[2] for one in files if ".safetensors" in one.path}
+    assert shards - {"model.safetensors.index.json"} == {f"model-0000{n}-of-00009.safetensors" for n in (1, 9)}
+    assert "7 shards without a tied name not read" in tieconv("inspect", "hf://org/m", "--ties-only").stdout
+    assert tieconv("inspect", "hf://org/m", "--ties-only", "--consumers").returncode == 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ties_alone_are_the_same(name: str, tieconv: Run, models: Path) -> None:
+    """What --ties-only says of ties and head is what the whole model says, of a local one as well."""
+    few = inspected(tieconv("inspect", models / name, "--ties-only", "--json"))
+    whole = inspected(tieconv("inspect", models / name, "--json"))
+    assert (few["ties"], few["head"], few["config"]) == (whole["ties"], whole["head"], whole["config"])
+
+
+def test_distinct_with_its_proof(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """`distinct` by a sample names the bytes that differ."""
+    hub.add("org/m", sharded(tmp_path / "m"))
+    state, detail = states(inspected(tieconv("inspect", "hf://org/m", "--json")))[HEAD]
+    assert state == "distinct" and detail["sampled"] is True
+    [[start, end]] = detail["ranges_differing"]  # type: ignore[misc]
+    assert 0 <= start < end <= SIZE and end - start <= 4096
+    text = tieconv("inspect", "hf://org/m")
+    assert "differ" in text.stdout and "fetched" in text.stderr
+
+
+def test_equal_samples_prove_nothing(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A copy is `unread` until every byte was compared; the hint says how, and then it is `identical`."""
+    hub.add("org/m", sharded(tmp_path / "m", head=same_head(), tied=True))
+    first = inspected(tieconv("inspect", "hf://org/m", "--json"))
+    state, detail = states(first)[HEAD]
+    assert state == "unread" and "--depth full" in str(detail["reason"])
+    assert first["ties"][0]["consistent"] is None  # type: ignore[index]
+    assert "--depth full" in tieconv("inspect", "hf://org/m").stdout
+    assert states(inspected(tieconv("inspect", "hf://org/m", "--depth", "full", "--json")))[HEAD][0] == "identical"
+
+
+def test_one_byte(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """The whole comparison finds the one byte that samples miss."""
+    head = bytearray(same_head())
+    head[7] ^= 1
+    hub.add("org/m", sharded(tmp_path / "m", head=bytes(head), tied=True))
+    assert states(inspected(tieconv("inspect", "hf://org/m", "--json")))[HEAD][0] == "unread"
+    state, detail = states(inspected(tieconv("inspect", "hf://org/m", "--depth", "full", "--json")))[HEAD]
+    assert state == "near" and detail["rows_differing"] == 1
+
+
+def test_each_byte_once(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A proof streams both tensors once: no file is fetched twice over, and none lands on disk."""
+    hub.add("org/m", sharded(tmp_path / "m", head=same_head()))
+    tieconv("inspect", "hf://org/m", "--depth", "full")
+    assert hub.sent < 2 * SIZE + 9 * (65536 + 3 * 4096 + 64) + 65536
+    assert not (tmp_path / "hf-home" / "hub").exists()
+
+
+def test_equal_hashes_of_files(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """Files of one hash are equal: a diff of two repositories fetches no tensor of them."""
+    sharded(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "README.md").write_text("a card")
+    hub.add("org/a", tmp_path / "a")
+    hub.add("org/b", tmp_path / "b")
+    result = tieconv("diff", "hf://org/a", "hf://org/b")
+    assert result.returncode == 0, result.stderr
+    assert "README.md" in result.stdout
+    assert hub.sent < 2 * (9 * 65536 + 2 * 4096 + 16384)
+
+
+def test_diff_with_a_directory(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A local model is compared with one on the Hub; other files by their hashes."""
+    sharded(tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    hub.add("org/a", tmp_path / "a")
+    assert tieconv("diff", "hf://org/a", tmp_path / "b").returncode == 0
+    (tmp_path / "b" / "config.json").write_text((tmp_path / "b" / "config.json").read_text() + "\n")
+    (tmp_path / "a" / "notes.txt").write_text("one")
+    (tmp_path / "b" / "notes.txt").write_text("two")
+    result = tieconv("diff", "hf://org/a", tmp_path / "b")
+    assert result.returncode == 0 and "notes.txt" in result.stdout
+
+
+def test_torch_file(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A `.bin` is read from its directory: the tensors stay where they are."""
+    import torch
+
+    (tmp_path / "m").mkdir()
+    embedding = torch.randn(ROWS, WIDTH)
+    other = torch.randn(64 * 1024, 16)
+    torch.save(
+        {"model.embed_tokens.weight": embedding, "model.x": other, "lm_head.weight": embedding.clone()},
+        tmp_path / "m" / "pytorch_model.bin",
+    )
+    config = '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": true}'
+    (tmp_path / "m" / "config.json").write_text(config)
+    hub.add("org/m", tmp_path / "m")
+    far = inspected(tieconv("inspect", "hf://org/m", "--json"))
+    near = inspected(tieconv("inspect", tmp_path / "m", "--json"))
+    assert far["storage"] == near["storage"] and far["head"] == near["head"]
+    assert states(far)[HEAD][0] == "unread"
+    assert hub.sent < 3 * 65536
+
+
+def test_torch_storages_without_their_local_headers(tmp_path: Path) -> None:
+    """Where a storage lies is derived from the directory as the local header says it, or not at all."""
+    import torch
+
+    from tieconv.formats.torch_zip import read_archive
+
+    for number, sizes in enumerate([(1, 3, 700), (4096, 64, 16, 48), (100_000, 1, 2)]):
+        path = tmp_path / f"{number}.bin"
+        torch.save({f"t{place}": torch.randn(size) for place, size in enumerate(sizes)}, path)
+        data = path.read_bytes()
+        asked: list[int] = []
+
+        def pread(size: int, offset: int, data: bytes = data, asked: list[int] = asked) -> bytes:
+            asked.append(offset)
+            return data[offset : offset + size]
+
+        assert read_archive(pread, len(data), sparse=True) == read_archive(pread, len(data))
+
+
+def test_memory_of_a_proof(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    """A proof over two tensors of 96 MB keeps within 64 MiB, whatever their size."""
+    from tieconv.formats.safetensors import encode_header
+
+    size = 96 << 20
+    (tmp_path / "m").mkdir()
+    shape = (size // 2048, 1024)
+    weight_map = {
+        "model.embed_tokens.weight": "model-00001-of-00002.safetensors",
+        HEAD: "model-00002-of-00002.safetensors",
+    }
+    for name, file in weight_map.items():
+        header = encode_header([(name, "BF16", shape, size)], None)
+        (tmp_path / "m" / file).write_bytes(header)
+        os.truncate(tmp_path / "m" / file, len(header) + size)
+    (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIG))
+    hub.add("org/m", tmp_path / "m")
+    program = (
+        "import resource, sys; from tieconv.cli import main\n"
+        "main(['inspect', 'hf://org/m', '--depth', 'full', '--json'], standalone_mode=False)\n"
+        "print([line for line in open('/proc/self/status') if 'VmHWM' in line][0].split()[1], file=sys.stderr)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert states(json.loads(result.stdout))[HEAD][0] == "identical", result.stderr
+    assert int(result.stderr.split()[-1]) < 64 * 1024
+    assert hub.sent < 2 * size + (1 << 20)
+
+
+@pytest.mark.parametrize("revision", ["main", "commit"])
+def test_revision(revision: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """A branch and a commit name a model; both print the commit."""
+    repo = hub.add("org/m", models / "llama-tied")
+    result = tieconv("inspect", f"hf://org/m@{repo.commit if revision == 'commit' else revision}")
+    assert result.returncode == 0 and repo.commit in result.stdout
+
+
+def test_token_stays_at_the_hub(hub: Hub, tieconv: Run, models: Path) -> None:
+    """The login goes to the endpoint and to no storage behind it, and is never printed."""
+    hub.add("org/m", models / "llama-tied", gated=True)
+    hub.faults["config.json"] = Fault("status", value="500")
+    for words in (("inspect", "hf://org/m", "--json"), ("inspect", "hf://org/m", "--traceback")):
+        result = tieconv(*words, HF_TOKEN=TOKEN)
+        assert TOKEN not in result.stdout + result.stderr
+        assert "signed-secret" not in result.stdout + result.stderr
+    asked = {one.authorization for one in hub.requests if one.server == "hub" and "/resolve/" in one.path}
+    assert asked == {f"Bearer {TOKEN}"}
+    assert {one.authorization for one in hub.requests if one.server == "storage"} == {None}
+
+
+def test_no_network_unasked(hub: Hub, tieconv: Run, models: Path) -> None:
+    """Without an hf:// argument no request is made and huggingface_hub is not imported."""
+    result = tieconv("check", models / "llama-tied", models / "llama-duplicated")
+    assert result.returncode in (0, 1)
+    assert hub.requests == []
+
+
+def test_without_huggingface_hub(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """Without the package one sentence says how to get it."""
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / "huggingface_hub.py").write_text("raise ImportError('no', name='huggingface_hub')")
+    root = Path(__file__).parents[2]
+    result = tieconv("inspect", "hf://org/m", PYTHONPATH=f"{tmp_path / 'blocked'}:{root}")
+    assert result.returncode == 2
+    assert "hint: pip install 'tieconv[hub]'" in result.stderr.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf://", "hf://org", "hf://org/", "hf://datasets/org/name", "hf://org/..", "hf://org/a--b", "hf://o/n@", "hf://o/n@../x",
+     "hf://o/n@a b", "hf://o/n@\x1b[2J", "hf://o/n.git", "hf:///n", "hf://org/na me"],
+)  # fmt: skip
+def test_no_name(name: str, hub: Hub, tieconv: Run) -> None:
+    """What is no repository is refused before any request."""
+    result = tieconv("inspect", name)
+    assert result.returncode == 2 and result.stderr.isprintable() is False
+    assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error", "hint"]
+    assert "\x1b" not in result.stderr and hub.requests == []

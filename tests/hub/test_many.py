@@ -1,0 +1,92 @@
+"""`tieconv check hf://org/*`: every model a row, a run that can be taken up again, one table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.hub.conftest import Run
+from tests.hub.stub import Fault, Hub
+
+
+@pytest.fixture
+def org(hub: Hub, models: Path, tmp_path: Path) -> Hub:
+    """Five models: two sound, one with a fault of its own, one gated, one malformed; and one of another owner."""
+    hub.add("org/tied", models / "llama-tied")
+    hub.add("org/diverged", models / "llama-diverged")
+    hub.add("org/gated", models / "llama-untied", gated=True)
+    hub.add("org/t5", models / "t5", task="translation")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    hub.add("org/broken", broken)
+    hub.add("other/tied", models / "llama-tied")
+    return hub
+
+
+def test_each_model_is_a_row(org: Hub, tieconv: Run) -> None:
+    """What cannot be read is a row of the table and of the lines, and no end: the exit code says so."""
+    result = tieconv("check", "hf://org/*", "--depth", "full", "-j", "2")
+    assert result.returncode == 2
+    table = result.stdout.rpartition("\n\n")[2]
+    verdicts = {row.split()[0]: row for row in table.splitlines()}
+    assert list(verdicts) == ["model", *(f"hf://org/{name}" for name in ("tied", "diverged", "gated", "t5", "broken"))]
+    assert "gated" in verdicts["hf://org/gated"] and "not checked" in verdicts["hf://org/broken"]
+    assert "TIE001" in verdicts["hf://org/diverged"] and " ok " in verdicts["hf://org/tied"]
+    lines = tieconv("check", "hf://org/*", "--depth", "full", "--format", "jsonl").stdout.splitlines()
+    told = [json.loads(line)["models"][0] for line in lines]
+    assert [model["source"] for model in told] == list(verdicts)[1:]
+    assert [model["failure"] is None for model in told] == [True, True, False, True, False]
+
+
+def test_filters(org: Hub, tieconv: Run) -> None:
+    """By task, by name and by number."""
+
+    def sources(*words: str) -> list[str]:
+        lines = tieconv("check", *words, "--depth", "header", "--format", "jsonl").stdout.splitlines()
+        return [json.loads(line)["models"][0]["source"] for line in lines]
+
+    assert sources("hf://org/*", "--task", "translation") == ["hf://org/t5"]
+    assert sources("hf://org/*", "--limit", "2") == ["hf://org/tied", "hf://org/diverged"]
+    assert sources("hf://org/t*") == ["hf://org/tied", "hf://org/t5"]
+    assert sources("hf://org/?i*", "--limit", "1", "hf://other/tied") == ["hf://org/tied", "hf://other/tied"]
+    assert tieconv("check", "hf://org/tied", "--limit", "2").returncode == 2
+    assert "stands for no model" in tieconv("check", "hf://nobody/*").stderr
+
+
+def test_resume(org: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A run file keeps what was found; the next run reads only what is missing or failed, and says the same."""
+    run = tmp_path / "run.jsonl"
+    words = ("check", "hf://org/*", "--depth", "full", "--resume", str(run), "--format", "json")
+    first = tieconv(*words)
+    assert len(run.read_text().splitlines()) == 5
+    lines = run.read_text().splitlines(keepends=True)
+    run.write_text("".join(lines[:1]) + lines[1][:50])  # killed while it wrote the second
+    org.requests.clear()
+    second = tieconv(*words)
+    assert (second.stdout, second.returncode) == (first.stdout, first.returncode)
+    asked = {one.path.split("?")[0] for one in org.requests if one.path.startswith("/api/models/")}
+    assert asked == {f"/api/models/org/{name}" for name in ("diverged", "gated", "t5", "broken")}
+    org.requests.clear()
+    tieconv(*words)
+    asked = {one.path.split("?")[0] for one in org.requests if one.path.startswith("/api/models/")}
+    assert asked == {"/api/models/org/gated", "/api/models/org/broken"}
+    org.requests.clear()
+    tieconv("check", "hf://org/*", "--depth", "header", "--resume", run)
+    assert len({one.path for one in org.requests if one.path.startswith("/api/models/")}) == 5
+
+
+def test_no_run_file(org: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A file of another kind is neither read nor written over."""
+    (tmp_path / "notes").write_text("my notes\nmore\n")
+    result = tieconv("check", "hf://org/*", "--resume", "notes")
+    assert result.returncode == 2 and "no file of a run" in result.stderr
+    assert (tmp_path / "notes").read_text() == "my notes\nmore\n"
+
+
+def test_busy_listing(org: Hub, tieconv: Run) -> None:
+    """The list of models is asked for again where the server is busy."""
+    org.faults["api:models"] = Fault("status", 1, "503")
+    assert tieconv("check", "hf://other/*").returncode == 0

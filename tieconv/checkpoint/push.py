@@ -1,0 +1,56 @@
+"""What a push would change in a repository: the files, and the words of its pull request."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from tieconv.checkpoint.plain import Printed
+from tieconv.checkpoint.record import record
+
+PUSH_SCHEMA = "tieconv.push/1"
+
+
+@record
+class FileChange:
+    """One file: ``kind`` is `add`, `replace` or `delete`, ``bytes`` what is uploaded, or what goes."""
+
+    kind: str
+    name: str
+    bytes: int
+
+
+@record
+class Push(Printed):
+    """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one."""
+
+    directory: str
+    repo: str
+    revision: str | None
+    commit: str
+    pull_request: bool
+    title: str
+    description: str
+    changes: tuple[FileChange, ...]
+    executed: bool = False
+    url: str | None = None
+
+    @property
+    def bytes_uploaded(self) -> int:
+        return sum(change.bytes for change in self.changes if change.kind != "delete")
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.push/1`."""
+        return {
+            "schema": PUSH_SCHEMA,
+            "directory": self.directory,
+            "repo": self.repo,
+            "revision": self.revision,
+            "commit": self.commit,
+            "pull_request": self.pull_request,
+            "title": self.title,
+            "description": self.description,
+            "changes": [asdict(change) for change in self.changes],
+            "bytes_uploaded": self.bytes_uploaded,
+            "executed": self.executed,
+            "url": self.url,
+        }

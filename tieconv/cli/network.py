@@ -1,0 +1,33 @@
+"""What a command says of the network, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from tieconv.checkpoint.inspection import Fetched
+from tieconv.sources.hub import is_hub
+from tieconv.text import count, size
+
+
+def fetched_line(fetched: Fetched) -> str:
+    """``fetched 128 kB in 6 requests``."""
+    return f"fetched {size(fetched.bytes)} in {count(fetched.requests, 'request')}"
+
+
+@contextmanager
+def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar of the headers that arrive, on a terminal and for a model on the Hub."""
+    if not is_hub(model) or not sys.stderr.isatty():
+        yield None
+        return
+    with click.progressbar(length=1, label="headers", file=sys.stderr) as bar:
+
+        def tick(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield tick

@@ -1,0 +1,56 @@
+"""`tieconv push`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tieconv import api
+from tieconv.cli.options import json_option, paint, traceback_option
+from tieconv.errors import RefusedError
+from tieconv.text import shown, size
+
+
+@click.command("push", short_help="Open a pull request on the Hub with exactly the files that differ.")
+@click.argument("directory", type=click.Path(), metavar="DIR")
+@click.argument("target", metavar="hf://org/name")
+@click.option(
+    "--create-pr/--no-pr", "pull_request", default=True, show_default=True, help="--no-pr commits to the branch itself."
+)
+@click.option("-m", "--message", metavar="TEXT", help="The title of the pull request, or of the commit.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and push nothing.")
+@json_option
+@traceback_option
+def command(
+    directory: str, target: str, pull_request: bool, message: str | None, yes: bool, dry_run: bool, as_json: bool
+) -> None:
+    """Open a pull request with exactly the files of DIR that differ from the repository's.
+
+    Files are compared by their hashes. Weight and index files that the repository's model uses and DIR lacks are
+    deleted; nothing else is. The description is the plan, which is printed first; then it asks.
+    """
+    push = api.plan_push(directory, target, message=message, pull_request=pull_request)
+    goes = bool(push.changes) and not dry_run
+    if not (as_json and (yes or not goes)):
+        from tieconv.reporters.push_text import render
+
+        click.echo(render(push, paint), err=as_json)
+    if goes:
+        _ask(yes)
+        push = api.push(push)
+        click.echo(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}", err=True)
+    else:
+        click.echo("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed", err=True)
+    if as_json:
+        click.echo(str(push))
+
+
+def _ask(yes: bool) -> None:
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
+    if not click.confirm("push this?", err=True):
+        raise RefusedError("nothing was pushed", "push again when you are ready", "push.declined")

@@ -1,0 +1,77 @@
+"""The file of a run over many models: one line a model as it is done, so that the next run goes on where it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from tieconv.checkpoint.checked import CheckedModel, CheckReport
+from tieconv.checkpoint.inspection import Level
+from tieconv.errors import DestinationError, SettingsError
+from tieconv.reporters.check_json import read
+from tieconv.sources.texts import read_text
+from tieconv.text import shown
+from tieconv.version import VERSION
+
+RUN_SCHEMA = "tieconv.run/1"
+
+
+class RunFile:
+    """What an earlier run found, by the model's source, and a place for what this one does.
+
+    ``asked`` says how models are looked at: findings of a run that looked in another way do not count. Models that
+    could not be read are tried again.
+    """
+
+    def __init__(self, path: str, asked: Mapping[str, object]) -> None:
+        self._path = path
+        self._asked = {"tieconv": VERSION, **asked}
+        self._end, self._whole = 0, True
+        self.known = self._read() if os.path.lexists(path) else {}
+
+    def _read(self) -> dict[str, CheckedModel]:
+        text = read_text(self._path)
+        self._end = len(text[: text.rfind("\n") + 1].encode())
+        self._whole = not text or text.endswith("\n")
+        lines = text.split("\n")
+        found: dict[str, CheckedModel] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+                if entry["schema"] != RUN_SCHEMA:
+                    raise ValueError(f"no {RUN_SCHEMA}")
+                [model] = read(json.dumps(entry["report"])).models
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines) and number > 1:  # a run that was killed while it wrote
+                    continue
+                raise SettingsError(
+                    f"{shown(self._path)} is no file of a run: line {number} cannot be read",
+                    "name another file, or remove this one",
+                    "run.malformed",
+                ) from error
+            if entry.get("asked") == self._asked and model.failure is None:
+                found[model.source] = model
+        return found
+
+    def add(self, model: CheckedModel) -> None:
+        """Append a model; what stands there stays. Raises `DestinationError`."""
+        entry = {
+            "schema": RUN_SCHEMA,
+            "asked": self._asked,
+            "report": CheckReport((model,), Level.WARNING).to_dict(),
+        }
+        data = json.dumps(entry).encode() + b"\n"
+        try:
+            with open(self._path, "ab") as file:
+                if not self._whole:  # the rest of a line that a killed run left
+                    file.truncate(self._end)
+                    self._whole = True
+                file.write(data)
+        except OSError as error:
+            reason = (error.strerror or "unknown error").lower()
+            raise DestinationError(
+                f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
+            ) from error

@@ -1,0 +1,86 @@
+"""A sharded model reduced to the shards that a question about its ties concerns, by its config and its index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tieconv.checkpoint.family import Family, Knowledge
+from tieconv.checkpoint.records import Files, FileState, Listing
+from tieconv.families import find, locate
+from tieconv.families.named import with_names
+from tieconv.formats.documents import CONFIG, read_bytes, read_config
+from tieconv.formats.index import LIMIT, read_index
+from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.torch_model import TORCH
+from tieconv.inspection.head import head_bias_name
+
+
+class NarrowedFiles:
+    """Files of which the index names some shards only; everything else is passed on."""
+
+    def __init__(self, inner: Any, index: str, data: bytes) -> None:
+        self._inner, self._index, self._data = inner, index, data
+
+    def pread(self, name: str, size: int, offset: int) -> bytes:
+        if name == self._index:
+            return self._data[offset : offset + size]
+        found: bytes = self._inner.pread(name, size, offset)
+        return found
+
+    def state(self, name: str) -> FileState:
+        state: FileState = self._inner.state(name)
+        return replace(state, size=len(self._data)) if name == self._index else state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+Narrowed = tuple[Listing, NarrowedFiles, tuple[str, ...]]
+
+
+def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) -> Narrowed | None:
+    """The listing and files without the shards that hold no tied name, and the names of those.
+
+    ``None`` where all are needed: a model without an index, or one of which nobody knows what ties without the shapes.
+    Raises `UnreadableError` for a malformed config or index.
+    """
+    model = SAFETENSORS if SAFETENSORS.claims(listing) else TORCH
+    naming = model.naming
+    if listing.named or naming.index not in listing.top or naming.single in listing.top or CONFIG not in listing.top:
+        return None
+    _, homes = read_index(read_bytes(files, naming.index, LIMIT), naming.index)
+    family = find(read_config(files)[0].value, dict.fromkeys(homes, ()))
+    if embed or head:
+        family = with_names(family, embed, head)
+    elif family.knowledge is not Knowledge.TABLE:
+        return None
+    kept = {homes[name] for name in _concerned(family, homes)}
+    unread = tuple(sorted(set(homes.values()) - kept))
+    if not kept or not unread:
+        return None
+    entries = {name: size for name, size in listing.entries.items() if name in kept or not naming.is_weights(name)}
+    index = {"weight_map": {name: shard for name, shard in homes.items() if shard in kept}}
+    narrowed = NarrowedFiles(files, naming.index, json.dumps(index).encode())
+    return replace(listing, entries=entries), narrowed, unread
+
+
+def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
+    """The stored names that play a part in a tie, and what stands beside them in their modules, such as scales."""
+    for played in _played(family):
+        actual = locate(family, played, names)
+        if actual is not None:
+            module = actual.rpartition(".")[0] + "."
+            yield from (name for name in names if name == actual or name.startswith(module))
+
+
+def _played(family: Family) -> Iterator[str]:
+    for group in family.groups:
+        yield from (group.canonical, *group.members)
+    yield from family.output_biases
+    if family.input_embedding:
+        yield family.input_embedding
+    if family.output_head:
+        yield from (family.output_head, head_bias_name(family.output_head))

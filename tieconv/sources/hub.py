@@ -1,0 +1,139 @@
+"""Models on the Hub: how they are named and opened. huggingface_hub is imported when one is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.record import record
+from tieconv.checkpoint.records import Listing
+from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.sources.hub_files import HubFiles, Tick
+    from tieconv.sources.local import FileSet
+
+PREFIX = "hf://"
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_REPOSITORY = re.compile(rf"{_PART}/{_PART}")
+_REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}")
+_PATTERN = re.compile(rf"({_PART})/([A-Za-z0-9._?*-]{{1,96}})")
+
+
+class MissingProviderError(TieconvError):
+    """A package that only some commands need is not installed."""
+
+
+@record
+class Place:
+    """A repository and, where it was given, a branch, a tag or a commit."""
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repo}{f'@{self.revision}' if self.revision else ''}"
+
+
+def is_hub(source: str) -> bool:
+    """Whether MODEL is on the Hub."""
+    return source.startswith(PREFIX)
+
+
+def parse(source: str) -> Place:
+    """``hf://org/name[@revision]``. Raises `UnreadableError` for anything else."""
+    repo, _, revision = source.removeprefix(PREFIX).partition("@")
+    named = "@" in source
+    if not _REPOSITORY.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith(".git"):
+        raise UnreadableError(f"{shown(source)} names no model of the Hub", _SYNTAX, "hub.name")
+    if named and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
+        raise UnreadableError(f"{shown(source)} names no revision", _SYNTAX, "hub.revision-name")
+    return Place(repo, revision if named else None)
+
+
+_SYNTAX = "write hf://org/name or hf://org/name@revision, where the revision is a branch, a tag or a commit"
+
+
+def is_pattern(source: str) -> bool:
+    """Whether MODEL stands for several models of one owner (``hf://org/*``)."""
+    return is_hub(source) and bool(set("*?") & set(source))
+
+
+def parse_pattern(source: str) -> tuple[str, str]:
+    """The owner of ``hf://org/PATTERN``, and the pattern of the names. Raises `UnreadableError`."""
+    match = _PATTERN.fullmatch(source.removeprefix(PREFIX))
+    if match is None:
+        raise UnreadableError(
+            f"{shown(source)} is no pattern of models", "write hf://org/* or hf://org/prefix-*", "hub.pattern"
+        )
+    return match[1], match[2]
+
+
+def require() -> None:
+    """Raise `MissingProviderError` where huggingface_hub is not installed, or too old."""
+    try:
+        from tieconv.sources import hub_client  # noqa: F401
+    except ImportError as error:
+        if (error.name or "").startswith("tieconv"):
+            raise
+        raise MissingProviderError(
+            "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed",
+            "pip install 'tieconv[hub]'",
+            "hub.provider",
+        ) from error
+
+
+def guard_push(directory: str, place: Place, pull_request: bool) -> None:
+    """Raise `RefusedError` for a push that means something else than it says."""
+    if is_hub(directory):
+        raise RefusedError(
+            f"{shown(directory)} is on the Hub: a push starts from a directory", "write it with -o first", "push.source"
+        )
+    if pull_request and place.revision not in (None, "main"):
+        raise RefusedError(
+            f"{place} names a branch, and a pull request goes to main",
+            "leave the branch out, or add --no-pr",
+            "push.branch",
+        )
+
+
+def fetch(source: str, without: Sequence[str] = ()) -> str:
+    """The directory of a model in the local cache, fetched there but for the files ``without``.
+
+    Raises as `open_model` does.
+    """
+    place = parse(source)
+    require()
+    from tieconv.sources import hub_cache
+
+    return hub_cache.fetch(source, place, without)
+
+
+@contextmanager
+def open_model(source: str, tick: Tick | None = None) -> Iterator[tuple[Listing, HubFiles | FileSet, str]]:
+    """What lies there, a reader of it, and the commit; from the local cache alone in offline mode.
+
+    ``tick(done, total)`` is told of headers that arrive. Raises `UnreadableError` where there is no such model or it
+    may not be read, `MissingProviderError` without huggingface_hub.
+    """
+    place = parse(source)
+    require()
+    from tieconv.sources import hub_cache, hub_client
+
+    if hub_client.is_offline():
+        from tieconv.sources.local import open_files
+
+        listing, commit = hub_cache.locate_cached(source, place)
+        with open_files(listing.root) as cached:
+            yield listing, cached, commit
+        return
+    from tieconv.sources.hub_files import HubFiles
+    from tieconv.sources.hub_listing import look_up
+
+    client = hub_client.Client()
+    found = look_up(client, source, place)
+    with HubFiles(client, found, tick) as files:
+        yield found.listing, files, found.commit

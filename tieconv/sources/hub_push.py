@@ -1,0 +1,78 @@
+"""Files to the Hub in one commit, or one pull request, on top of the commit that they were compared with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+from tieconv.checkpoint.push import FileChange, Push
+from tieconv.checkpoint.records import Listing
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.sources.digest import hash_file
+from tieconv.sources.hub_cache import bars
+from tieconv.sources.hub_errors import Transport, status_of, translate
+from tieconv.sources.hub_listing import Found
+from tieconv.sources.local import FileSet
+from tieconv.text import shown
+from tieconv.version import VERSION
+
+
+def changes(found: Found, local: Listing, files: FileSet, used: Iterable[str]) -> tuple[FileChange, ...]:
+    """What of ``local`` the repository lacks or has otherwise, by size and hash; names in ``used`` go if absent."""
+    return (
+        *(change for name in local.entries if (change := _change(found, local, files, name))),
+        *(FileChange("delete", name, found.stored[name].size) for name in sorted(set(used) - set(local.entries))),
+    )
+
+
+def _change(found: Found, local: Listing, files: FileSet, name: str) -> FileChange | None:
+    size, stored = local.entries[name], found.stored.get(name)
+    if stored is None:
+        return FileChange("add", name, size)
+    if stored.size == size:
+        known = stored.sha256 or stored.blob
+        if hash_file(files, name, "sha256" if stored.sha256 else "git") == known:
+            return None
+    return FileChange("replace", name, size)
+
+
+def upload(push: Push, root: str) -> str:
+    """The address of the pull request, or of the commit. Raises `TieconvError` where the Hub takes neither."""
+    operations = [_operation(change, root) for change in push.changes]
+    api = HfApi(library_name="tieconv", library_version=VERSION)
+    what = f"hf://{push.repo}"
+    with bars():
+        try:
+            done = api.create_commit(
+                push.repo,
+                operations,
+                commit_message=push.title,
+                commit_description=push.description,
+                revision=push.revision,
+                create_pr=push.pull_request,
+                parent_commit=push.commit,
+            )
+        except Transport as error:
+            raise _untaken(error, what) from None
+    return str(done.pr_url if push.pull_request else done.commit_url)
+
+
+def _operation(change: FileChange, root: str) -> CommitOperationAdd | CommitOperationDelete:
+    if change.kind == "delete":
+        return CommitOperationDelete(change.name, is_folder=False)
+    return CommitOperationAdd(change.name, os.path.join(root, change.name))
+
+
+def _untaken(error: Exception, what: str) -> TieconvError:
+    status = status_of(error)
+    if status in (401, 403):
+        return RefusedError(
+            f"{what}: this login may not write there",
+            "log in with a token that may write: hf auth login",
+            "hub.read-only",
+        )
+    if status in (409, 412):
+        return RefusedError(f"{shown(what)} has moved on since it was compared", "push again", "hub.moved")
+    return translate(error, what)
