@@ -1,0 +1,97 @@
+"""What the analysis of the embedding tables measured: frozen records that serialise to `tieconv.analyze/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tieconv.checkpoint.plain import Printed, plain
+from tieconv.version import VERSION
+
+ANALYZE_SCHEMA = "tieconv.analyze/1"
+
+POINTS = 4096
+"""The most points of one series: longer ones are thinned out evenly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure with what it is to be held against.
+
+    ``value`` is ``None`` where the figure was refused or is undefined (``says`` gives the reason). ``floor`` is what
+    chance alone would give, ``ceiling`` the best that can be expected, ``n`` the number of rows, pairs or tokens that
+    it rests on.
+    """
+
+    name: str
+    value: float | None
+    floor: float | None = None
+    ceiling: float | None = None
+    n: int | None = None
+    unit: str = ""
+    says: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of a section's ``measures``."""
+        return {
+            "name": self.name,
+            "value": plain(self.value),
+            "floor": plain(self.floor),
+            "ceiling": plain(self.ceiling),
+            "n": self.n,
+            "unit": self.unit,
+            "says": self.says,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One question: a plain sentence that answers it, the figures behind, numbers to plot, and whatever else.
+
+    ``series`` are of at most `POINTS` numbers each; ``detail`` is JSON-ready.
+    """
+
+    title: str
+    sentence: str
+    measures: tuple[Measure, ...]
+    series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    detail: Mapping[str, object] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``sections``."""
+        return {
+            "title": self.title,
+            "sentence": self.sentence,
+            "measures": [measure.to_dict() for measure in self.measures],
+            "series": {name: plain(list(points)) for name, points in self.series.items()},
+            "detail": plain(dict(self.detail)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis(Printed):
+    """The answer of `tieconv analyze`.
+
+    ``relation`` is the class of what the head is to the embedding (such as ``bit-equal``), ``verdict`` one sentence
+    that says whether they may be tied.
+    """
+
+    source: str
+    sections: tuple[Section, ...]
+    relation: str
+    verdict: str
+
+    def section(self, title: str) -> Section | None:
+        """The section of this title."""
+        return next((section for section in self.sections if section.title == title), None)
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.analyze/1`."""
+        return {
+            "schema": ANALYZE_SCHEMA,
+            "tieconv": VERSION,
+            "source": self.source,
+            "relation": self.relation,
+            "verdict": self.verdict,
+            "sections": [section.to_dict() for section in self.sections],
+        }
