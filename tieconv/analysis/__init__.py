@@ -1,0 +1,1 @@
+"""The embedding space, measured from the weights alone."""
