@@ -84,7 +84,7 @@ def test_scaling(factor: float) -> None:
 
 @pytest.mark.parametrize("noise", [0.1, 0.5, 1.0, 3.0])
 def test_noise_levels(noise: float) -> None:
-    """U = E + σ·noise: the identity cosine is 1/√(1+σ²), which Procrustes and least squares cannot beat but by chance."""
+    """U = E + σ·noise: the identity cosine is 1/√(1+σ²), which fitted maps beat only by chance."""
     table = gaussian()
     found = linear(pair(table, table + noise * gaussian(seed=5)), 0, 1).cosines
     truth = 1 / sqrt(1 + noise**2)

@@ -1,9 +1,9 @@
-"""Which role a tied table plays: how it compares with the two tables of an untied model. Imports numpy: import it lazily.
+"""Which role a tied table plays: how it compares with the two tables of an untied model.
 
 Measures of Lopardo et al. 2026 (arXiv 2603.26663), each with its chance floor, and with a ceiling where a second
 untied model shows how well the same role is reproduced. For unrelated tables the mean cosine after a fitted map is
 not 0, and input tables are less reproducible than output tables: so the verdict rests on neighbours, pair
-similarities and the norm profile, and the fitted maps are only reported.
+similarities and the norm profile, and the fitted maps are only reported. Imports numpy: import it lazily.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import pi, sqrt
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def linear(joined: Joined, source: int, target: int, shuffle: Array | None = Non
         sums.add(left - means[0], right - means[1])  # nearly centred first: the sums then keep their digits
     sums.centre()
     maps = _maps(sums)
-    totals = {name: 0.0 for name in maps}
+    totals = dict.fromkeys(maps, 0.0)
     for left, right in _pairs(joined, source, target, shuffle):
         left, right = left - means[0], right - means[1]
         for name, matrix in maps.items():
@@ -81,12 +82,13 @@ def linear(joined: Joined, source: int, target: int, shuffle: Array | None = Non
 def expected(measure: str, tokens: int, width: int) -> float:
     """What unrelated Gaussian tables of (tokens, width) give; checked against permutations in the tests."""
     fraction = min(1.0, width / tokens)
-    return {
+    floors = {
         "identity": 0.0,
-        "procrustes": 8 / (3 * np.pi) * np.sqrt(fraction),
-        "least squares": np.sqrt(fraction),
+        "procrustes": 8 / (3 * pi) * sqrt(fraction),
+        "least squares": sqrt(fraction),
         "cka": width / (tokens + width),
-    }[measure]
+    }
+    return floors[measure]
 
 
 def _pairs(joined: Joined, source: int, target: int, shuffle: Array | None) -> Iterator[tuple[Array, Array]]:

@@ -55,7 +55,7 @@ class Contest:
         return side[2] / self._scale(side)
 
     def _scale(self, side: Side) -> float:
-        value, floor, _, top = side
+        _, floor, _, top = side
         return top - floor if self._relative and top is not None else 1.0
 
 
