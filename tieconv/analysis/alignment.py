@@ -189,5 +189,5 @@ def _measures(joined: Joined, sample: Sample, found: Mapping[str, Mapping[str, _
 def _series(joined: Joined, views: list[Local]) -> Iterator[tuple[str, tuple[float, ...]]]:
     """The norm profiles: the row norms of the common tokens, thinned evenly."""
     places = np.linspace(0, joined.count - 1, min(POINTS, joined.count)).astype(int)
-    for name, view in zip(("T", "E", "U"), views, strict=False):
-        yield f"norms {name}", tuple(float(norm) for norm in view.norms[places])
+    for name, view in zip(("tied", "embed", "head"), views, strict=False):
+        yield f"{name}_norm", tuple(float(norm) for norm in view.norms[places])
