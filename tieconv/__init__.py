@@ -8,6 +8,7 @@ from tieconv.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from tieconv.api import (
+        analyze,
         check,
         diff,
         inspect,
@@ -19,17 +20,20 @@ if TYPE_CHECKING:
         plan_set_tie,
         plan_untie,
     )
+    from tieconv.checkpoint.analysis import Analysis
     from tieconv.checkpoint.checked import CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 
 __all__ = [
+    "Analysis",
     "CheckReport",
     "Comparison",
     "PlannedWrite",
     "TieconvError",
     "__version__",
+    "analyze",
     "check",
     "diff",
     "inspect",
@@ -44,6 +48,7 @@ __all__ = [
 
 
 _HOMES = {
+    "Analysis": "checkpoint.analysis",
     "TieconvError": "errors",
     "PlannedWrite": "planned",
     "Comparison": "checkpoint.comparison",

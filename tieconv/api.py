@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from tieconv.checkpoint.analysis import Analysis
     from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.inspection import Action
@@ -298,6 +299,21 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
             )
     with open_files(one.checkpoint.root) as files_a, open_files(two.checkpoint.root) as files_b:
         return compare(one, two, files_a, files_b)
+
+
+def analyze(path: str | Path = ".", *, embed: str | None = None, head: str | None = None) -> Analysis:
+    """What embedding and head are to each other, whether they may be tied, and which rows are unused.
+
+    Needs numpy alone; memory is bounded whatever the vocabulary. Raises `UnreadableError` where there is no input
+    table of floats.
+    """
+    from tieconv.analysis import analyze_model
+
+    listing = locate(str(path))
+    with open_files(listing.root) as files:
+        checkpoint = read_checkpoint(listing, files)
+        evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
+        return analyze_model(evidence, files)
 
 
 def check(

@@ -4,11 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tieconv.checkpoint.plain import Printed, plain
 from tieconv.version import VERSION
 
 ANALYZE_SCHEMA = "tieconv.analyze/1"
+
+
+class Kinship(StrEnum):
+    """What the output table is to the input table; the first that fits is the answer."""
+
+    ALIAS = "alias"  # one tensor
+    BIT_EQUAL = "bit-equal"
+    CAST = "equal-after-cast"
+    ROW_SUBSET = "row-subset"
+    ROW_PERMUTATION = "row-permutation"
+    ROWS_DIFFER = "k-rows-differ"
+    GAUGE = "softmax-gauge"  # + 1c^T: every row moved by one vector, which the softmax does not see
+    SCALAR = "scalar"
+    DIAGONAL = "diagonal"  # as a norm's scale folded into the head leaves it
+    ORTHOGONAL = "linear-orthogonal"
+    SPD = "linear-spd"
+    LINEAR = "linear-general"
+    DRIFT = "drift"  # each row still knows its own, and no map within rounding explains the rest
+    INDEPENDENT = "independent"
+    UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to say
+
 
 POINTS = 4096
 """The most points of one series: longer ones are thinned out evenly."""

@@ -14,6 +14,7 @@ from tieconv.version import VERSION
 gc.set_threshold(50_000)
 
 COMMANDS = {
+    "analyze": "What the embedding and the head of MODEL are to each other, and whether they may be tied.",
     "bias": "Add, remove, unify or resize the head bias; the tie stays as it is.",
     "check": "The gate for CI: rules over models, exit 1 on a finding.",
     "completion": "Print the completion script for SHELL.",

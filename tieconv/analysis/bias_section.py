@@ -1,0 +1,120 @@
+"""The section *Bias*: what the head's bias is made of, and what stripping it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.grams import GEMM
+from tieconv.analysis.linear import ENOUGH
+from tieconv.analysis.series import points
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array, Table, spans
+from tieconv.checkpoint.analysis import Measure, Section
+
+TITLE = "Bias"
+FOLDS = 0.9
+"""Adjusted R² from which a bias is said to be what the head makes of one vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """b ≈ U·vector + k; ``left`` is the range of what remains."""
+
+    vector: Array
+    r2: float
+    adjusted: float
+    left: float
+
+
+def bias_section(subject: Subject) -> Section:
+    """For a model without a bias as well."""
+    bias = subject.bias
+    if bias is None:
+        return Section(TITLE, "The head has no bias.", ())
+    table = subject.output
+    if len(bias) != table.rows:
+        return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ())
+    if not np.isfinite(bias).all():
+        return Section(TITLE, _masking(bias), (_strip_bound(float("inf")),))
+    spread = float(bias.max() - bias.min())
+    if spread == 0:
+        what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
+        return Section(TITLE, f"The bias is {what}: stripping it changes nothing.", (_strip_bound(0.0),))
+    explained = explain(table, bias) if table.rows >= ENOUGH * table.width + 2 else None
+    used = subject.used if subject.used is not None else np.ones(len(bias), bool)
+    measures = (
+        Measure("mean", float(bias.mean()), n=len(bias)),
+        Measure("standard deviation", float(bias.std()), n=len(bias)),
+        _strip_bound(spread),
+        _strip_estimate(bias[used]),
+        *_fold_measures(explained, table),
+    )
+    series = {"bias": points(bias)}
+    return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained))
+
+
+def _masking(bias: Array) -> str:
+    return (
+        f"{np.count_nonzero(~np.isfinite(bias)):,} entries of the bias are not finite: they mask rows, and without the "
+        "bias those rows would come back."
+    )
+
+
+def _strip_bound(spread: float) -> Measure:
+    says = "certified: holds for every input; the largest change of a log-probability is the range of the bias"
+    return Measure("KL bound, bias stripped", spread**2 / 8, unit="nats/token", says=says)
+
+
+def _strip_estimate(bias: Array) -> Measure:
+    says = "half its variance over tokens taken as equally likely; with --text over those that the model predicts"
+    value = float(bias.var() / 2) if len(bias) else None
+    return Measure("KL estimate, bias stripped", value, unit="nats/token", n=len(bias), says=says)
+
+
+def explain(table: Table, bias: Array) -> Explained:
+    """The least-squares vector c with b ≈ U·c + k, from one pass for the moments and one for what is left."""
+    width, rows = table.width, table.rows
+    total, sums, joint = np.zeros((width, width)), np.zeros(width), np.zeros(width)
+    centred = bias - bias.mean()
+    for start, stop in spans(rows, width, GEMM):
+        block = np.nan_to_num(table.values(start, stop))
+        total += block.T @ block
+        sums += block.sum(0)
+        joint += block.T @ centred[start:stop]
+    mean = sums / rows
+    found = np.linalg.lstsq(total - rows * np.outer(mean, mean), joint, rcond=1e-12)[0]
+    rest = np.empty(rows)
+    for start, stop in spans(rows, width):
+        rest[start:stop] = centred[start:stop] - np.nan_to_num(table.values(start, stop)) @ found
+    r2 = max(1 - float(rest.var() / bias.var()), 0.0)
+    return Explained(found, r2, 1 - (1 - r2) * (rows - 1) / (rows - width - 1), float(np.ptp(rest)))
+
+
+def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, ...]:
+    name = "adjusted R², bias from U·c + k"
+    if explained is None:
+        return (Measure(name, None, n=table.rows, says="too few rows for each column: any bias would fit"),)
+    bound = Measure(
+        "KL bound, U·c + k in its place",
+        explained.left**2 / 8,
+        unit="nats/token",
+        says="certified; c then adds to the shift of the last norm",
+    )
+    return (Measure(name, explained.adjusted, floor=0.0, ceiling=1.0, n=table.rows), bound)
+
+
+def _detail(explained: Explained | None) -> dict[str, object]:
+    if explained is None or explained.adjusted < FOLDS:
+        return {}
+    return {"fold_vector": [float(value) for value in explained.vector]}
+
+
+def _sentence(spread: float, explained: Explained | None) -> str:
+    most = spread**2 / 8
+    start = f"The bias is trained: its range is {spread:.3g}, so without it the KL is at most {most:.2g} nats a token."
+    if explained is None or explained.adjusted < FOLDS:
+        return start
+    share = f"{explained.adjusted:.0%} of it is what the head makes of one vector"
+    return f"{start} {share}, which a norm with a shift could hold."

@@ -1,0 +1,92 @@
+"""What re-tying costs by survivor: certified where the weights alone can say, else left to a measurement."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.bounds import Bound, Change, bound
+from tieconv.analysis.relation import Related
+from tieconv.analysis.subject import Subject
+from tieconv.checkpoint.analysis import Kinship, Measure
+
+FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
+"""Classes in which nothing changes, whoever survives."""
+
+REFUSED = frozenset({Kinship.INDEPENDENT, Kinship.UNKNOWN, Kinship.ROW_SUBSET, Kinship.ROW_PERMUTATION})
+"""Classes in which one table cannot stand for the other."""
+
+MAPPED = frozenset({Kinship.ORTHOGONAL, Kinship.SPD, Kinship.LINEAR})
+"""Classes in which a matrix that no norm can hold stands between the two."""
+
+_NATS = "nats/token"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """``certified`` bounds on the KL by survivor, ``None`` where the weights cannot say; ``head`` is the change of the
+    head where the embedding survives.
+    """
+
+    certified: dict[str, float | None]
+    head: Bound | None
+    measures: tuple[Measure, ...]
+
+
+def costs(subject: Subject, related: Related) -> Costs:
+    """The cost of each survivor. Reads both tables some six times where they differ and may be re-tied."""
+    if related.kind in FREE:
+        return _free()
+    if related.kind in REFUSED | MAPPED or subject.head is None:
+        return Costs({}, None, ())
+    found = _head_change(subject)
+    unseen = _unseen(subject, related)
+    certified = {"embed": found.kl if found else None, "head": 0.0 if unseen else None, "mean": None}
+    return Costs(certified, found, (*_embed_measures(found), _input_measure("head", unseen), _input_measure("mean", 0)))
+
+
+def _free() -> Costs:
+    survivors = ("embed", "head", "mean")
+    says = "the tables are equal"
+    measures = tuple(Measure(f"KL bound, {name} survives", 0.0, unit=_NATS, says=says) for name in survivors)
+    return Costs(dict.fromkeys(survivors, 0.0), None, measures)
+
+
+def _head_change(subject: Subject) -> Bound | None:
+    if subject.final is None or subject.head is None or subject.head.rows != subject.embed.rows:
+        return None
+    return bound(Change(subject.embed, subject.head, subject.final), subject.used)
+
+
+def _unseen(subject: Subject, related: Related) -> int:
+    """The rows that differ, where none of them has a token: then no input reads one."""
+    rows = np.flatnonzero(related.moments.unequal)
+    used = subject.used
+    return len(rows) if used is not None and not used[rows].any() else 0
+
+
+def _embed_measures(found: Bound | None) -> tuple[Measure, ...]:
+    if found is None:
+        why = "what stands between the last norm and the logits of this class is not known: measure it with --text"
+        return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
+    return (
+        Measure("KL bound, embed survives", found.kl, unit=_NATS, says="certified: holds for every input"),
+        Measure("log-probability bound, embed survives", found.log_p, unit="nats", says="certified, any token"),
+        Measure(
+            "KL estimate, embed survives",
+            found.estimate,
+            unit=_NATS,
+            says="for hidden states without a preferred direction and tokens alike: right for rounding, "
+            "up to 10 times too low for a head that was trained on",
+        ),
+    )
+
+
+def _input_measure(survivor: str, unseen: int) -> Measure:
+    name = f"KL bound, {survivor} survives"
+    if unseen:
+        says = "certified for every input that the tokenizer can make: no token has a row that differs"
+        return Measure(name, 0.0, n=unseen, unit=_NATS, says=says)
+    says = "none from the weights: the input rows change, and through them every layer; measure it with --text"
+    return Measure(name, None, unit=_NATS, says=says)

@@ -1,0 +1,163 @@
+"""What U is to E: the first class that fits, from the plainest to none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tieconv.analysis.fits import Fit, column_fits
+from tieconv.analysis.grams import Grams, gram
+from tieconv.analysis.linear import Linear, fit_linear, fit_without, linear_tolerance, shape
+from tieconv.analysis.moments import Moments, measure
+from tieconv.analysis.retrieval import precision_at_1, sample
+from tieconv.analysis.rounding import precision
+from tieconv.analysis.rowhash import digests, places
+from tieconv.analysis.tables import Array, Table
+from tieconv.checkpoint.analysis import Kinship
+
+FEW = 32
+"""Tables with fewer common rows are called equal or not, and nothing finer."""
+
+HALF = 0.5
+"""Share of rows that must be equal, or find their own, for the classes that say which rows are not."""
+
+CLOSE = 0.9
+"""Adjusted R² from which a map that leaves more than rounding is still called one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """The class and the evidence for it. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
+
+    ``within_rounding`` says whether rounding explains that residual; ``retrieval`` is P@1 by map, over ``asked`` rows.
+    """
+
+    kind: Kinship
+    moments: Moments
+    residual: float | None = None
+    tolerance: float | None = None
+    within_rounding: bool = False
+    fit: Fit | None = None
+    linear: Linear | None = None
+    fits: tuple[Fit, ...] = ()
+    retrieval: Mapping[str, float] = field(default_factory=dict)
+    asked: int = 0
+    detail: Mapping[str, object] = field(default_factory=dict)
+
+
+def relate_tables(embed: Table, head: Table) -> Related:
+    """The class of two tables of one width. Reads each two to five times, a block at a time.
+
+    Raises what the reader raises.
+    """
+    moments = measure(embed, head)
+    exact = _equal(embed, head, moments)
+    if exact is not None:
+        return exact
+    if moments.count < FEW:
+        return Related(Kinship.UNKNOWN, moments, detail={"reason": f"fewer than {FEW} rows that both tables have"})
+    kinds = precision(embed), precision(head)
+    fits = column_fits(embed, head, moments, kinds)
+    for fit in fits:
+        if fit.exact and fit.kind is not Kinship.DRIFT:
+            return _fitted(fit, moments, fits)
+    return _mapped(embed, head, moments, fits, kinds)
+
+
+def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
+    """The classes that are proved by comparing bytes."""
+    differing, rows = int(np.count_nonzero(moments.unequal)), moments.rows
+    sides = {"rows_differing": differing, "rows": rows, "cast": moments.cast}
+    extra = head.rows - embed.rows
+    if not differing and extra:
+        return _exact(Kinship.ROW_SUBSET, moments, sides | {"prefix": True, "extra_rows": extra})
+    if not differing:
+        return _exact(Kinship.CAST if moments.cast else Kinship.BIT_EQUAL, moments, sides)
+    if not moments.cast:
+        moved = _moved_rows(embed, head, moments, extra)
+        if moved is not None:
+            return moved
+    if differing <= HALF * rows and rows >= FEW:
+        return _exact(Kinship.ROWS_DIFFER, moments, sides | {"extra_rows": extra})
+    return None
+
+
+def _exact(kind: Kinship, moments: Moments, detail: Mapping[str, object]) -> Related:
+    residual = 0.0
+    if kind is Kinship.ROWS_DIFFER:
+        kept = moments.apart[moments.finite]
+        residual = float(np.linalg.norm(kept) / np.sqrt(moments.energies[1])) if moments.energies[1] else 0.0
+    return Related(kind, moments, residual, 0.0, kind is not Kinship.ROWS_DIFFER, detail=detail)
+
+
+def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Related | None:
+    """Rows of the smaller table that stand elsewhere in the larger: all of them, or most where few stand in place."""
+    from_head = head.rows <= embed.rows
+    small, large = (head, embed) if from_head else (embed, head)
+    found = places(digests(small), digests(large))
+    matched = int(np.count_nonzero(found >= 0))
+    in_place = moments.rows - int(np.count_nonzero(moments.unequal))
+    if matched < small.rows and (matched <= HALF * small.rows or in_place > HALF * small.rows or small.rows < FEW):
+        return None
+    if len(np.unique(found[found >= 0])) < 2:  # rows that are all alike are no evidence of an order
+        return None
+    detail = {
+        "rows": small.rows,
+        "rows_matched": matched,
+        "rows_in_place": in_place,
+        "extra_rows": extra,
+        "prefix": False,
+        "smaller": "head" if from_head else "embedding",
+    }
+    return Related(Kinship.ROW_SUBSET if extra else Kinship.ROW_PERMUTATION, moments, 0.0, 0.0, True, detail=detail)
+
+
+def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:
+    detail: dict[str, object] = {"shifted": bool(np.any(fit.shift)), "shift_length": float(np.linalg.norm(fit.shift))}
+    if fit.kind is Kinship.SCALAR:
+        detail["factor"] = float(fit.gains[0])
+    if fit.kind is Kinship.DIAGONAL:
+        detail |= {"gain_min": float(fit.gains.min()), "gain_max": float(fit.gains.max())}
+    return Related(fit.kind, moments, fit.residual, fit.tolerance, True, fit=fit, fits=fits, detail=detail)
+
+
+def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
+    """Linear maps, drift, or nothing."""
+    grams = gram(embed, head, moments.finite, moments.means)
+    asked = sample(moments)
+    linear, unseen = fit_linear(grams), fit_without(grams, embed.pick(asked), head.pick(asked))
+    move = moments.means[1] - moments.means[0]
+    best = min(fits, key=lambda fit: fit.residual)
+    maps = {"as stored": lambda e: e + move, "diagonal": lambda e: best.gains * e + best.shift}
+    if unseen:
+        maps["linear"] = unseen.apply
+    retrieval = precision_at_1(embed, head, moments, asked, maps)
+    shared = {"moments": moments, "fits": fits, "retrieval": retrieval, "asked": len(asked), "linear": linear}
+    if linear and unseen:
+        residual = _direct(embed, head, unseen, asked)
+        most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
+        if residual <= most:
+            return _linear(linear, grams, residual, most, shared)
+    if retrieval["as stored"] >= HALF:
+        plain = fits[0]
+        return Related(Kinship.DRIFT, residual=plain.residual, tolerance=plain.tolerance, fit=best, **shared)  # type: ignore[arg-type]
+    if linear and unseen and linear.adjusted >= CLOSE:
+        return _linear(linear, grams, residual, most, shared)
+    detail = {} if linear else {"reason": "too few rows for each column to judge a linear map"}
+    return Related(Kinship.INDEPENDENT, residual=best.residual, fit=best, detail=detail, **shared)  # type: ignore[arg-type]
+
+
+def _linear(linear: Linear, grams: Grams, residual: float, most: float, shared: dict[str, object]) -> Related:
+    kind, figure = shape(linear, grams, residual, most)
+    key = "factor" if kind is Kinship.ORTHOGONAL else "condition"
+    detail = {key: figure, "adjusted_r2": linear.adjusted}
+    return Related(kind, residual=residual, tolerance=most, within_rounding=residual <= most, detail=detail, **shared)  # type: ignore[arg-type]
+
+
+def _direct(embed: Table, head: Table, linear: Linear, rows: Array) -> float:
+    """‖U − Û‖ / ‖U‖ on the rows, by differences: the moments alone lose half the digits."""
+    u = head.pick(rows)
+    left, whole = float(np.linalg.norm(u - linear.apply(embed.pick(rows)))), float(np.linalg.norm(u))
+    return left / whole if whole else 0.0

@@ -1,0 +1,135 @@
+"""The section *Rows*: padding, zeros, copies and tokens that were hardly trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tieconv.analysis.mass import zero_mass
+from tieconv.analysis.moments import lengths
+from tieconv.analysis.relation import Related
+from tieconv.analysis.rowhash import digests, duplicates
+from tieconv.analysis.series import points, ranges
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array
+from tieconv.analysis.undertrained import REFERENCE, Flagged, find
+from tieconv.checkpoint.analysis import Kinship, Measure, Section
+from tieconv.text import count, shown
+
+TITLE = "Rows"
+LISTED = 20
+_NO_TOKENIZER = "no tokenizer.json or vocab.json beside the weights says which rows have a token"
+
+
+def rows_section(subject: Subject, related: Related | None) -> Section:
+    """``related`` is ``None`` for a tied model."""
+    table, used = subject.output, subject.used
+    norms = related.moments.norms[1] if related else lengths(table)
+    zero = norms == 0
+    groups = [group for group in duplicates(digests(table)) if not zero[group[0]]]
+    flagged = _flagged(subject, related, norms)
+    measures = [
+        Measure("rows", float(table.rows), unit="rows"),
+        _beyond(subject),
+        *_zeros(subject, zero),
+        Measure(
+            "rows equal to an earlier one", float(sum(len(group) - 1 for group in groups)), n=table.rows, unit="rows"
+        ),
+        _undertrained(flagged, used),
+        *_differing(related, used),
+    ]
+    detail: dict[str, object] = {
+        "zero_rows": ranges(np.flatnonzero(zero)),
+        "duplicate_rows": groups[:LISTED],
+        "tokenizer": subject.tokens.file if subject.tokens else None,
+    }
+    series = {}
+    if used is not None:
+        detail["rows_without_token"] = ranges(np.flatnonzero(~used))
+    if flagged:
+        detail["under_trained"] = list(_listed(subject, flagged))
+        detail["indicator"] = flagged.indicator
+        series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
+    return Section(TITLE, _sentence(used, zero, groups, flagged), tuple(measures), series, detail)
+
+
+def is_output_shaped(related: Related | None) -> bool:
+    """Whether the table that tokens are judged by is shaped by the output side: always, unless it stands alone."""
+    return related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.UNKNOWN)
+
+
+def _flagged(subject: Subject, related: Related | None, norms: Array) -> Flagged | None:
+    if subject.tokens is None:
+        return None
+    if is_output_shaped(related):
+        return find(subject.output, norms, subject.tokens.used(subject.output.rows), output=True)
+    assert related is not None
+    return find(subject.embed, related.moments.norms[0], subject.tokens.used(subject.embed.rows), output=False)
+
+
+def _beyond(subject: Subject) -> Measure:
+    used, tokens = subject.used, subject.tokens
+    if used is None or tokens is None:
+        return Measure("rows without a token", None, unit="rows", says=_NO_TOKENIZER)
+    rows = float(np.count_nonzero(~used))
+    return Measure("rows without a token", rows, n=len(used), unit="rows", says=f"by {tokens.file}")
+
+
+def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
+    rows = int(np.count_nonzero(zero))
+    yield Measure("rows of zeros in the head", float(rows), n=len(zero), unit="rows")
+    if not rows:
+        return
+    name, floor = "probability of the rows of zeros", rows / len(zero)
+    if subject.final is None:
+        yield Measure(name, None, floor=floor, says="the norm before the head is not known: measure it with --text")
+        return
+    mass, error = zero_mass(subject.output, subject.final, subject.bias, zero)
+    says = (
+        f"± {error:.1g}; for hidden states without a preferred direction: real ones may lift or lower all other "
+        "logits together, so measure it with --text. The floor is their share of the rows"
+    )
+    yield Measure(name, mass, floor=floor, n=rows, says=says)
+
+
+def _undertrained(flagged: Flagged | None, used: Array | None) -> Measure:
+    name = "tokens that look untrained"
+    if flagged is None:
+        few = f"fewer than {REFERENCE} rows without a token to compare with"
+        return Measure(name, None, unit="tokens", says=_NO_TOKENIZER if used is None else few)
+    says = f"by the {flagged.indicator}, at most {flagged.threshold:.3g}, as 95 % of the rows without a token have"
+    return Measure(name, float(len(flagged.rows)), n=flagged.reference, unit="tokens", says=says)
+
+
+def _differing(related: Related | None, used: Array | None) -> Iterator[Measure]:
+    if related is None or not related.moments.unequal.any():
+        return
+    rows = np.flatnonzero(related.moments.unequal)
+    if used is None:
+        yield Measure("differing rows without a token", None, n=len(rows), unit="rows", says=_NO_TOKENIZER)
+        return
+    yield Measure("differing rows without a token", float(np.count_nonzero(~used[rows])), n=len(rows), unit="rows")
+
+
+def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
+    assert subject.tokens is not None
+    for row in flagged.rows[:LISTED]:
+        text = shown(subject.tokens.text.get(int(row), ""), 60)
+        yield {"id": int(row), "token": text, "score": float(flagged.score[row])}
+
+
+def _sentence(used: Array | None, zero: Array, groups: list[list[int]], flagged: Flagged | None) -> str:
+    parts = []
+    if used is not None and not used.all():
+        parts.append(f"{count(int(np.count_nonzero(~used)), 'row')} without a token")
+    if zero.any():
+        parts.append(
+            f"{count(int(np.count_nonzero(zero)), 'row')} of zeros, which take probability: a zero logit is not −∞"
+        )
+    if groups:
+        parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")
+    if flagged and len(flagged.rows):
+        parts.append(f"{count(len(flagged.rows), 'token')} that look as untrained as the rows without a token")
+    told = "; ".join(parts) if parts else "nothing out of the ordinary"
+    return f"{told[0].upper()}{told[1:]}." if used is not None else f"{told[0].upper()}{told[1:]} ({_NO_TOKENIZER})."
