@@ -1,14 +1,13 @@
-"""Write a toy as the directory that every loader reads: weights, config, tokenizer, card. Imports transformers."""
+"""Write a toy as the directory that every loader reads: weights, config, tokenizer, card."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from transformers.utils import logging
 
 CARD = """\
 ---
@@ -35,6 +34,7 @@ def save(model: Any, words: tuple[str, ...], directory: Path) -> None:
 @contextmanager
 def _silent() -> Iterator[None]:
     """Neither notes nor progress bars of transformers."""
+    logging: Any = import_module("transformers.utils.logging")
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

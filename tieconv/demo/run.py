@@ -6,14 +6,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 
-from tieconv.analysis.alignment import Untied, align
+from tieconv.analysis.alignment_models import align_models, opened, table_of
+from tieconv.analysis.alignment_plane import plane
 from tieconv.analysis.alignment_tables import Table
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Table as StoredTable
 from tieconv.checkpoint.analysis import Analysis, Measure, Section
 from tieconv.demo import settings
 from tieconv.demo.text import Text, generate
@@ -27,9 +30,10 @@ _NEEDED = ("torch", "transformers", "safetensors")
 def run(
     out: Path, *, steps: int = settings.STEPS, seed: int = 0, step_done: Callable[[], None] = lambda: None
 ) -> Analysis:
-    """Three toys and a report in the directory ``out``, whole or not at all; ``step_done`` is called 3 × ``steps`` times.
+    """Three toys and a report in the directory ``out``, whole or not at all.
 
-    Raises `RefusedError` where torch is missing, `DestinationError` where ``out`` exists or cannot be made.
+    ``step_done`` is called after each step: three times ``steps``. Raises `RefusedError` where torch is missing, `DestinationError` where
+    ``out`` exists or cannot be made.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -78,19 +82,23 @@ def _train(
 
 
 def _analysis(out: Path, directory: Path, text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Analysis:
-    tables = {name: _tables(directory / name, name, text.words) for name in settings.MODELS}
-    section = align(tables["tied"].embedding, tables["untied"], tables["untied-second"])
-    return Analysis(str(out), (section, _training(text, losses)), "tied by construction", section.sentence)
+    """From the files as they were written."""
+    with ExitStack() as stack:
+        tied, untied, second = (stack.enter_context(opened(directory / name)) for name in settings.MODELS)
+        alignment = align_models(tied, untied, second)
+        maps = [_map(tied, tied.embed, "tied table", text)]
+        if untied.head is not None:
+            maps.append(_map(untied, untied.embed, "untied input embedding", text))
+            maps.append(_map(untied, untied.head, "untied output embedding", text))
+    return Analysis(str(out), (alignment, *maps, _training(text, losses)), "tied by construction", alignment.sentence)
 
 
-def _tables(directory: Path, name: str, words: tuple[str, ...]) -> Untied:
-    """Both tables as the written file holds them."""
-    from safetensors.numpy import load_file
-
-    stored = load_file(directory / "model.safetensors")
-    embedding = stored["model.embed_tokens.weight"]
-    head = stored.get("lm_head.weight", embedding)
-    return Untied(Table.of(f"{name} embedding", embedding, words), Table.of(f"{name} head", head, words))
+def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Section:
+    """Where the words of the text lie in a table, by how often they occur."""
+    chances = (text.counts + 0.5) / (text.counts + 0.5).sum()
+    table = table_of(subject, stored, role)
+    words = Table(role, len(text.words), table.width, table.read)
+    return plane(words, np.log(chances), "log p", f"map: {role}")
 
 
 def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Section:

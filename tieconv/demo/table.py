@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.analysis import Analysis, Measure
-from tieconv.demo.settings import REFERENCE
+from tieconv.demo.settings import REFERENCE, REFERENCE_FLOORS
 
 _PAIRS = ("E→U", "E→T", "U→T", "E→E'", "U→U'")
 
@@ -24,12 +24,19 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     for name in names:
         yield f"{name:14}" + "".join(f"{_cell(found[f'{name} {pair}']):>18}" for pair in _PAIRS)
         if name in REFERENCE:
-            yield f"{'  reference':14}" + "".join(f"{value:>9.3f}{'':9}" for value in REFERENCE[name])
+            yield f"{'  reference':14}" + "".join(f"{cell:>18}" for cell in _reference(name))
     yield ""
     yield "E, U: input and output table of the untied toy; E', U': of a second seed (the ceiling); T: the tied table."
     yield "In brackets: chance, from a permutation of the tokens. reference: a larger toy on natural text."
     yield ""
     yield from (section.sentence for section in analysis.sections)
+
+
+def _reference(name: str) -> Iterator[str]:
+    floors = REFERENCE_FLOORS.get(name, ())
+    for place, value in enumerate(REFERENCE[name]):
+        floor = f"[{floors[place]:+.3f}]" if place < len(floors) else ""
+        yield f"{value:.3f} {floor:8}"
 
 
 def _cell(measure: Measure) -> str:

@@ -89,5 +89,8 @@ def _rate(step: int, steps: int) -> float:
 def _loss(model: Any, passages: Array) -> float:
     model.eval()
     with torch.no_grad():
-        parts = [model(input_ids=ids, labels=ids, use_cache=False).loss for ids in torch.from_numpy(passages).split(64)]
+        parts = [
+            model(input_ids=ids, labels=ids, use_cache=False).loss
+            for ids in torch.split(torch.from_numpy(passages), 64)
+        ]
     return float(torch.stack(parts).mean())

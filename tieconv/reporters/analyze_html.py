@@ -71,8 +71,8 @@ def _figure(plot: Plot) -> Iterator[str]:
 
 def _table(measures: Sequence[Measure]) -> Iterator[str]:
     yield f"<details{' open' if len(measures) <= _OPEN else ''}><summary>{count(len(measures), 'figure')}</summary>"
-    yield "<table><thead><tr><th>measure</th><th>value</th><th>chance</th><th>ceiling</th><th>of</th><th>meaning</th></tr>"
-    yield "</thead><tbody>"
+    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "chance", "ceiling", "of", "meaning"))
+    yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for measure in measures:
         yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.unit)}"
         yield _cell("chance", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("of", measure.n)

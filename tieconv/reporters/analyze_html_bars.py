@@ -18,7 +18,7 @@ NAMES = {
     "least squares": "cosine after a linear map",
     "identity": "cosine as stored",
 }
-_BAR, _LABEL, _GAP, _VALUE = 13, 18, 10, 46
+_BAR, _LABEL, _GAP, _VALUE = 13, 18, 10, 58
 
 
 def bars(measures: Sequence[Measure]) -> str:
@@ -29,7 +29,8 @@ def bars(measures: Sequence[Measure]) -> str:
         return ""
     low = min(0.0, *(measure.value or 0.0 for measure in found.values()))
     axis = _Axis(max(low, -1.0))
-    parts, top = [], 0.0
+    parts: list[str] = []
+    top = 0.0
     for name in names:
         parts += _group(name, found, top, axis)
         top += _LABEL + 2 * (_BAR + 3) + _GAP

@@ -35,7 +35,7 @@ def plots(section: Section) -> list[Plot]:
     """Everything of a section that can be drawn; series of an unknown name are drawn as lines."""
     left = {name: _finite(points) for name, points in section.series.items()}
     found = list(bars_plot(section))
-    for recognise in (_plane, _bias, _difference, _norms, _spectra, _losses):
+    for recognise in (_plane, _bias, _difference, _norms, _spectra, _scores, _losses):
         drawn, used = recognise(left)
         found += drawn
         left = {name: points for name, points in left.items() if name not in used}
@@ -123,8 +123,8 @@ def _difference(series: Series) -> Recognised:
         says = "Every row shown is equal in both tables: the copy is redundant, and tieconv retie drops it."
     else:
         says = (
-            f"{equal:,} of {len(values):,} rows shown are equal. Strong colour at the end alone are padding, and may be "
-            "ignored or overwritten; bright rows all over mean that the tables were trained apart: keep both."
+            f"{equal:,} of {len(values):,} rows shown are equal. Strong colour at the end alone is padding, and may "
+            "be ignored or overwritten; strong colour all over means that the tables were trained apart: keep both."
         )
     drawing, ramp = _cells(values)
     return [Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
@@ -208,6 +208,26 @@ def _losses(series: Series) -> Recognised:
         frame.line(_by_row(series[name]), style)
     says = "Training loss, step by step. Where a line still falls at the end, train longer before you believe the rest."
     return [Plot("Training", frame.svg(), says, legend)], set(names)
+
+
+def _scores(series: Series) -> Recognised:
+    values = series.get("under_trained_score", ())
+    if len(values) < 2:
+        return [], set()
+    frame = Frame(
+        "scores of tokens",
+        (0, 1),
+        _span(values),
+        "tokens, from suspect to well trained",
+        "score",
+        ((0.0, "lowest"), (1.0, "highest")),
+    )
+    frame.line(_by_row(values), "c0")
+    says = (
+        "How far each token is from what never trains. A low shelf before the rise is a group of untrained tokens: "
+        "filter them from prompts, or train them, before you ship."
+    )
+    return [Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
 
 
 def _unknown(name: str, points: Sequence[float]) -> Plot:

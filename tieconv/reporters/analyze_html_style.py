@@ -8,7 +8,8 @@ STYLE = """\
 --accent:#6db0ff;--c0:#f2a154;--c1:#5aa5f7;--c2:#3fc09b;--c3:#b98cf0;--c4:#f0727d;--same:#2a2e32;--mark:#fff;
 --q0:#173353;--q1:#1d4a7d;--q2:#2664a8;--q3:#3f86d0;--q4:#6fa9e6;--q5:#a5cbf3;--q6:#dcebfb}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5
+system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:68rem;margin:0 auto;padding:1.25rem 1rem 3rem}
 h1{font-size:1.05rem;font-weight:600;margin:0;color:var(--soft);overflow-wrap:anywhere}
 h1 code{color:var(--ink)}
@@ -62,6 +63,8 @@ td:first-child,td:last-child{grid-column:1/-1}
 td:first-child{font-weight:600}
 td[data-of]::before{content:attr(data-of) " ";color:var(--soft)}
 td:empty{display:none}
+svg text,svg .name{font-size:15px}
+figure{padding:.85rem}
 }
 @media print{body{background:#fff}figure,.verdict{break-inside:avoid}}
 """

@@ -15,7 +15,7 @@ from tieconv.text import shown
 
 WIDTH = 400
 STEPS = 7
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 12, 10, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 42
 
 Point = tuple[float, float]
 
@@ -96,7 +96,8 @@ class Frame:
             yield f'<text class="tick" x="{along:.1f}" y="{bottom + 15}" text-anchor="{anchor}">{text}</text>'
         yield f'<path class="axis" d="M{_LEFT} {bottom}H{WIDTH - _RIGHT}"/>'
         middle = (_LEFT + WIDTH - _RIGHT) / 2
-        yield f'<text class="title" x="{middle}" y="{self.height - 6}" text-anchor="middle">{escape(self.x_title)}</text>'
+        yield f'<text class="title" x="{middle}" y="{self.height - 6}" '
+        yield f'text-anchor="middle">{escape(self.x_title)}</text>'
         if self.y_title:
             yield f'<text class="title" transform="translate(11 {bottom / 2 + 5:.0f}) rotate(-90)" '
             yield f'text-anchor="middle">{escape(self.y_title)}</text>'
