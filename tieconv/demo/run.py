@@ -32,8 +32,8 @@ def run(
 ) -> Analysis:
     """Three toys and a report in the directory ``out``, whole or not at all.
 
-    ``step_done`` is called after each step: three times ``steps``. Raises `RefusedError` where torch is missing, `DestinationError` where
-    ``out`` exists or cannot be made.
+    ``step_done`` is called after each step: three times ``steps``. Raises `RefusedError` where torch is missing,
+    `DestinationError` where ``out`` exists or cannot be made.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
