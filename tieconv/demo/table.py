@@ -29,7 +29,7 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     yield "E, U: input and output table of the untied toy; E', U': of a second seed (the ceiling); T: the tied table."
     yield "In brackets: chance, from a permutation of the tokens. reference: a larger toy on natural text."
     yield ""
-    yield from (section.sentence for section in analysis.sections)
+    yield from (section.sentence for section in analysis.sections if section.title in ("alignment", "training"))
 
 
 def _reference(name: str) -> Iterator[str]:
