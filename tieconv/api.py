@@ -110,6 +110,8 @@ def plan_retie(
     bias: str = "keep",
     survivor: str | None = None,
     force: bool = False,
+    max_kl: float | None = None,
+    text: str | Path | None = None,
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
@@ -117,14 +119,30 @@ def plan_retie(
     """The plan that drops the redundant copies of tied tensors and sets the config to tied.
 
     ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed`` or ``head``) with ``force`` ties tensors
-    that are not bit-equal. Raises `RefusedError` where the function would change.
+    that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no more nats a token, or
+    measured to on a file of ``text``. Raises `RefusedError` where the function would change.
     """
     from tieconv.plans import BiasChoice, Survivor
     from tieconv.plans import plan_retie as make
 
     choice, kept = BiasChoice(bias), Survivor(survivor) if survivor else None
     maker = partial(make, bias=choice, survivor=kept, force=force)
+    if max_kl is not None:
+        if kept is None:
+            raise ValueError("max_kl needs a survivor")
+        maker = partial(_within, partial(maker, force=True), str(kept), max_kl, _words(text))
     return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+
+
+def _within(
+    make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
+) -> Plan:
+    """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
+    from tieconv.analysis.permit import permit
+
+    with open_files(evidence.checkpoint.root) as files:
+        permit(evidence, files, survivor, max_kl, text)
+    return make(evidence)
 
 
 def plan_untie(
@@ -301,19 +319,29 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
         return compare(one, two, files_a, files_b)
 
 
-def analyze(path: str | Path = ".", *, embed: str | None = None, head: str | None = None) -> Analysis:
+def analyze(
+    path: str | Path = ".", *, text: str | Path | None = None, embed: str | None = None, head: str | None = None
+) -> Analysis:
     """What embedding and head are to each other, whether they may be tied, and which rows are unused.
 
-    Needs numpy alone; memory is bounded whatever the vocabulary. Raises `UnreadableError` where there is no input
-    table of floats.
+    Needs numpy alone, and memory is bounded whatever the vocabulary, unless a file of ``text`` is given: then
+    transformers runs the model on it. Raises `UnreadableError` where there is no input table of floats, or the model or
+    its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class.
     """
     from tieconv.analysis import analyze_model
 
+    words = _words(text)
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        return analyze_model(evidence, files)
+        return analyze_model(evidence, files, words)
+
+
+def _words(text: str | Path | None) -> str | None:
+    from tieconv.sources.texts import read_text
+
+    return None if text is None else read_text(str(text))
 
 
 def check(

@@ -2,36 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from tieconv.analysis import bias_section, relation_section, retie_section, rows_section
-from tieconv.analysis.cost import costs
+from tieconv.analysis.cost import Costs, costs
 from tieconv.analysis.relation import Related, relate_tables
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.checkpoint.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.sources.local import FileSet
 
+if TYPE_CHECKING:
+    from tieconv.analysis.measured import OnText
 
-def analyze_model(evidence: Inspection, files: FileSet) -> Analysis:
-    """What the weights of one model say. Raises `UnreadableError` where there is no table of floats."""
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one model's tables are and cost: ``related`` and ``costs`` are ``None`` where there is one table,
+    ``measured`` and ``gradients`` where no text was given.
+    """
+
+    subject: Subject
+    related: Related | None
+    costs: Costs | None
+    measured: OnText | None = None
+    gradients: Section | None = None
+
+
+def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findings:
+    """Measure one model. Raises `UnreadableError` where there is no table of floats; with ``text``, where the model
+    cannot be run, and `RefusedError` where it is none that a text says something about.
+    """
     subject = open_subject(evidence, files)
     related = relate_tables(subject.embed, subject.head) if subject.head else None
-    sections = (
-        *_pair(subject, related),
-        rows_section.rows_section(subject, related),
-        bias_section.bias_section(subject),
-    )
-    return Analysis(evidence.checkpoint.source, sections, _kind(subject, related), sections[1].sentence)
+    found = costs(subject, related) if related else None
+    if text is None:
+        return Findings(subject, related, found)
+    from tieconv.analysis.gradients import gradients_section
+    from tieconv.analysis.measured import on_text
+    from tieconv.analysis.moments import lengths
+    from tieconv.analysis.reference import load_reference
+
+    reference = load_reference(subject, text)
+    zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
+    apart = related is not None and related.kind is not Kinship.BIT_EQUAL
+    measured = on_text(reference, zero, apart=apart)
+    return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
 
 
-def _kind(subject: Subject, related: Related | None) -> str:
-    if related is not None:
-        return str(related.kind)
-    output = subject.evidence.head.output_head
+def analyze_model(evidence: Inspection, files: FileSet, text: str | None = None) -> Analysis:
+    """What the weights of one model say, and what it does on ``text``. Raises what `find` raises."""
+    found = find(evidence, files, text)
+    pair = _pair(found)
+    sections = [
+        *pair,
+        rows_section.rows_section(found.subject, found.related, found.measured),
+        bias_section.bias_section(found.subject, found.measured),
+        *([found.gradients] if found.gradients else []),
+    ]
+    return Analysis(evidence.checkpoint.source, tuple(sections), _kind(found), pair[1].sentence)
+
+
+def _kind(found: Findings) -> str:
+    if found.related is not None:
+        return str(found.related.kind)
+    output = found.subject.evidence.head.output_head
     return str(Kinship.ALIAS if output is not None and (output.tied_to or output.stored) else Kinship.UNKNOWN)
 
 
-def _pair(subject: Subject, related: Related | None) -> tuple[Section, Section]:
-    if related is None:
-        return relation_section.one_table(subject), retie_section.tied_section()
-    found = relation_section.two_tables(subject, related)
-    return found, retie_section.retie_section(subject, related, costs(subject, related))
+def _pair(found: Findings) -> tuple[Section, Section]:
+    subject, related = found.subject, found.related
+    if related is None or found.costs is None:
+        return relation_section.one_table(subject), retie_section.one_table(subject)
+    measured = found.measured.retie if found.measured else ()
+    relation = relation_section.two_tables(subject, related)
+    return relation, retie_section.retie_section(subject, related, found.costs, measured)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.grams import GEMM
+from tieconv.analysis.grams import GEMM, WIDEST
 from tieconv.analysis.linear import ENOUGH
 from tieconv.analysis.series import points
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Measure, Section
+
+if TYPE_CHECKING:
+    from tieconv.analysis.measured import OnText
 
 TITLE = "Bias"
 FOLDS = 0.9
@@ -28,8 +33,27 @@ class Explained:
     left: float
 
 
-def bias_section(subject: Subject) -> Section:
-    """For a model without a bias as well."""
+def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
+    """For a model without a bias as well; with a text also what stands in for one."""
+    section = _stored(subject)
+    if measured is None:
+        return section
+    return replace(section, measures=(*section.measures, *_on_text(subject, measured)))
+
+
+def _on_text(subject: Subject, measured: OnText) -> Iterator[Measure]:
+    """What stripping the bias did, and how far bias and implicit bias U·mean(h) follow the frequency of tokens."""
+    from tieconv.analysis.measured import on_frequency
+
+    yield from measured.bias
+    table, bias = subject.output, subject.bias
+    if bias is not None and len(bias) == table.rows and np.isfinite(bias).all():
+        yield from on_frequency("bias", bias, measured.counts)
+    implicit = np.concatenate([table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)])
+    yield from on_frequency("implicit bias U·mean(h)", implicit, measured.counts)
+
+
+def _stored(subject: Subject) -> Section:
     bias = subject.bias
     if bias is None:
         return Section(TITLE, "The head has no bias.", ())
@@ -42,7 +66,8 @@ def bias_section(subject: Subject) -> Section:
     if spread == 0:
         what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
         return Section(TITLE, f"The bias is {what}: stripping it changes nothing.", (_strip_bound(0.0),))
-    explained = explain(table, bias) if table.rows >= ENOUGH * table.width + 2 else None
+    judged = table.width <= WIDEST and table.rows >= ENOUGH * table.width + 2
+    explained = explain(table, bias) if judged else None
     used = subject.used if subject.used is not None else np.ones(len(bias), bool)
     measures = (
         Measure("mean", float(bias.mean()), n=len(bias)),

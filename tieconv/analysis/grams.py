@@ -12,6 +12,10 @@ GEMM = 1 << 22
 """Elements of a block that is multiplied at once (16 MiB as float32)."""
 
 
+WIDEST = 1 << 14
+"""The most columns of which moments are taken: a d × d matrix of so many takes 2 GiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class Grams:
     """Centred second moments over ``rows`` rows, float64: ``ee``, ``uu`` and ``eu`` (d, d), and the mean rows."""
@@ -48,8 +52,10 @@ def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -
 def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
     """The singular values of the centred table, largest first, from at most ``most`` rows spread over it evenly.
 
-    Returned with the number of rows; the values are scaled to all rows.
+    Returned with the number of rows; the values are scaled to all rows. None for a table wider than `WIDEST`.
     """
+    if table.width > WIDEST:
+        return np.empty(0), 0
     step = max(-(-table.rows // most), 1)
     total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
     for start, stop in spans(table.rows, table.width, GEMM):

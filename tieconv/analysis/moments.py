@@ -74,8 +74,8 @@ def measure(embed: Table, head: Table) -> Moments:
 def _add(found: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, forms: tuple[Format, Format]) -> None:
     e, u = numbers(e_bits, forms[0]), numbers(u_bits, forms[1])
     found.unequal[start:stop] = _unequal(e_bits, u_bits, forms)
+    found.norms[0][start:stop], found.norms[1][start:stop] = _lengths(e), _lengths(u)
     with np.errstate(all="ignore"):
-        found.norms[0][start:stop], found.norms[1][start:stop] = _lengths(e), _lengths(u)
         found.apart[start:stop] = _lengths(u - e)
     finite = np.isfinite(found.norms[0][start:stop]) & np.isfinite(found.norms[1][start:stop])
     found.finite[start:stop] = finite
@@ -103,8 +103,9 @@ def _narrower(one: Format, two: Format) -> str:
 
 
 def _lengths(values: Array) -> Array:
-    lengths: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
-    return lengths
+    with np.errstate(all="ignore"):  # rows with NaN or infinity have a length that says so
+        found: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
+    return found
 
 
 def lengths(table: Table) -> Array:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tieconv.analysis.fits import Fit, column_fits
-from tieconv.analysis.grams import Grams, gram
+from tieconv.analysis.grams import WIDEST, Grams, gram
 from tieconv.analysis.linear import Linear, fit_linear, fit_without, linear_tolerance, shape
 from tieconv.analysis.moments import Moments, measure
 from tieconv.analysis.retrieval import precision_at_1, sample
 from tieconv.analysis.rounding import precision
-from tieconv.analysis.rowhash import digests, places
+from tieconv.analysis.rowhash import digests, overlap
 from tieconv.analysis.tables import Array, Table
 from tieconv.checkpoint.analysis import Kinship
 
@@ -96,12 +96,11 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     """Rows of the smaller table that stand elsewhere in the larger: all of them, or most where few stand in place."""
     from_head = head.rows <= embed.rows
     small, large = (head, embed) if from_head else (embed, head)
-    found = places(digests(small), digests(large))
-    matched = int(np.count_nonzero(found >= 0))
+    matched = overlap(digests(small), digests(large))
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
-    if matched < small.rows and (matched <= HALF * small.rows or in_place > HALF * small.rows or small.rows < FEW):
+    if matched < small.rows and (matched <= HALF * small.rows or small.rows < FEW):
         return None
-    if len(np.unique(found[found >= 0])) < 2:  # rows that are all alike are no evidence of an order
+    if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should
         return None
     detail = {
         "rows": small.rows,
@@ -125,9 +124,10 @@ def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:
 
 def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
     """Linear maps, drift, or nothing."""
-    grams = gram(embed, head, moments.finite, moments.means)
     asked = sample(moments)
-    linear, unseen = fit_linear(grams), fit_without(grams, embed.pick(asked), head.pick(asked))
+    grams = gram(embed, head, moments.finite, moments.means) if embed.width <= WIDEST else None
+    linear = fit_linear(grams) if grams else None
+    unseen = fit_without(grams, embed.pick(asked), head.pick(asked)) if grams else None
     move = moments.means[1] - moments.means[0]
     best = min(fits, key=lambda fit: fit.residual)
     maps = {"as stored": lambda e: e + move, "diagonal": lambda e: best.gains * e + best.shift}
@@ -135,7 +135,7 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         maps["linear"] = unseen.apply
     retrieval = precision_at_1(embed, head, moments, asked, maps)
     shared = {"moments": moments, "fits": fits, "retrieval": retrieval, "asked": len(asked), "linear": linear}
-    if linear and unseen:
+    if grams and linear and unseen:
         residual = _direct(embed, head, unseen, asked)
         most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
         if residual <= most:
@@ -143,9 +143,9 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
         return Related(Kinship.DRIFT, residual=plain.residual, tolerance=plain.tolerance, fit=best, **shared)  # type: ignore[arg-type]
-    if linear and unseen and linear.adjusted >= CLOSE:
+    if grams and linear and unseen and linear.adjusted >= CLOSE:
         return _linear(linear, grams, residual, most, shared)
-    detail = {} if linear else {"reason": "too few rows for each column to judge a linear map"}
+    detail = {} if linear else {"reason": "too few rows for each column, or too many columns, to judge a linear map"}
     return Related(Kinship.INDEPENDENT, residual=best.residual, fit=best, detail=detail, **shared)  # type: ignore[arg-type]
 
 

@@ -16,9 +16,12 @@ SMALL = 1e-3
 """Nats a token below which a certified change is called harmless: a thousandth of what one more epoch may move."""
 
 
-def tied_section() -> Section:
-    """For a model that is tied."""
-    return Section(TITLE, "The model is tied: there is nothing to re-tie.", ())
+def one_table(subject: Subject) -> Section:
+    """For a model that stores one table."""
+    output = subject.evidence.head.output_head
+    tied = output is not None and (output.tied_to or output.stored)
+    what = "The model is tied: there is nothing to re-tie." if tied else "There is one table, so nothing to re-tie."
+    return Section(TITLE, what, ())
 
 
 def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import blake2b
 
 import numpy as np
@@ -22,12 +23,10 @@ def digests(table: Table) -> Array:
     return found
 
 
-def places(wanted: Array, among: Array) -> Array:
-    """For each digest of ``wanted`` the first place in ``among`` with the same, or −1."""
-    known: dict[bytes, int] = {}
-    for place, digest in enumerate(among):
-        known.setdefault(digest.tobytes(), place)
-    return np.array([known.get(digest.tobytes(), -1) for digest in wanted], "i8")
+def overlap(one: Array, two: Array) -> int:
+    """How many digests of ``one`` find one of their own in ``two``, each of which serves once."""
+    first, second = Counter(map(bytes, one)), Counter(map(bytes, two))
+    return sum((first & second).values())
 
 
 def duplicates(found: Array) -> list[list[int]]:

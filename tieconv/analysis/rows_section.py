@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,13 +18,16 @@ from tieconv.analysis.undertrained import REFERENCE, Flagged, find
 from tieconv.checkpoint.analysis import Kinship, Measure, Section
 from tieconv.text import count, shown
 
+if TYPE_CHECKING:
+    from tieconv.analysis.measured import OnText
+
 TITLE = "Rows"
 LISTED = 20
 _NO_TOKENIZER = "no tokenizer.json or vocab.json beside the weights says which rows have a token"
 
 
-def rows_section(subject: Subject, related: Related | None) -> Section:
-    """``related`` is ``None`` for a tied model."""
+def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
+    """``related`` is ``None`` for a tied model, ``measured`` where no text was given."""
     table, used = subject.output, subject.used
     norms = related.moments.norms[1] if related else lengths(table)
     zero = norms == 0
@@ -33,6 +37,7 @@ def rows_section(subject: Subject, related: Related | None) -> Section:
         Measure("rows", float(table.rows), unit="rows"),
         _beyond(subject),
         *_zeros(subject, zero),
+        *_zeros_measured(zero, measured),
         Measure(
             "rows equal to an earlier one", float(sum(len(group) - 1 for group in groups)), n=table.rows, unit="rows"
         ),
@@ -47,7 +52,7 @@ def rows_section(subject: Subject, related: Related | None) -> Section:
     series = {}
     if used is not None:
         detail["rows_without_token"] = ranges(np.flatnonzero(~used))
-    if flagged:
+    if flagged and flagged.apart:
         detail["under_trained"] = list(_listed(subject, flagged))
         detail["indicator"] = flagged.indicator
         series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
@@ -93,11 +98,22 @@ def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
     yield Measure(name, mass, floor=floor, n=rows, says=says)
 
 
+def _zeros_measured(zero: Array, measured: OnText | None) -> Iterator[Measure]:
+    if measured is not None and zero.any():
+        floor = float(np.mean(zero))
+        yield Measure(
+            "measured probability of the rows of zeros", measured.zero_mass, floor=floor, n=measured.predicted
+        )
+
+
 def _undertrained(flagged: Flagged | None, used: Array | None) -> Measure:
     name = "tokens that look untrained"
     if flagged is None:
         few = f"fewer than {REFERENCE} rows without a token to compare with"
         return Measure(name, None, unit="tokens", says=_NO_TOKENIZER if used is None else few)
+    if not flagged.apart:
+        says = f"the rows without a token do not stand apart by the {flagged.indicator}, so nothing can be told by them"
+        return Measure(name, None, n=flagged.reference, unit="tokens", says=says)
     says = f"by the {flagged.indicator}, at most {flagged.threshold:.3g}, as 95 % of the rows without a token have"
     return Measure(name, float(len(flagged.rows)), n=flagged.reference, unit="tokens", says=says)
 
@@ -129,7 +145,7 @@ def _sentence(used: Array | None, zero: Array, groups: list[list[int]], flagged:
         )
     if groups:
         parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")
-    if flagged and len(flagged.rows):
+    if flagged and flagged.apart and len(flagged.rows):
         parts.append(f"{count(len(flagged.rows), 'token')} that look as untrained as the rows without a token")
     told = "; ".join(parts) if parts else "nothing out of the ordinary"
     return f"{told[0].upper()}{told[1:]}." if used is not None else f"{told[0].upper()}{told[1:]} ({_NO_TOKENIZER})."

@@ -22,6 +22,10 @@ BLOCK = 1 << 20
 """Elements of a table in memory at a time (8 MiB as float64)."""
 
 
+MOST_ROWS, WIDEST = 1 << 24, 1 << 16
+"""The most rows and columns of a table: beyond, what is kept for each row or a single row would not fit."""
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A matrix of ``rows`` × ``width`` floats, one row a token."""
@@ -66,7 +70,8 @@ class Table:
 
 def numbers(bits: Array, form: Format) -> Array:
     """Bits as float64 values."""
-    values: Array = decode(bits.reshape(-1), form).astype("<f8").reshape(bits.shape)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        values: Array = decode(bits.reshape(-1), form).astype("<f8").reshape(bits.shape)
     return values
 
 
@@ -83,6 +88,8 @@ def open_table(reader: ByteReader, record: TensorRecord) -> Table:
         _refuse(record, f"holds {shown(record.dtype)} values, which may be codes of a quantised matrix")
     if len(record.shape) != 2 or not record.elements:
         _refuse(record, f"has the shape {list(record.shape)}, and a table has rows and columns")
+    if record.shape[0] > MOST_ROWS or record.shape[1] > WIDEST:
+        _refuse(record, f"has {record.shape[0]:,} rows of {record.shape[1]:,} numbers, more than any embedding")
     if record.nbytes != nbytes(record.dtype, record.shape):
         _refuse(record, "does not fill its shape")
     reader, (record,) = readable(reader, (record,))

@@ -17,6 +17,9 @@ from tieconv.analysis.tables import Array, Table, spans
 REFERENCE = 8
 """Unused rows that a judgement needs."""
 
+HALF = 0.5
+"""Share of the tokens beyond which the indicator tells nothing about this table."""
+
 QUANTILE = 0.95
 """Share of the unused rows that the threshold keeps."""
 
@@ -30,6 +33,12 @@ class Flagged:
     threshold: float
     rows: Array
     reference: int
+    tokens: int
+
+    @property
+    def apart(self) -> bool:
+        """Whether the unused rows stand apart: by chance `QUANTILE` of all tokens would be flagged."""
+        return len(self.rows) <= HALF * self.tokens
 
 
 def find(table: Table, norms: Array, used: Array, *, output: bool) -> Flagged | None:
@@ -41,7 +50,7 @@ def find(table: Table, norms: Array, used: Array, *, output: bool) -> Flagged | 
     threshold = float(np.quantile(own, QUANTILE))
     rows = np.flatnonzero(used & (score <= threshold))
     name = "distance to the unused rows" if output else "length of the row"
-    return Flagged(name, score, threshold, rows[np.argsort(score[rows], kind="stable")], len(unused))
+    return Flagged(name, score, threshold, rows[np.argsort(score[rows], kind="stable")], len(unused), int(used.sum()))
 
 
 def _output_score(table: Table, norms: Array, unused: Array) -> tuple[Array, Array]:

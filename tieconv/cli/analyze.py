@@ -12,7 +12,8 @@ from tieconv.cli.options import json_option, model_argument, name_options, paint
 
 @click.command("analyze")
 @model_argument
-# Further options of the analysis go here; those of `api.analyze` reach it by their own name.
+# Options of the analysis stand together here; those of `api.analyze` reach it by their own name.
+@click.option("--text", type=click.Path(), metavar="FILE", help="Run the model on this text and measure (needs torch).")
 @name_options
 @json_option
 @traceback_option

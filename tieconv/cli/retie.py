@@ -22,8 +22,22 @@ from tieconv.cli.write import WriteArguments, finish
 @model_argument
 @write_options
 @bias_option
-@click.option("survivor", "--from", type=click.Choice(["embed", "head"]), help="Whose values --force keeps.")
+@click.option(
+    "survivor",
+    "--from",
+    "--survivor",
+    type=click.Choice(["embed", "head"]),
+    help="Whose values --force or --max-kl keeps.",
+)
 @click.option("--force", is_flag=True, help="Tie tensors that are not bit-equal; needs --from.")
+@click.option(
+    "--max-kl",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="Tie tensors that are not bit-equal where the probabilities provably move by at most X nats a token; "
+    "needs --from.",
+)
+@click.option("--text", type=click.Path(), metavar="FILE", help="With --max-kl: measured on this text (needs torch).")
 @name_options
 @json_option
 @traceback_option
@@ -32,6 +46,8 @@ def command(
     bias: str,
     survivor: str | None,
     force: bool,
+    max_kl: float | None,
+    text: str | None,
     embed: str | None,
     head: str | None,
     as_json: bool,
@@ -39,16 +55,23 @@ def command(
 ) -> None:
     """Drop the redundant copy, keep the canonical name, set the config to tied.
 
-    Refuses where the tensors are not bit-equal, unless --from and --force say whose values to keep.
+    Refuses where the tensors are not bit-equal, unless --from with --force, or with --max-kl, says whose values to
+    keep.
     """
-    if force != (survivor is not None):
-        raise click.UsageError("--force and --from embed|head go together: say whose values survive")
+    if (force or max_kl is not None) != (survivor is not None):
+        raise click.UsageError("--force or --max-kl and --from embed|head go together: say whose values survive")
+    if force and max_kl is not None:
+        raise click.UsageError("--force asks for no budget: give it or --max-kl, not both")
+    if text is not None and max_kl is None:
+        raise click.UsageError("--text is what --max-kl is measured on")
     arguments = WriteArguments(**writing)
     planned = api.plan_retie(
         model,
         bias=bias,
         survivor=survivor,
         force=force,
+        max_kl=max_kl,
+        text=text,
         embed=embed,
         head=head,
         drop_other_formats=arguments.drop_other_formats,

@@ -1,0 +1,74 @@
+"""The head's bias: what it is made of, and what stripping it costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tieconv
+from tests.analysis.constructed import table
+from tests.analysis.lm import VOCABULARY, build
+from tests.analysis.test_rows import figure
+from tests.cli.stored import edit
+from tieconv.analysis.bias_section import explain
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    build(tmp_path, "phi", tied=False)
+    return tmp_path
+
+
+def set_bias(folder: Path, bias: torch.Tensor) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.bias"] = bias.float()
+
+    edit(folder, change)
+
+
+def test_constant_and_zero_are_free(model: Path) -> None:
+    """A bias of one value changes nothing; its bound is 0."""
+    for value, word in ((0.0, "all zero"), (0.7, "0.7")):
+        set_bias(model, torch.full((VOCABULARY,), value))
+        analysis = tieconv.analyze(model)
+        section = analysis.section("Bias")
+        assert section is not None and word in section.sentence
+        assert figure(analysis, "Bias", "KL bound, bias stripped").value == 0
+
+
+def test_a_mask_is_not_stripped(model: Path) -> None:
+    """Entries of minus infinity mask rows: no bound, and said."""
+    bias = torch.zeros(VOCABULARY)
+    bias[-4:] = -torch.inf
+    set_bias(model, bias)
+    section = tieconv.analyze(model).section("Bias")
+    assert section is not None and "mask" in section.sentence and section.measures[0].value == float("inf")
+
+
+def test_strip_bound_and_estimate(model: Path) -> None:
+    """range² / 8 bounds the KL of stripping for any logits, and the estimate lies below it."""
+    rng = np.random.default_rng(0)
+    bias = rng.standard_normal(VOCABULARY) * 0.3
+    set_bias(model, torch.from_numpy(bias))
+    analysis = tieconv.analyze(model)
+    bound, estimate = (figure(analysis, "Bias", f"KL {word}, bias stripped").value for word in ("bound", "estimate"))
+    assert bound is not None and estimate is not None and 0 < estimate < bound
+    assert bound == pytest.approx(np.ptp(bias) ** 2 / 8, rel=1e-6)
+    logits = rng.standard_normal((200, VOCABULARY)) * rng.uniform(0, 5, (200, 1))
+    before, after = (torch.log_softmax(torch.from_numpy(part), -1).numpy() for part in (logits + bias, logits))
+    assert (np.exp(before) * (before - after)).sum(1).max() <= bound
+
+
+def test_a_bias_that_the_head_makes_is_recognised() -> None:
+    """b = U·c + k: adjusted R² is 1, c is found, and what is left has no range; a random bias has adjusted R² of 0."""
+    rng = np.random.default_rng(1)
+    values, vector = rng.standard_normal((1000, 24)), rng.standard_normal(24)
+    head = table(values, "F64")
+    made = explain(head, values @ vector + 3)
+    assert made.adjusted == pytest.approx(1) and np.allclose(made.vector, vector) and made.left < 1e-9
+    noise = explain(head, rng.standard_normal(1000))
+    assert abs(noise.adjusted) < 0.03 and noise.r2 == pytest.approx(24 / 1000, abs=0.02)

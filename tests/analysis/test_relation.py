@@ -1,0 +1,146 @@
+"""Each class of relation is recovered from tables that were constructed to be of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.analysis.constructed import CLASSES, embedding, make, orthogonal, table
+from tests.inspection.stored import Memory
+from tieconv.analysis.relation import relate_tables
+from tieconv.analysis.tables import open_table
+from tieconv.checkpoint.analysis import Kinship
+
+MEASURED = Path(__file__).parents[2] / "docs" / "measured" / "relations.json"
+QUICK, FULL = 8, 100
+
+
+def confusion(each: int) -> dict[str, dict[str, int]]:
+    """How often a constructed class (outer) was called which (inner), over ``each`` cases a class."""
+    found: dict[str, dict[str, int]] = {}
+    for place, truth in enumerate(CLASSES):
+        answers = Counter[str]()
+        for seed in range(each):
+            case = make(truth, np.random.default_rng([seed, place]))
+            answers[str(relate_tables(case.embed, case.head).kind)] += 1
+        found[str(truth)] = dict(sorted(answers.items()))
+    return found
+
+
+def test_every_class_is_recovered() -> None:
+    """Over the quick sample every case is called by its class."""
+    assert confusion(QUICK) == {str(kind): {str(kind): QUICK} for kind in CLASSES}
+
+
+@pytest.mark.slow
+def test_confusion_matrix() -> None:
+    """At full length, over the seeds that the committed matrix is of, and the matrix is what is measured."""
+    document = json.loads(MEASURED.read_text(encoding="utf-8"))
+    assert document["each"] == FULL
+    assert confusion(FULL) == document["confusion"]
+
+
+def test_the_committed_matrix_is_large_and_clean() -> None:
+    """At least 200 cases, and at most one in a hundred of a class is called otherwise."""
+    document = json.loads(MEASURED.read_text(encoding="utf-8"))
+    rows = document["confusion"]
+    assert set(rows) == set(map(str, CLASSES))
+    assert sum(sum(row.values()) for row in rows.values()) >= 200
+    assert all(row[name] >= 0.99 * sum(row.values()) for name, row in rows.items())
+
+
+def test_differing_rows_are_the_ones_that_were_changed() -> None:
+    """Exactly the changed rows are marked."""
+    rng = np.random.default_rng(0)
+    values = rng.standard_normal((200, 16))
+    other = values.copy()
+    other[[3, 77, 199]] += 1
+    related = relate_tables(table(values, "F32"), table(other, "F32"))
+    assert related.kind is Kinship.ROWS_DIFFER
+    assert np.flatnonzero(related.moments.unequal).tolist() == [3, 77, 199]
+
+
+def test_parameters_of_the_maps_are_recovered() -> None:
+    """Factor, gains and shift are those that made the head, to within rounding."""
+    rng = np.random.default_rng(1)
+    e = embedding(rng, 600, 24)
+    gains, shift = np.exp(rng.normal(0, 0.3, 24)), rng.standard_normal(24) * e.std()
+    scaled = relate_tables(table(e, "F32"), table(e * 3.25, "F32"))
+    assert scaled.fit is not None and scaled.fit.gains[0] == pytest.approx(3.25, rel=1e-6)
+    bent = relate_tables(table(e, "F32"), table(e * gains, "F32"))
+    assert bent.fit is not None and np.allclose(bent.fit.gains, gains, rtol=1e-6)
+    moved = relate_tables(table(e, "F32"), table(e + shift, "F32"))
+    assert moved.fit is not None and np.allclose(moved.fit.shift, shift, rtol=1e-5, atol=1e-7)
+
+
+def test_a_shift_does_not_hide_a_scale() -> None:
+    """A scale and a diagonal with one vector added to all rows keep their class, and say that they are shifted."""
+    rng = np.random.default_rng(2)
+    e = embedding(rng, 500, 16)
+    shift = rng.standard_normal(16) * e.std()
+    scalar = relate_tables(table(e, "BF16"), table(2 * e + shift, "BF16"))
+    diagonal = relate_tables(table(e, "BF16"), table(e * np.exp(rng.normal(0, 0.4, 16)) + shift, "BF16"))
+    assert (scalar.kind, diagonal.kind) == (Kinship.SCALAR, Kinship.DIAGONAL)
+    assert scalar.detail["shifted"] and diagonal.detail["shifted"]
+
+
+def test_a_float32_copy_of_bfloat16_values_keeps_its_tolerance() -> None:
+    """A fold that was computed in bfloat16 and stored as float32 is still a diagonal."""
+    rng = np.random.default_rng(3)
+    e = embedding(rng, 500, 16)
+    first, second = table(e, "BF16"), table(e * np.exp(rng.normal(0, 0.4, 16)), "BF16")
+    wide = [table(rounded.values(0, 500), "F32") for rounded in (first, second)]
+    assert relate_tables(wide[0], wide[1]).kind is Kinship.DIAGONAL
+
+
+def test_adjusted_r2_has_no_floor() -> None:
+    """For unrelated tables plain R² is about d/V and adjusted R² about 0, however few rows there are."""
+    rng = np.random.default_rng(4)
+    for rows in (300, 1000, 3000):
+        linear = relate_tables(*(table(rng.standard_normal((rows, 64)), "F32") for _ in range(2))).linear
+        assert linear is not None
+        assert linear.r2 == pytest.approx(64 / rows, rel=0.15)
+        assert abs(linear.adjusted) < 0.02
+
+
+def test_too_few_rows_are_not_judged() -> None:
+    """Below twice as many rows as columns no linear map is claimed, and below 32 rows nothing but equality."""
+    rng = np.random.default_rng(5)
+    e = rng.standard_normal((60, 40))
+    related = relate_tables(table(e, "F32"), table(e @ orthogonal(rng, 40), "F32"))
+    assert related.linear is None and related.kind is Kinship.INDEPENDENT and related.detail["reason"]
+    assert relate_tables(table(e[:20], "F32"), table(2 * e[:20], "F32")).kind is Kinship.UNKNOWN
+    assert relate_tables(table(e[:20], "F32"), table(e[:20], "F32")).kind is Kinship.BIT_EQUAL
+
+
+def test_nan_rows_are_left_out_and_counted() -> None:
+    """A NaN in one row spoils neither the fit of the others nor the class."""
+    rng = np.random.default_rng(6)
+    e = embedding(rng, 300, 16)
+    head = e * 2.5
+    head[7, 3] = np.nan
+    related = relate_tables(table(e, "F32"), table(head, "F32"))
+    assert related.kind is Kinship.SCALAR
+    assert related.moments.rows - related.moments.count == 1
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 40), st.integers(0, 4))
+def test_equality_is_exactly_equality(seed: int, rows: int, changes: int) -> None:
+    """A table is bit-equal to another exactly where no bit differs, whatever the sizes."""
+    rng = np.random.default_rng(seed)
+    bits = rng.integers(0, 1 << 16, (rows, 5), "u2").astype("<u2")
+    other = bits.copy()
+    for _ in range(changes):
+        other[rng.integers(rows), rng.integers(5)] ^= 1 << rng.integers(16)
+    memory = Memory()
+    one, two = (open_table(memory, memory.store(name, "BF16", v)) for name, v in (("e", bits), ("u", other)))
+    related = relate_tables(one, two)
+    assert (related.kind is Kinship.BIT_EQUAL) == np.array_equal(bits, other)
+    assert np.array_equal(related.moments.unequal, (bits != other).any(axis=1))

@@ -1,0 +1,150 @@
+"""Rows: which have a token, which are zeros or copies, which look untrained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tieconv
+from tests.analysis.constructed import table
+from tests.analysis.lm import PADDING, VOCABULARY, build
+from tests.cli.stored import configure, edit
+from tieconv.analysis import undertrained
+from tieconv.analysis.rowhash import digests, duplicates, overlap
+from tieconv.analysis.tokens import read_tokens
+from tieconv.checkpoint.analysis import Analysis, Measure
+from tieconv.sources.local import open_files
+
+
+def figure(analysis: Analysis, title: str, name: str) -> Measure:
+    section = analysis.section(title)
+    assert section is not None
+    return next(measure for measure in section.measures if measure.name == name)
+
+
+def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
+    """Rows without a token, zero rows with the probability that they take, and equal rows."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["model.embed_tokens.weight"][0] = 1  # the padding token's, which transformers starts at zero
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-PADDING:] = 0
+        values["lm_head.weight"][5] = values["lm_head.weight"][9]
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    assert analysis.relation == "k-rows-differ"
+    assert figure(analysis, "Rows", "rows without a token").value == PADDING
+    assert figure(analysis, "Rows", "rows of zeros in the head").value == PADDING
+    assert figure(analysis, "Rows", "rows equal to an earlier one").value == 1
+    assert figure(analysis, "Rows", "differing rows without a token").value == PADDING
+    mass = figure(analysis, "Rows", "probability of the rows of zeros")
+    assert mass.value is not None and 0 < mass.value < 1 and mass.floor == PADDING / VOCABULARY
+    rows = analysis.section("Rows")
+    assert rows is not None
+    assert rows.detail["zero_rows"] == rows.detail["rows_without_token"] == [[VOCABULARY - PADDING, VOCABULARY]]
+    assert rows.detail["duplicate_rows"] == [[5, 9]]
+
+
+def test_rows_that_no_token_has_cost_nothing_where_the_head_survives(tmp_path: Path) -> None:
+    """Differing padding rows: the head may survive, certified for every input of the tokenizer."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-3:] += 1
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    assert figure(analysis, "Re-tying", "KL bound, head survives").value == 0
+    assert analysis.verdict.startswith("Yes, where the head survives")
+    (tmp_path / "tokenizer.json").unlink()
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "vocab"])
+def test_every_kind_of_tokenizer_is_read(tmp_path: Path, kind: str) -> None:
+    """A map of texts, a list of pairs and a bare vocabulary give the same ids; added tokens count."""
+    words = {f"w{number}": number for number in range(5)}
+    if kind == "vocab":
+        (tmp_path / "vocab.json").write_text(json.dumps(words | {"end": 7}))
+    else:
+        model = {"vocab": words if kind == "bpe" else [[word, -1.0] for word in words]}
+        added = [{"id": 7, "content": "end"}, {"id": "x", "content": "odd"}, 3]
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
+    with open_files(tmp_path) as files:
+        tokens = read_tokens(files, {path.name: 1 for path in tmp_path.iterdir()})
+    assert tokens is not None
+    assert tokens.used(9).tolist() == [True] * 5 + [False, False, True, False]
+    assert tokens.text[7] == "end"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"model": 3}', '{"model": {"vocab": {"a": -1, "b": 1.5, "c": true}}}']
+)
+def test_a_tokenizer_that_says_nothing_is_none(tmp_path: Path, text: str) -> None:
+    """Malformed and empty tokenizers are as good as none, and stop nothing."""
+    (tmp_path / "tokenizer.json").write_text(text)
+    with open_files(tmp_path) as files:
+        assert read_tokens(files, {"tokenizer.json": len(text)}) is None
+
+
+def _trained(rng: np.random.Generator, *, output: bool) -> tuple[Any, Any, Any]:
+    """Tables as training leaves them: (values, used, truly untrained tokens)."""
+    rows, width, unused, lost = 600, 32, 30, 20
+    values = rng.standard_normal((rows, width))
+    away = 2 * rng.standard_normal(width)
+    untrained = np.r_[rows - unused - lost : rows]
+    values[untrained] = (away + 0.1 * values[untrained]) if output else 0.05 * values[untrained]
+    used = np.ones(rows, bool)
+    used[-unused:] = False
+    return values, used, untrained[:lost]
+
+
+@pytest.mark.parametrize("output", [True, False])
+def test_untrained_tokens_are_found_by_the_indicator_of_the_table(output: bool) -> None:
+    """By distance to the unused rows in an output table, by length in an input table: most found, few others."""
+    values, used, lost = _trained(np.random.default_rng(0), output=output)
+    norms = np.linalg.norm(values, axis=1)
+    found = undertrained.find(table(values, "F32"), norms, used, output=output)
+    assert found is not None and found.apart
+    assert len(set(found.rows) & set(lost)) >= 17
+    assert len(set(found.rows) - set(lost)) == 0
+
+
+def test_the_wrong_indicator_is_refused_or_blind() -> None:
+    """Length finds no untrained row of an output table, where those are long: it must not be used there."""
+    values, used, _ = _trained(np.random.default_rng(0), output=True)
+    found = undertrained.find(table(values, "F32"), np.linalg.norm(values, axis=1), used, output=False)
+    assert found is not None and not found.apart
+
+
+def test_an_untied_copy_is_judged_as_output_shaped(tmp_path: Path) -> None:
+    """The indicator follows the stored values and not the flag of the config."""
+    build(tmp_path, tied=False)
+    edit(tmp_path, lambda values: values.update({"lm_head.weight": values["model.embed_tokens.weight"].clone()}))
+    configure(tmp_path, tie_word_embeddings=False)
+    assert "distance" in figure(tieconv.analyze(tmp_path), "Rows", "tokens that look untrained").says
+
+
+def test_random_rows_are_not_called_untrained(tmp_path: Path) -> None:
+    """In a model that was never trained the unused rows do not stand apart, and nothing is claimed."""
+    build(tmp_path, tied=True)
+    measure = figure(tieconv.analyze(tmp_path), "Rows", "tokens that look untrained")
+    assert measure.value is None and "stand apart" in measure.says
+
+
+def test_rows_are_joined_by_content() -> None:
+    """Digests tell rows apart by a single bit, and equal rows are paired off one by one."""
+    values = np.arange(40.0).reshape(10, 4)
+    values[7] = values[2]
+    one, two = digests(table(values, "F32")), digests(table(values[::-1].copy(), "F32"))
+    assert duplicates(one) == [[2, 7]]
+    assert overlap(one, two) == 10 and overlap(one, one[:4]) == 4
+    assert overlap(one, one[[2, 2, 2, 0]]) == 3  # two rows of `one` are alike, three of the other
+    assert overlap(one, digests(table(values + 0.5, "F32"))) == 0

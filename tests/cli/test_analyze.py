@@ -1,0 +1,158 @@
+"""`tieconv analyze` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tieconv
+from tests.analysis.lm import build, write_text
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import edit
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
+SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "analyze.schema.json").read_text())
+
+
+def document(*more: str | Path) -> dict[str, Any]:
+    """The document, held to its schema."""
+    found: dict[str, Any] = json.loads(ok("analyze --json", *more).stdout)
+    jsonschema.validate(found, SCHEMA)
+    return found
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_json_follows_its_schema(models: Path, name: str) -> None:
+    """One JSON document, nothing on stderr, and the four sections in their order."""
+    found = document(models / name)
+    assert [section["title"] for section in found["sections"]] == ["Relation", "Re-tying", "Rows", "Bias"]
+    assert ok("analyze --json", models / name).stderr == ""
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_text_is_plain(models: Path, name: str) -> None:
+    """The text has a sentence for each section and no control character."""
+    text = ok("analyze", models / name).stdout
+    assert text.replace("\n", "").isprintable()
+    for title in ("Relation", "Re-tying", "Rows", "Bias"):
+        assert f"\n{title}\n  " in text
+
+
+@pytest.mark.parametrize(
+    ("name", "relation", "verdict"),
+    [
+        ("llama-tied", "alias", "The model is tied"),
+        ("llama-duplicated", "bit-equal", "Yes, nothing is lost: tieconv retie"),
+        ("llama-untied", "independent", "No: independent tables"),
+        ("llama-diverged", "k-rows-differ", "Not by the weights alone"),
+    ],
+)
+def test_the_verdict_follows_the_relation(models: Path, name: str, relation: str, verdict: str) -> None:
+    """Tied, equal, independent and nearly equal tables get the answer that fits."""
+    found = document(models / name)
+    assert found["relation"] == relation
+    assert found["verdict"].startswith(verdict)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
+def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
+    """U = E·diag(g): with the norm's values of `detail.fold` and the embedding as head the logits are the same."""
+    more = {"final_logit_softcapping": 8.0} if model_type == "gemma2" else {}
+    build(tmp_path, model_type, tied=False, **more)
+    gains = torch.exp(0.4 * torch.randn(32, generator=torch.manual_seed(5)))
+    names = {"gpt2": ("transformer.wte.weight",)}.get(model_type, ("model.embed_tokens.weight",))
+
+    def fold(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values[names[0]] * gains
+
+    edit(tmp_path, fold)
+    ids = torch.arange(3, 40)[None]
+    before = _logits(tmp_path, ids)
+    found = document(tmp_path)
+    assert found["relation"] == "diagonal" and found["verdict"].startswith("Yes, after a fold")
+    told = found["sections"][1]["detail"]["fold"]
+
+    def unfold(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values[names[0]].clone()
+        values[told["tensor"]] = torch.tensor(told["values"], dtype=torch.float32)
+        if "bias_tensor" in told:
+            values[told["bias_tensor"]] = torch.tensor(told["bias_values"], dtype=torch.float32)
+
+    edit(tmp_path, unfold)
+    assert float((_logits(tmp_path, ids) - before).abs().max()) <= 2e-5 * float(before.abs().max())
+    assert document(tmp_path)["relation"] == "bit-equal"
+
+
+def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return logits
+
+
+def test_a_text_adds_what_was_measured(tmp_path: Path) -> None:
+    """With --text the sections carry measured figures, and the gradients have one of their own."""
+    build(tmp_path / "model", tied=True)
+    found = document(tmp_path / "model", "--text", write_text(tmp_path / "text.txt"))
+    assert [section["title"] for section in found["sections"]][-1] == "Gradients"
+    names = [measure["name"] for section in found["sections"] for measure in section["measures"]]
+    assert "R², implicit bias U·mean(h) from log p" in names and "share of the output end" in names
+
+
+def test_without_text_no_framework_is_loaded(models: Path) -> None:
+    """The weights-only analysis imports numpy and no torch."""
+    code = (
+        "import sys\nfrom tieconv.cli import main\n"
+        f"try: main(['analyze', {str(models / 'llama-untied')!r}])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'transformers', 'scipy'} & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+
+
+def test_without_torch_a_text_is_refused_with_the_way_out(models: Path, tmp_path: Path) -> None:
+    """Where torch is missing the error says what to install."""
+    (tmp_path / "text.txt").write_text("w1 " * 2000)
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom tieconv.cli import main\n"
+        f"main(['analyze', {str(models / 'llama-untied')!r}, '--text', {str(tmp_path / 'text.txt')!r}])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert 'pip install "tieconv[torch]"' in result.stderr and "Traceback" not in result.stderr
+
+
+def test_what_cannot_be_analysed_is_refused(model: Callable[[str], Path], tmp_path: Path) -> None:
+    """Codes of a quantised table, a model of which no embedding is known, a text that is not there."""
+    folder = model("llama-untied")
+    edit(folder, lambda values: values.update({"lm_head.weight": values["lm_head.weight"].to(torch.int8)}))
+    assert "I8" in refused("analyze", folder)
+    assert "cannot be read" in refused("analyze", folder.parent / "llama-untied", "--text", tmp_path / "none.txt")
+    other = model("llama-tied")
+    edit(other, lambda values: values.pop("model.embed_tokens.weight"))
+    assert run("analyze", other).exit_code == 2
+
+
+def test_named_tensors_are_analysed(model: Callable[[str], Path]) -> None:
+    """--embed and --head name the pair of a class that nobody knows."""
+    folder = model("llama-untied")
+    edit(folder, lambda values: values.update({"x": values["lm_head.weight"].clone()}))
+    found = document(folder, "--embed", "x", "--head", "lm_head.weight")
+    assert found["relation"] == "bit-equal"
+
+
+def test_a_verb_of_the_package(models: Path) -> None:
+    """`tieconv.analyze` returns the record that prints as the document."""
+    analysis = tieconv.analyze(models / "llama-duplicated")
+    assert json.loads(str(analysis)) == document(models / "llama-duplicated")

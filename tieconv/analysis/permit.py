@@ -1,0 +1,58 @@
+"""May a re-tie go ahead within a budget of change? By proof from the weights, or by a measurement on a text."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from tieconv.analysis import Findings, find
+from tieconv.analysis.cost import FREE, MAPPED, REFUSED
+from tieconv.analysis.relation_section import sentence
+from tieconv.checkpoint.analysis import Kinship
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.errors import RefusedError
+from tieconv.sources.local import FileSet
+from tieconv.text import shown
+
+
+def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> None:
+    """Return where tying to ``survivor`` moves the probabilities by at most ``max_kl`` nats a token.
+
+    Proved for every input, or, with ``text``, measured: the mean and two of its standard errors. An estimate never
+    counts. Raises `RefusedError` otherwise, whatever the budget for tables that are independent.
+    """
+    found = find(evidence, files, text)
+    related, costs = found.related, found.costs
+    if related is None or costs is None or related.kind in FREE:
+        return
+    if related.kind in REFUSED | MAPPED:
+        _refuse(found, sentence(related).rstrip("."), "leave them apart with: tieconv untie")
+    certified = costs.certified.get(survivor)
+    if certified is not None and certified <= max_kl:
+        return
+    if text is None:
+        known = "cannot be bounded" if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
+        _refuse(found, f"the KL where the {survivor} survives {known} from the weights alone", _measure(related.kind))
+    worst = _worst(found, survivor)
+    if worst is None or worst > max_kl:
+        told = "could not be measured" if worst is None else f"was measured as up to {worst:.3g}, more than {max_kl:g}"
+        _refuse(
+            found, f"the KL where the {survivor} survives {told}", "compare the survivors: tieconv analyze --text FILE"
+        )
+
+
+def _measure(kind: Kinship) -> str:
+    if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
+        return "fold the factors into the norm first: tieconv analyze says how"
+    return "measure it on a text: --text FILE"
+
+
+def _worst(found: Findings, survivor: str) -> float | None:
+    """The measured mean and two standard errors of it, in nats a token."""
+    if found.measured is None:
+        return None
+    effect = found.measured.effects.get(f"{survivor} survives")
+    return effect.worst if effect else None
+
+
+def _refuse(found: Findings, why: str, hint: str) -> NoReturn:
+    raise RefusedError(f"{shown(found.subject.evidence.checkpoint.source)}: {why}", hint, "retie.cost")
