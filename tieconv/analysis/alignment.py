@@ -14,7 +14,7 @@ from math import sqrt
 
 import numpy as np
 
-from tieconv.analysis.alignment_linear import MAPS, Linear, expected, linear
+from tieconv.analysis.alignment_linear import MAPS, Linear, Moments, expected, linear, moments
 from tieconv.analysis.alignment_local import NEIGHBOURS, Local, Sample, draw, local, overlap, pearson, spearman
 from tieconv.analysis.alignment_tables import Array, Joined, Table, join
 from tieconv.analysis.alignment_verdict import Contest, verdict
@@ -79,20 +79,26 @@ def align(
     for which, table in enumerate(tables):
         progress(f"neighbours in {table.name}")
         views.append(local(joined, which, sample, k))
+    known = [moments(joined, which) for which in range(len(tables))]
     pairs = dict(_PAIRS) | ({"E→E'": (1, 3), "U→U'": (2, 4)} if second else {})
     found = {}
     for name, (source, target) in pairs.items():
         progress(name)
-        found[name] = _figures(joined, views, sample, (source, target), shuffle)
+        found[name] = _figures(joined, views, known, sample, (source, target), shuffle)
     return _section(joined, views, sample, found)
 
 
 def _figures(
-    joined: Joined, views: list[Local], sample: Sample, pair: tuple[int, int], shuffle: Array
+    joined: Joined,
+    views: list[Local],
+    known: list[Moments],
+    sample: Sample,
+    pair: tuple[int, int],
+    shuffle: Array,
 ) -> dict[str, _Figure]:
     """Every measure of one pair of tables, by its name."""
     source, target = pair
-    value, chance = linear(joined, source, target), linear(joined, source, target, shuffle)
+    value, chance = (linear(joined, source, target, order, known) for order in (None, shuffle))
     return dict(_linear_figures(joined, pair, value, chance)) | _local_figures(
         joined, views[source], views[target], sample, shuffle
     )

@@ -6,8 +6,8 @@ second pass that takes the cosine of each mapped row with its target. Imports nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import pi, sqrt
 
 import numpy as np
@@ -25,58 +25,55 @@ class Linear:
     cka: float
 
 
-@dataclass
-class _Products:
-    """Sums over rows of a left table of (n, a) and a right one of (n, b)."""
+@dataclass(frozen=True)
+class Moments:
+    """A table (n, d) about its mean: ``mean`` (d,) float32, ``gram`` (d, d), ``rest`` (d,) the sums that remain."""
 
-    a: int
-    b: int
-    rows: int = 0
-    left: Array = field(init=False)
-    right: Array = field(init=False)
-    cross: Array = field(init=False)
-    left_sum: Array = field(init=False)
-    right_sum: Array = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.left, self.right, self.cross = (
-            np.zeros(s) for s in ((self.a, self.a), (self.b, self.b), (self.a, self.b))
-        )
-        self.left_sum, self.right_sum = np.zeros(self.a), np.zeros(self.b)
-
-    def add(self, left: Array, right: Array) -> None:
-        self.rows += len(left)
-        self.left += left.T @ left
-        self.right += right.T @ right
-        self.cross += left.T @ right
-        self.left_sum += left.sum(axis=0, dtype=np.float64)
-        self.right_sum += right.sum(axis=0, dtype=np.float64)
-
-    def centre(self) -> None:
-        """From sums of products to those about the column means."""
-        self.left -= np.outer(self.left_sum, self.left_sum) / self.rows
-        self.right -= np.outer(self.right_sum, self.right_sum) / self.rows
-        self.cross -= np.outer(self.left_sum, self.right_sum) / self.rows
+    mean: Array
+    gram: Array
+    rest: Array
 
 
-def linear(joined: Joined, source: int, target: int, shuffle: Array | None = None) -> Linear:
+def moments(joined: Joined, which: int) -> Moments:
+    """Of table ``which``; two passes, so that the sums of products keep their digits."""
+    width = joined.tables[which].width
+    total = np.zeros(width)
+    for places in joined.blocks():
+        total += joined.take(which, places).sum(axis=0, dtype=np.float64)
+    mean = (total / joined.count).astype(np.float32)
+    gram, rest = np.zeros((width, width)), np.zeros(width)
+    for places in joined.blocks():
+        rows = joined.take(which, places) - mean
+        gram += rows.T @ rows
+        rest += rows.sum(axis=0, dtype=np.float64)
+    return Moments(mean, gram - np.outer(rest, rest) / joined.count, rest)
+
+
+def linear(
+    joined: Joined,
+    source: int,
+    target: int,
+    shuffle: Array | None = None,
+    known: Sequence[Moments] | None = None,
+) -> Linear:
     """How well the rows of table ``source`` map onto those of ``target``.
 
-    ``shuffle``, a permutation of the common tokens, pairs each token with another: what chance gives.
+    ``shuffle``, a permutation of the common tokens, pairs each token with another: what chance gives. ``known`` are
+    the `moments` of all tables.
     """
-    sums = _Products(joined.tables[source].width, joined.tables[target].width)
-    means = _means(joined, source), _means(joined, target)
-    for left, right in _pairs(joined, source, target, shuffle):
-        sums.add(left - means[0], right - means[1])  # nearly centred first: the sums then keep their digits
-    sums.centre()
-    maps = _maps(sums)
+    left, right = (known[which] if known else moments(joined, which) for which in (source, target))
+    cross = np.zeros((len(left.mean), len(right.mean)))
+    for a, b in _pairs(joined, source, target, shuffle):
+        cross += (a - left.mean).T @ (b - right.mean)
+    cross -= np.outer(left.rest, right.rest) / joined.count
+    maps = _maps(left.gram, cross)
     totals = dict.fromkeys(maps, 0.0)
-    for left, right in _pairs(joined, source, target, shuffle):
-        left, right = left - means[0], right - means[1]
+    for a, b in _pairs(joined, source, target, shuffle):
+        a, b = a - left.mean, b - right.mean
         for name, matrix in maps.items():
-            totals[name] += _cosines(left if matrix is None else left @ matrix, right)
+            totals[name] += _cosines(a if matrix is None else a @ matrix, b)
     cosines = {name: totals[name] / joined.count if name in maps else None for name in MAPS}
-    return Linear(cosines, _cka(sums))
+    return Linear(cosines, _cka(left.gram, right.gram, cross))
 
 
 def expected(measure: str, tokens: int, width: int) -> float:
@@ -97,22 +94,22 @@ def _pairs(joined: Joined, source: int, target: int, shuffle: Array | None) -> I
         yield joined.take(source, places), joined.take(target, other)
 
 
-def _means(joined: Joined, which: int) -> Array:
-    total = np.zeros(joined.tables[which].width)
-    for places in joined.blocks():
-        total += joined.take(which, places).sum(axis=0, dtype=np.float64)
-    mean: Array = (total / joined.count).astype(np.float32)
-    return mean
-
-
-def _maps(sums: _Products) -> dict[str, Array | None]:
-    """Each map as a float32 matrix of (a, b), ``None`` for the identity."""
+def _maps(gram: Array, cross: Array) -> dict[str, Array | None]:
+    """Each map as a float32 matrix of (source width, target width), ``None`` for the identity."""
     found: dict[str, Array | None] = {}
-    if sums.a == sums.b:
-        left, _, right = np.linalg.svd(sums.cross)
+    if cross.shape[0] == cross.shape[1]:
+        left, _, right = np.linalg.svd(cross)
         found |= {"identity": None, "procrustes": (left @ right).astype(np.float32)}
-    found["least squares"] = np.linalg.lstsq(sums.left, sums.cross, rcond=1e-10)[0].astype(np.float32)
-    return found
+    return found | {"least squares": _solve(gram, cross)}
+
+
+def _solve(gram: Array, cross: Array) -> Array:
+    """The least-squares map by the eigenvectors of the source's products; directions that are only rounding are out."""
+    energies, directions = np.linalg.eigh(gram)
+    kept = energies > 1e-10 * energies[-1]
+    directions = directions[:, kept]
+    solution: Array = (directions / energies[kept] @ (directions.T @ cross)).astype(np.float32)
+    return solution
 
 
 def _cosines(mapped: Array, target: Array) -> float:
@@ -122,6 +119,6 @@ def _cosines(mapped: Array, target: Array) -> float:
     return float(np.divide(products, lengths, out=np.zeros(len(products)), where=lengths > 0).sum())
 
 
-def _cka(sums: _Products) -> float:
-    scale = np.linalg.norm(sums.left) * np.linalg.norm(sums.right)
-    return float(np.linalg.norm(sums.cross) ** 2 / scale) if scale > 0 else 0.0
+def _cka(left: Array, right: Array, cross: Array) -> float:
+    scale = float(np.linalg.norm(left) * np.linalg.norm(right))
+    return float(np.linalg.norm(cross)) ** 2 / scale if scale > 0 else 0.0

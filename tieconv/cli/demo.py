@@ -39,7 +39,7 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
     from tieconv.demo.run import run
     from tieconv.demo.table import render
 
-    with click.progressbar(length=3 * steps, label="training", file=sys.stderr) as bar:
+    with click.progressbar(length=3 * steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         found = run(Path(output), steps=steps, seed=seed, step_done=lambda: bar.update(1))
     click.echo(str(found) if as_json else render(found))
     click.echo(f"next: open {Path(output) / 'report.html'}, or tieconv inspect {Path(output) / 'tied'}", err=True)
