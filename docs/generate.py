@@ -29,6 +29,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "consumers.md": consumers.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
+    HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),
 }
 

@@ -21,7 +21,8 @@ with one sentence and a `hint:` line; **130** it was interrupted, **141** the re
 has a [page of its own](check.md).
 
 The JSON follows the schemas [inspect](../tieconv/reporters/schemas/inspect.schema.json),
-[plan](../tieconv/reporters/schemas/plan.schema.json) and [diff](../tieconv/reporters/schemas/diff.schema.json);
+[plan](../tieconv/reporters/schemas/plan.schema.json), [diff](../tieconv/reporters/schemas/diff.schema.json) and
+[analyze](../tieconv/reporters/schemas/analyze.schema.json), whose figures are [explained](analyze.md);
 `ties[].consistent` is `null` where a needed comparison was not made, and the canonical name is itself a member of its
 group.
 """

@@ -153,6 +153,19 @@ def test_the_estimate_is_right_for_rounding() -> None:
     assert measured < found.kl
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("cap", [0.0, 30.0])
+def test_what_is_not_finite_is_not_bounded(bad: float, cap: float) -> None:
+    """One NaN or infinity anywhere, and nothing is certified."""
+    values = np.random.default_rng(4).standard_normal((200, 8))
+    broken = values.copy()
+    broken[150, 3] = bad
+    for shift in (None, np.ones(8)):
+        final = Final(np.ones(8), shift, 1.0, cap, "", "")
+        found = bound(Change(table(broken, "F32"), table(values, "F32"), final))
+        assert found.kl == found.log_p == np.inf
+
+
 def test_every_row_is_in_the_ball() -> None:
     """No row lies outside, and the ball is no larger than the one around the mean."""
     rng = np.random.default_rng(2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.analysis.lm import VOCABULARY, WIDTH, build
+from tests.analysis.lm import VOCABULARY, WIDTH, build, configure
 from tieconv.analysis.final import _KNOWN
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
@@ -59,6 +59,14 @@ def test_logits_follow_from_the_last_norm(model_type: str, tmp_path: Path) -> No
     told = final.cap * np.tanh(told / final.cap) if final.capped else told
     told = told if subject.bias is None else told + subject.bias
     assert np.abs(told - logits).max() <= 1e-4 * max(np.abs(logits).max(), 1)
+
+
+def test_a_class_of_another_name_is_not_bounded(tmp_path: Path) -> None:
+    """Code of the model's own may put anything before the head, whatever model_type it goes by."""
+    build(tmp_path, tied=False)
+    configure(tmp_path, architectures=["HouseLlamaForCausalLM"])
+    with open_files(tmp_path) as files:
+        assert opened(tmp_path, files).final is None
 
 
 def test_unknown_classes_are_not_bounded(models: Path) -> None:

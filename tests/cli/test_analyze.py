@@ -101,6 +101,41 @@ def _logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
+    """Differing rows, a factor or nothing at all: with more rows on one side the answer is the shape."""
+    build(tmp_path, tied=False)
+    rng = torch.manual_seed(0)
+    for change, relation in (
+        (lambda table: table[:-8].clone(), "row-subset"),
+        (lambda table: table[:-8] * 2, "scalar"),
+        (lambda table: torch.cat([table[:-20], torch.randn(12, 32, generator=rng)]), "k-rows-differ"),
+    ):
+
+        def shorten(values: dict[str, Any], change: Any = change) -> None:
+            values["lm_head.weight"] = change(values["model.embed_tokens.weight"])
+
+        edit(tmp_path, shorten)
+        found = document(tmp_path)
+        assert found["relation"] == relation
+        assert "one shape" in found["verdict"]
+
+
+def test_nan_and_infinity_are_told(model: Callable[[str], Path]) -> None:
+    """Rows that are not finite are counted, nothing is certified, and nothing is warned of."""
+    folder = model("llama-diverged")
+
+    def spoil(values: dict[str, Any]) -> None:
+        values["lm_head.weight"][5, 3], values["lm_head.weight"][7, 1] = torch.nan, torch.inf
+
+    edit(folder, spoil)
+    result = ok("analyze --json", folder)
+    assert result.stderr == ""
+    measures = {m["name"]: m for section in json.loads(result.stdout)["sections"] for m in section["measures"]}
+    assert measures["rows with NaN or infinity"]["value"] == 2
+    assert measures["KL bound, embed survives"]["value"] == "inf"
+    assert "inf" in ok("analyze", folder).stdout
+
+
 def test_a_text_adds_what_was_measured(tmp_path: Path) -> None:
     """With --text the sections carry measured figures, and the gradients have one of their own."""
     build(tmp_path / "model", tied=True)

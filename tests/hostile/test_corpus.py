@@ -73,6 +73,16 @@ def test_inspect(case: Case) -> None:
     assert snapshot(case.home) == before
 
 
+@each(without=LARGE)
+def test_analyze(case: Case) -> None:
+    """The analysis answers or refuses as the others do, and shows nothing that a terminal obeys."""
+    answer = run("analyze", case.path)
+    if answer.code == 0:
+        assert faults_of_text(answer.stdout + answer.stderr) == []
+    else:
+        assert_refusal(answer)
+
+
 @each()
 def test_code(case: Case) -> None:
     """The stable code of each refusal, and the caution of each odd model."""

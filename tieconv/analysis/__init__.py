@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tieconv.analysis import bias_section, relation_section, retie_section, rows_section
 from tieconv.analysis.cost import Costs, costs
 from tieconv.analysis.relation import Related, relate_tables
@@ -30,6 +32,7 @@ class Findings:
     gradients: Section | None = None
 
 
+@np.errstate(all="ignore")  # NaN and infinity are counted and told, not warned of
 def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findings:
     """Measure one model. Raises `UnreadableError` where there is no table of floats; with ``text``, where the model
     cannot be run, and `RefusedError` where it is none that a text says something about.

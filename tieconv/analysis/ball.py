@@ -36,6 +36,8 @@ def enclosing_ball(blocks: Blocks, width: int) -> tuple[Array, float]:
         count += len(block)
     centre = mean / max(count, 1)
     radius, core = _farthest(blocks, centre, np.empty((0, width)))
+    if not np.isfinite(radius):
+        return centre, np.inf
     best = centre, radius
     for _ in range(ROUNDS):
         centre = _search(core, centre)
@@ -57,7 +59,8 @@ def _farthest(blocks: Blocks, centre: Array, core: Array) -> tuple[float, Array]
         distances = np.linalg.norm(block - centre, axis=1)
         if not len(distances):
             continue
-        largest = max(largest, float(distances.max()))
+        farthest = float(distances.max())
+        largest = max(largest, farthest) if np.isfinite(farthest) else np.inf  # a NaN compares as nothing
         core = _far(np.concatenate([core, block[np.argsort(distances)[-CORE:]]]), centre)
     return largest, core
 

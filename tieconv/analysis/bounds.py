@@ -56,6 +56,7 @@ class Change:
             yield block * self.final.gains
 
 
+@np.errstate(all="ignore")  # what is not finite shows in the bound
 def bound(change: Change, used: Array | None = None) -> Bound:
     """The bound of a change of the head; ``used`` (V,) marks the tokens of the estimate. NaN rows bound nothing."""
     width, final = change.embed.width, change.final

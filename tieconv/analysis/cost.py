@@ -38,12 +38,17 @@ def costs(subject: Subject, related: Related) -> Costs:
     """The cost of each survivor. Reads both tables some six times where they differ and may be re-tied."""
     if related.kind in FREE:
         return _free()
-    if related.kind in REFUSED | MAPPED or subject.head is None:
+    if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
     found = _head_change(subject)
     unseen = _unseen(subject, related)
     certified = {"embed": found.kl if found else None, "head": 0.0 if unseen else None, "mean": None}
     return Costs(certified, found, (*_embed_measures(found), _input_measure("head", unseen), _input_measure("mean", 0)))
+
+
+def one_shape(subject: Subject) -> bool:
+    """Whether both tables have as many rows, as a tied one must."""
+    return subject.output.rows == subject.embed.rows
 
 
 def _free() -> Costs:
@@ -54,7 +59,7 @@ def _free() -> Costs:
 
 
 def _head_change(subject: Subject) -> Bound | None:
-    if subject.final is None or subject.head is None or subject.head.rows != subject.embed.rows:
+    if subject.final is None or subject.head is None:
         return None
     return bound(Change(subject.embed, subject.head, subject.final), subject.used)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tieconv.analysis.tables import Array
 from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.numeric import FORMATS, decode
@@ -79,7 +80,10 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final | 
     """What stands between the last hidden state and the logits; ``None`` where that is not known."""
     config = evidence.checkpoint.config_values
     known = _KNOWN.get(str(config.get("model_type")))
-    if known is None or not evidence.family.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+    family = evidence.family
+    if known is None or family.named or family.knowledge is not Knowledge.TABLE:
+        return None
+    if not family.architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return None
     scale = _number(config, known.multiply, 1.0) / (_number(config, known.divide, 1.0) or 1.0)
     cap = _number(config, known.cap, 0.0)

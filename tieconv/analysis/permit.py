@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tieconv.analysis import Findings, find
-from tieconv.analysis.cost import FREE, MAPPED, REFUSED
+from tieconv.analysis.cost import FREE, MAPPED, REFUSED, one_shape
 from tieconv.analysis.relation_section import sentence
 from tieconv.checkpoint.analysis import Kinship
 from tieconv.checkpoint.inspection import Inspection
@@ -24,6 +24,8 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
     related, costs = found.related, found.costs
     if related is None or costs is None or related.kind in FREE:
         return
+    if not one_shape(found.subject):
+        _refuse(found, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
     if related.kind in REFUSED | MAPPED:
         _refuse(found, sentence(related).rstrip("."), "leave them apart with: tieconv untie")
     certified = costs.certified.get(survivor)

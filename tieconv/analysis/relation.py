@@ -145,8 +145,10 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
         return Related(Kinship.DRIFT, residual=plain.residual, tolerance=plain.tolerance, fit=best, **shared)  # type: ignore[arg-type]
     if grams and linear and unseen and linear.adjusted >= CLOSE:
         return _linear(linear, grams, residual, most, shared)
-    detail = {} if linear else {"reason": "too few rows for each column, or too many columns, to judge a linear map"}
-    return Related(Kinship.INDEPENDENT, residual=best.residual, fit=best, detail=detail, **shared)  # type: ignore[arg-type]
+    if unseen is None:
+        reason = "too few rows for each column, or too many columns, to tell a linear map from none"
+        return Related(Kinship.UNKNOWN, residual=best.residual, fit=best, detail={"reason": reason}, **shared)  # type: ignore[arg-type]
+    return Related(Kinship.INDEPENDENT, residual=best.residual, fit=best, **shared)  # type: ignore[arg-type]
 
 
 def _linear(linear: Linear, grams: Grams, residual: float, most: float, shared: dict[str, object]) -> Related:

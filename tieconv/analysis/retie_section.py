@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tieconv.analysis.cost import MAPPED, REFUSED, Costs
+from tieconv.analysis.cost import MAPPED, REFUSED, Costs, one_shape
 from tieconv.analysis.relation import Related
 from tieconv.analysis.subject import Subject
 from tieconv.checkpoint.analysis import Kinship, Measure, Section
@@ -41,6 +41,8 @@ def verdict(subject: Subject, related: Related, costs: Costs, measured: tuple[Me
         return f"Yes, nothing is lost: tieconv retie {source} -o OUT."
     if kind in REFUSED:
         return f"No: {_refusal(kind)}."
+    if not one_shape(subject):
+        return f"No: {_refusal(Kinship.ROW_SUBSET)}."
     if kind in MAPPED:
         return (
             "No: a whole matrix stands between the tables, and a norm can hold only one factor for each column; undo "
@@ -81,7 +83,7 @@ def _refusal(kind: Kinship) -> str:
         Kinship.INDEPENDENT: "independent tables have no common one, and what either knows would be lost",
         Kinship.ROW_SUBSET: "a tied matrix has one shape: pad or trim the vocabulary first",
         Kinship.ROW_PERMUTATION: "the ids of the two ends are not in the same order: renumber one side first",
-        Kinship.UNKNOWN: "nothing could be measured",
+        Kinship.UNKNOWN: "what the tables are to each other could not be told",
     }[kind]
 
 
@@ -105,7 +107,9 @@ def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
     row shares is dropped, which the softmax does not see; under a soft cap it would.
     """
     fit, final = related.fit, subject.final
-    if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or final is None or not final.norm:
+    if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
+        return None
+    if final is None or not final.norm:
         return None
     if final.capped and np.any(fit.shift):
         return None
