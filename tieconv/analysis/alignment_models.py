@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tieconv.analysis.alignment import QUERIES, Untied, align
+from tieconv.analysis.alignment_plane import plane
 from tieconv.analysis.alignment_tables import Table
 from tieconv.analysis.alignment_tokens import token_bytes
 from tieconv.analysis.relation import relate_tables
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.analysis.tables import Table as StoredTable
-from tieconv.checkpoint.analysis import Kinship, Section
+from tieconv.checkpoint.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
@@ -30,6 +32,43 @@ def opened(path: str | Path, *, embed: str | None = None, head: str | None = Non
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         yield open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head), files)
+
+
+def extended(
+    analysis: Analysis,
+    subject: Subject,
+    against: str | Path | None = None,
+    second: str | Path | None = None,
+    *,
+    maps: bool = False,
+) -> Analysis:
+    """The analysis with the alignment of ``subject``, where ``against`` names an untied model, and with its maps.
+
+    Raises what `align_models` and `opened` raise, and `RefusedError` for a ``second`` without ``against``.
+    """
+    if second is not None and against is None:
+        raise RefusedError(
+            "--second gives the ceilings of an alignment, and there is none without --against",
+            "name the untied model: tieconv analyze TIED --against UNTIED --second UNTIED2",
+        )
+    sections = list(analysis.sections)
+    if against is not None:
+        with ExitStack() as stack:
+            untied, other = (stack.enter_context(opened(path)) if path else None for path in (against, second))
+            assert untied is not None
+            sections.append(align_models(subject, untied, other))
+    if maps:
+        sections += _maps(subject)
+    return replace(analysis, sections=tuple(sections))
+
+
+def _maps(subject: Subject) -> Iterator[Section]:
+    """Of each table; none of one that has fewer than three rows with a direction."""
+    for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
+        if stored is not None:
+            table = Table(role, stored.rows, stored.width, stored.pick)
+            with suppress(RefusedError):
+                yield plane(table, title=f"map: {role}")
 
 
 def align_models(
