@@ -6,9 +6,9 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.cli.run import ok, refused
 from tests.reporters.test_analyze_html import harmless
@@ -19,19 +19,22 @@ def trio(models: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A tied model, and two untied ones whose head is nearly its table and whose input table is not."""
     tied = tmp_path / "tied"
     shutil.copytree(models / "llama-tied", tied)
-    table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"].astype(np.float32)
+    table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"].float()
     made = []
     for seed in (1, 2):
         folder = tmp_path / f"untied{seed}"
         shutil.copytree(models / "llama-untied", folder)
         stored = load_file(folder / "model.safetensors")
-        noise = np.random.default_rng(seed).normal(size=(2, *table.shape)).astype(np.float32) * table.std()
-        shared = np.random.default_rng(9).normal(size=table.shape).astype(np.float32) * table.std()
-        stored["model.embed_tokens.weight"] = shared + 0.1 * noise[0]
-        stored["lm_head.weight"] = table + 0.1 * noise[1]
+        embedding, output = noise_like(table, seed), noise_like(table, seed + 10)
+        stored["model.embed_tokens.weight"] = noise_like(table, 0) + 0.1 * embedding
+        stored["lm_head.weight"] = table + 0.1 * output
         save_file(stored, folder / "model.safetensors", {"format": "pt"})
         made.append(folder)
     return tied, made[0], made[1]
+
+
+def noise_like(table: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.randn(table.shape, generator=torch.Generator().manual_seed(seed)) * table.std()
 
 
 def sections(*words: object) -> dict[str, dict[str, object]]:
