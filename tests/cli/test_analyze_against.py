@@ -45,9 +45,9 @@ def sections(*words: object) -> dict[str, dict[str, object]]:
 def test_against(trio: tuple[Path, Path, Path]) -> None:
     """One more section: output-shaped, with floors; --second fills the ceilings in."""
     tied, untied, second = trio
-    alone = sections(tied, "--against", untied)["alignment"]
+    alone = sections(tied, "--against", untied)["Alignment"]
     assert alone["detail"]["shape"] == "output"  # type: ignore[index]
-    both = sections(tied, "--against", untied, "--second", second)["alignment"]
+    both = sections(tied, "--against", untied, "--second", second)["Alignment"]
     for before, after in zip(alone["measures"], both["measures"][:1], strict=False):  # type: ignore[call-overload,index]
         assert before["ceiling"] is None and after["value"] == before["value"]
     found = {entry["name"]: entry for entry in both["measures"]}  # type: ignore[attr-defined]
@@ -70,7 +70,7 @@ def test_html(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
     found = sections(trio[1], "--html", page)
     text = page.read_text("utf-8")
     harmless(text)
-    assert {"map: input embedding", "map: output embedding"} <= set(found)
+    assert {"Map: input embedding", "Map: output embedding"} <= set(found)
     for heading in ("Norm profile", "Spectrum", "Where the two tables differ", "Map of tokens"):
         assert heading in text
 
@@ -85,4 +85,4 @@ def test_page_never_replaces_a_file_of_the_model(trio: tuple[Path, Path, Path]) 
 def test_tied_model_has_one_map(models: Path, tmp_path: Path) -> None:
     """One table, one map."""
     found = sections(models / "llama-tied", "--html", tmp_path / "x.html")
-    assert [title for title in found if title.startswith("map")] == ["map: input embedding"]
+    assert [title for title in found if title.startswith("Map")] == ["Map: input embedding"]

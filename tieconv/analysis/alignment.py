@@ -20,7 +20,7 @@ from tieconv.analysis.alignment_tables import Array, Joined, Table, join
 from tieconv.analysis.alignment_verdict import Contest, verdict
 from tieconv.checkpoint.analysis import POINTS, Measure, Section
 
-TITLE = "alignment"
+TITLE = "Alignment"
 
 QUERIES = 1000
 """Tokens whose neighbours are looked up: the standard error of KNN is then below a hundredth."""

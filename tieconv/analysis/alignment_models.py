@@ -68,7 +68,7 @@ def _maps(subject: Subject) -> Iterator[Section]:
         if stored is not None:
             table = Table(role, stored.rows, stored.width, stored.pick)
             with suppress(RefusedError):
-                yield plane(table, title=f"map: {role}")
+                yield plane(table, title=f"Map: {role}")
 
 
 def align_models(

@@ -8,7 +8,7 @@ from tieconv.analysis.alignment_tables import Array, Table, join
 from tieconv.checkpoint.analysis import POINTS, Measure, Section
 
 
-def plane(table: Table, colour: Array | None = None, what: str = "row norm", title: str = "map") -> Section:
+def plane(table: Table, colour: Array | None = None, what: str = "row norm", title: str = "Map") -> Section:
     """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
 
     ``colour`` are numbers by row (rows,), such as frequencies or differences, and ``what`` names them; the row norms

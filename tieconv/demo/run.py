@@ -98,7 +98,7 @@ def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Sectio
     chances = (text.counts + 0.5) / (text.counts + 0.5).sum()
     table = table_of(subject, stored, role)
     words = Table(role, len(text.words), table.width, table.read)
-    return plane(words, np.log(chances), "log p", f"map: {role}")
+    return plane(words, np.log(chances), "log p", f"Map: {role}")
 
 
 def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Section:
@@ -117,7 +117,7 @@ def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) ->
         for name, (_, held_out) in losses.items()
     )
     return Section(
-        "training",
+        "Training",
         f"Held out, the tied toy has {losses['tied'][1]:.2f} nats per word and the untied one "
         f"{losses['untied'][1]:.2f}; word frequencies alone give {chance:.2f}.",
         measures,

@@ -16,7 +16,7 @@ def render(analysis: Analysis) -> str:
 
 
 def _lines(analysis: Analysis) -> Iterator[str]:
-    alignment = analysis.section("alignment")
+    alignment = analysis.section("Alignment")
     assert alignment is not None
     found = {measure.name: measure for measure in alignment.measures}
     names = list(dict.fromkeys(name.rsplit(" ", 1)[0] for name in found))
@@ -29,7 +29,7 @@ def _lines(analysis: Analysis) -> Iterator[str]:
     yield "E, U: input and output table of the untied toy; E', U': of a second seed (the ceiling); T: the tied table."
     yield "In brackets: chance, from a permutation of the tokens. reference: a larger toy on natural text."
     yield ""
-    yield from (section.sentence for section in analysis.sections if section.title in ("alignment", "training"))
+    yield from (section.sentence for section in analysis.sections if section.title in ("Alignment", "Training"))
 
 
 def _reference(name: str) -> Iterator[str]:

@@ -13,7 +13,7 @@ system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:68rem;margin:0 auto;padding:1.25rem 1rem 3rem}
 h1{font-size:1.05rem;font-weight:600;margin:0;color:var(--soft);overflow-wrap:anywhere}
 h1 code{color:var(--ink)}
-h2{font-size:1.3rem;margin:2.5rem 0 .25rem;text-transform:capitalize;overflow-wrap:anywhere}
+h2{font-size:1.3rem;margin:2.5rem 0 .25rem;overflow-wrap:anywhere}
 h3{font-size:1rem;margin:0 0 .5rem;overflow-wrap:anywhere}
 p{margin:.25rem 0 .75rem;overflow-wrap:anywhere}
 .verdict{background:var(--card);border:1px solid var(--rule);border-left:5px solid var(--accent);border-radius:8px;
