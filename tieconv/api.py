@@ -467,13 +467,24 @@ def refuse_graphs(*paths: str | Path) -> None:
 
 
 def analyze(
-    path: str | Path = ".", *, text: str | Path | None = None, embed: str | None = None, head: str | None = None
+    path: str | Path = ".",
+    *,
+    text: str | Path | None = None,
+    against: str | Path | None = None,
+    second: str | Path | None = None,
+    maps: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
 ) -> Analysis:
     """What embedding and head are to each other, whether they may be tied, and which rows are unused.
 
+    ``against``, an untied model, adds which of its two tables the tied one is like, and ``second``, an untied model of
+    another seed, the ceilings of that; ``maps`` adds where the tokens lie in each table.
+
     Needs numpy alone, and memory is bounded whatever the vocabulary, unless a file of ``text`` is given: then
     transformers runs the model on it. Raises `UnreadableError` where there is no input table of floats, or the model or
-    its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class.
+    its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class, and where an alignment
+    has no meaning.
     """
     from tieconv.analysis import analyze_model
 
@@ -483,7 +494,13 @@ def analyze(
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        return analyze_model(evidence, files, words)
+        analysis = analyze_model(evidence, files, words)
+        if against is None and second is None and not maps:
+            return analysis
+        from tieconv.analysis.alignment_models import extended
+        from tieconv.analysis.subject import open_subject
+
+        return extended(analysis, open_subject(evidence, files), against, second, maps=maps)
 
 
 def _words(text: str | Path | None) -> str | None:

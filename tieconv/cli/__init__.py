@@ -19,6 +19,7 @@ COMMANDS = {
     "check": "The gate for CI: rules over models, exit 1 on a finding.",
     "completion": "Print the completion script for SHELL.",
     "convert": "Store the model in another format, or in shards of another size.",
+    "demo": "Train a toy tied and untied, and show what tying does to its table.",
     "dedup": "Store every byte-identical group once, as far as loaders restore the rest.",
     "diff": "What differs between the models A and B, tensor by tensor, ties and layout seen through.",
     "explain": "What a rule reports, why it matters, an example, and how to fix it.",

@@ -8,22 +8,39 @@ import click
 
 from tieconv import api
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
+from tieconv.cli.output import guard_output
 
 
 @click.command("analyze")
 @model_argument
 # Options of the analysis stand together here; those of `api.analyze` reach it by their own name.
 @click.option("--text", type=click.Path(), metavar="FILE", help="Run the model on this text and measure (needs torch).")
+@click.option(
+    "--against", type=click.Path(), metavar="UNTIED", help="Which table of this untied model the tied one is like."
+)
+@click.option(
+    "--second", type=click.Path(), metavar="UNTIED2", help="UNTIED of another seed: how alike roles can be at all."
+)
+@click.option(
+    "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as one page."
+)
 @name_options
 @json_option
 @traceback_option
-def command(model: str, as_json: bool, **options: Any) -> None:
+def command(model: str, as_json: bool, page: str | None, **options: Any) -> None:
     """What the embedding and the head of MODEL are to each other, and whether they may be tied.
 
     Also which rows have no token, which are zeros or copies, which look untrained, and what the bias is made of.
     Exits 0 whatever it finds, and 2 when MODEL cannot be read.
     """
-    analysis = api.analyze(model, **options)
+    if page is not None:
+        guard_output(page, [model])
+    analysis = api.analyze(model, maps=page is not None, **options)
+    if page is not None:
+        from tieconv.reporters.analyze_html import render as html
+        from tieconv.sources.texts import write_text
+
+        write_text(page, html(analysis))
     if as_json:
         click.echo(str(analysis))
     else:

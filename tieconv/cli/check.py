@@ -14,10 +14,10 @@ from tieconv import api
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
 from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.options import name_options, paint, traceback_option, width
-from tieconv.errors import DestinationError, SettingsError
+from tieconv.cli.output import guard_output
+from tieconv.errors import SettingsError
 from tieconv.gate.assemble import find_settings, load_baseline, load_settings, make_policy
 from tieconv.gate.policy import Policy
-from tieconv.gate.run import place_of
 from tieconv.gate.settings import Settings
 from tieconv.reporters.check import FORMATS, render
 from tieconv.sources.hub import is_pattern
@@ -166,15 +166,8 @@ def _policy(arguments: Arguments) -> Policy:
 
 
 def _guard_output(arguments: Arguments) -> None:
-    """A report never replaces a file of a model."""
     for path in filter(None, (arguments.output_file, arguments.write_baseline)):
-        place = place_of(path)
-        for model in arguments.models:
-            root = place_of(model)
-            if os.path.isfile(place) and (place == root or place.startswith(os.path.join(root, ""))):
-                raise DestinationError(
-                    f"{shown(path)} is a file of the model {shown(model)}", "write it somewhere else", "out.in-model"
-                )
+        guard_output(path, arguments.models)
 
 
 def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:

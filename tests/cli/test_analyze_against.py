@@ -1,0 +1,88 @@
+"""`tieconv analyze` with --against, --second and --html."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cli.run import ok, refused
+from tests.reporters.test_analyze_html import harmless
+
+
+@pytest.fixture
+def trio(models: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A tied model, and two untied ones whose head is nearly its table and whose input table is not."""
+    tied = tmp_path / "tied"
+    shutil.copytree(models / "llama-tied", tied)
+    table = load_file(tied / "model.safetensors")["model.embed_tokens.weight"].float()
+    made = []
+    for seed in (1, 2):
+        folder = tmp_path / f"untied{seed}"
+        shutil.copytree(models / "llama-untied", folder)
+        stored = load_file(folder / "model.safetensors")
+        embedding, output = noise_like(table, seed), noise_like(table, seed + 10)
+        stored["model.embed_tokens.weight"] = noise_like(table, 0) + 0.1 * embedding
+        stored["lm_head.weight"] = table + 0.1 * output
+        save_file(stored, folder / "model.safetensors", {"format": "pt"})
+        made.append(folder)
+    return tied, made[0], made[1]
+
+
+def noise_like(table: torch.Tensor, seed: int) -> torch.Tensor:
+    return torch.randn(table.shape, generator=torch.Generator().manual_seed(seed)) * table.std()
+
+
+def sections(*words: object) -> dict[str, dict[str, object]]:
+    document = json.loads(ok("analyze --json", *map(str, words)).stdout)
+    return {section["title"]: section for section in document["sections"]}
+
+
+def test_against(trio: tuple[Path, Path, Path]) -> None:
+    """One more section: output-shaped, with floors; --second fills the ceilings in."""
+    tied, untied, second = trio
+    alone = sections(tied, "--against", untied)["Alignment"]
+    assert alone["detail"]["shape"] == "output"  # type: ignore[index]
+    both = sections(tied, "--against", untied, "--second", second)["Alignment"]
+    for before, after in zip(alone["measures"], both["measures"][:1], strict=False):  # type: ignore[call-overload,index]
+        assert before["ceiling"] is None and after["value"] == before["value"]
+    found = {entry["name"]: entry for entry in both["measures"]}  # type: ignore[attr-defined]
+    assert found["knn U→T"]["ceiling"] == found["knn U→U'"]["value"] > 0.5
+    assert "output-shaped" in ok("analyze", tied, "--against", untied).stdout
+
+
+def test_refusals(trio: tuple[Path, Path, Path]) -> None:
+    """--second alone, a tied reference, an untied subject, a reference that is not there."""
+    tied, untied, second = trio
+    assert "--against" in refused("analyze", tied, "--second", second)
+    assert "is tied" in refused("analyze", untied.parent / "tied", "--against", tied)
+    assert "two tables" in refused("analyze", untied, "--against", second)
+    assert refused("analyze", tied, "--against", tied / "none")
+
+
+def test_html(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """The page is written beside the result, with a map of each table, whose numbers --json has too."""
+    page = tmp_path / "report.html"
+    found = sections(trio[1], "--html", page)
+    text = page.read_text("utf-8")
+    harmless(text)
+    assert {"Map: input embedding", "Map: output embedding"} <= set(found)
+    for heading in ("Norm profile", "Spectrum", "Where the two tables differ", "Map of tokens"):
+        assert heading in text
+
+
+def test_page_never_replaces_a_file_of_the_model(trio: tuple[Path, Path, Path]) -> None:
+    """FILE may not be the model's own, and a directory that is not there is an error."""
+    tied = trio[0]
+    assert "is a file of the model" in refused("analyze", tied, "--html", tied / "config.json")
+    assert "cannot be written" in refused("analyze", tied, "--html", tied / "none" / "x.html")
+
+
+def test_tied_model_has_one_map(models: Path, tmp_path: Path) -> None:
+    """One table, one map."""
+    found = sections(models / "llama-tied", "--html", tmp_path / "x.html")
+    assert [title for title in found if title.startswith("Map")] == ["Map: input embedding"]

@@ -1,0 +1,161 @@
+"""The demo: its text, its models as every loader reads them, and the effect that it shows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+
+from tests.cli.run import ok, refused, run
+from tieconv import api
+from tieconv.analysis.alignment_models import align_models, opened
+from tieconv.checkpoint.analysis import Section
+from tieconv.demo.corpus import PASSAGE, ROLES, grammar, sample
+from tieconv.demo.settings import REFERENCE, VOCABULARY, WORDS
+from tieconv.demo.text import generate
+from tieconv.errors import RefusedError
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A short run."""
+    out = tmp_path_factory.mktemp("demo") / "toy"
+    return out, ok(f"demo --steps {STEPS} -o", out)
+
+
+def alignment(out: Path) -> dict[str, object]:
+    document = json.loads((out / "report.json").read_text("utf-8"))
+    assert document["schema"] == "tieconv.analyze/1"
+    found: dict[str, object] = document["sections"][0]
+    return found
+
+
+def test_effect_is_there_already(shown: tuple[Path, Result]) -> None:
+    """After a few steps the tied table is nearer to the untied head than to the untied input, beyond chance."""
+    found = {entry["name"]: entry for entry in alignment(shown[0])["measures"]}  # type: ignore[attr-defined]
+    for name in ("rsa", "cka", "procrustes"):
+        head, embedding = found[f"{name} U→T"], found[f"{name} E→T"]
+        assert head["value"] > embedding["value"] and head["value"] > head["floor"]
+        assert head["ceiling"] == found[f"{name} U→U'"]["value"]
+    assert alignment(shown[0])["detail"]["shape"] == "output"  # type: ignore[index]
+
+
+def test_table_is_printed_beside_the_reference(shown: tuple[Path, Result]) -> None:
+    """stdout has each measure with its floor, and the reference's figures below."""
+    out, result = shown
+    lines = result.stdout.splitlines()
+    for name, values in REFERENCE.items():
+        at = next(place for place, line in enumerate(lines) if line.startswith(f"{name} "))
+        assert lines[at].count("[") == 5
+        assert lines[at + 1].split()[0] == "reference" and f"{values[2]:.3f}" in lines[at + 1]
+    assert f"{out / 'report.html'}" in result.stderr
+
+
+def test_models_are_what_they_say(shown: tuple[Path, Result]) -> None:
+    """The tied one stores one table and the untied ones two, in the eyes of `inspect`, of `check` and of `retie`."""
+    out, _ = shown
+    tied, untied = api.inspect(out / "tied"), api.inspect(out / "untied")
+    assert tied.head.output_head is not None and not tied.head.output_head.stored
+    assert untied.head.output_head is not None and untied.head.output_head.stored
+    ok("check", out / "tied", out / "untied", out / "untied-second")
+    assert "differ" in refused("retie", out / "untied")
+    ok("untie", out / "tied", "-o", out.parent / "untied-tied")
+    assert json.loads(ok("analyze --json", out.parent / "untied-tied").stdout)["relation"] in ("bit-equal", "alias")
+
+
+def test_transformers_loads_them(shown: tuple[Path, Result]) -> None:
+    """transformers reads weights and tokenizer: every word of the text is one token, its row the word's number."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(shown[0] / "tied")
+    tokenizer = AutoTokenizer.from_pretrained(shown[0] / "tied")
+    words = grammar(WORDS).words
+    assert tokenizer(" ".join(words), add_special_tokens=False)["input_ids"] == list(range(WORDS))
+    assert model.lm_head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
+    assert model.lm_head.weight.shape[0] == VOCABULARY
+
+
+def test_page(shown: tuple[Path, Result]) -> None:
+    """The page has the maps of all three tables."""
+    text = (shown[0] / "report.html").read_text("utf-8")
+    assert text.count("Map of tokens") == 3 and "log p" in text
+
+
+def test_same_seed_same_bytes(shown: tuple[Path, Result], tmp_path: Path) -> None:
+    """A second run writes the same weights."""
+    ok(f"demo --steps {STEPS} -o", tmp_path / "again")
+    for name in ("tied", "untied", "untied-second"):
+        one, other = (root / name / "model.safetensors" for root in (shown[0], tmp_path / "again"))
+        assert one.read_bytes() == other.read_bytes()
+
+
+def test_existing_directory_is_left_alone(tmp_path: Path) -> None:
+    """OUT must not exist, and a missing parent is an error; nothing is trained or left behind."""
+    (tmp_path / "there").mkdir()
+    assert "exists" in refused("demo -o", tmp_path / "there")
+    assert "none" in refused("demo -o", tmp_path / "none" / "toy")
+    assert [path.name for path in tmp_path.iterdir()] == ["there"]
+
+
+def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle: neither OUT nor a temporary directory."""
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tieconv.demo.train._loss", stop)
+    assert run("demo --steps 1 -o", tmp_path / "toy").exit_code == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torch_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch: one sentence, and the command that installs it."""
+    monkeypatch.setattr("tieconv.demo.run.find_spec", lambda name: None if name == "torch" else object())
+    result = run("demo -o", tmp_path / "toy")
+    assert result.exit_code == 2 and 'pip install "tieconv[torch]"' in result.stderr
+
+
+def test_roles_are_refused(shown: tuple[Path, Result]) -> None:
+    """A tied reference, or two different tables as the tied model, is refused by name."""
+    out, _ = shown
+    with opened(out / "tied") as tied, opened(out / "untied") as untied:
+        with pytest.raises(RefusedError, match="is tied"):
+            align_models(tied, tied)
+        with pytest.raises(RefusedError, match="two tables"):
+            align_models(untied, untied)
+
+
+def test_untied_clone_counts_as_tied(shown: tuple[Path, Result], tmp_path: Path) -> None:
+    """A tied model whose head is stored as a copy gives the same answer."""
+    out, _ = shown
+    ok("untie", out / "tied", "-o", tmp_path / "copy")
+    with opened(out / "tied") as tied, opened(tmp_path / "copy") as copy, opened(out / "untied") as untied:
+        assert _values(align_models(copy, untied)) == _values(align_models(tied, untied))
+
+
+def _values(section: Section) -> list[float | None]:
+    return [measure.value for measure in section.measures]
+
+
+def test_text_follows_its_grammar() -> None:
+    """Words differ, frequencies fall as Zipf's law has it, no role is missing, and a seed decides the rest."""
+    made = grammar(WORDS)
+    assert len(set(made.words)) == WORDS and all(word.isascii() and word.isalpha() for word in made.words)
+    text = generate(200, 0)
+    counts = np.sort(text.counts)[::-1]
+    assert counts[0] > 20 * counts[200] > 0 and (text.counts == 0).sum() < WORDS // 10
+    assert set(np.unique(made.follows)) == set(range(ROLES))
+    assert not np.array_equal(sample(made, 4, PASSAGE, 1), sample(made, 4, PASSAGE, 2))
+    assert np.array_equal(text.train, generate(200, 0).train)
+
+
+def test_held_out_text_is_not_trained_on() -> None:
+    """No passage is in both parts."""
+    text = generate(50, 3)
+    trained = {row.tobytes() for row in text.train}
+    assert not any(row.tobytes() in trained for row in text.held_out)

@@ -1,0 +1,227 @@
+"""The page of an analysis: whole, harmless, and drawn right."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from math import isfinite, log10
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.reporters.analyses import analyses, full
+from tests.reporters.reports import BAITS
+from tieconv.checkpoint.analysis import Analysis, Measure, Section
+from tieconv.reporters.analyze_html import render
+from tieconv.reporters.analyze_html_plots import plots
+from tieconv.reporters.analyze_html_style import STYLE
+from tieconv.reporters.analyze_html_svg import Frame, figure, step_of, ticks
+
+_VOID = {"meta", "link"}
+_KNOWN = {
+    *(
+        "html",
+        "head",
+        "meta",
+        "link",
+        "title",
+        "style",
+        "body",
+        "main",
+        "header",
+        "h1",
+        "h2",
+        "h3",
+        "code",
+        "div",
+        "span",
+    ),
+    *("p", "section", "figure", "figcaption", "ul", "li", "i", "svg", "path", "rect", "text", "details", "summary"),
+    *("table", "thead", "tbody", "tr", "th", "td", "footer"),
+}
+
+
+class Page(HTMLParser):
+    """Checks that elements nest, and keeps what could load, run or be read."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _VOID and not self.get_starttag_text().endswith("/>"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_comment(self, data: str) -> None:
+        raise AssertionError(data)
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def harmless(text: str) -> Page:
+    """Only our elements, nothing that loads or runs, only finite coordinates."""
+    page = Page(text)
+    for tag, attributes in page.elements:
+        assert tag in _KNOWN, tag
+        assert not any(name.startswith("on") for name in attributes)
+        assert not {"src", "srcset", "action", "style", "xlink:href"} & set(attributes)
+        assert tag == "link" or "href" not in attributes
+        for name in ("d", "x", "y", "width", "height", "viewbox", "viewBox", "transform"):
+            assert not re.search("nan|inf|e[+-]", attributes.get(name) or ""), attributes
+    assert "url(" not in text and "@import" not in text and "<script" not in text.lower()
+    return page
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(analyses)
+def test_nothing_breaks_out(analysis: Analysis) -> None:
+    """Any names and any numbers give a page of our elements alone, that asks for nothing and encodes as UTF-8."""
+    text = render(analysis)
+    harmless(text)
+    assert text.encode()
+    assert all(character.isprintable() or character == "\n" for character in text)
+
+
+@pytest.mark.parametrize("bait", BAITS)
+def test_each_bait_in_each_place(bait: str) -> None:
+    """A hostile name stands on the page as text, in each place where names stand."""
+    section = Section(
+        bait, bait, (Measure(bait, 1.0, 0.5, 2.0, 3, bait, bait),), {bait: (1.0, 2.0), f"loss {bait}": (1.0, 2.0)}
+    )
+    section_with_map = Section(
+        "map", "", (), {"plane_x": (1.0, 2.0), "plane_y": (1.0, 2.0), f"plane_colour {bait}": (1.0, 2.0)}
+    )
+    harmless(render(Analysis(bait, (section, section_with_map), bait, bait)))
+
+
+def test_small_and_whole() -> None:
+    """With every plot at full length the page stays below a megabyte, declares its policy and fits a phone."""
+    text = render(full())
+    assert len(text.encode()) < 1_000_000
+    page = harmless(text)
+    metas = [attributes for tag, attributes in page.elements if tag == "meta"]
+    assert any("default-src 'none'" in (meta.get("content") or "") for meta in metas)
+    assert any(meta.get("name") == "viewport" for meta in metas)
+    assert "prefers-color-scheme:dark" in text
+
+
+def test_every_plot_is_there() -> None:
+    """Each kind of series has its plot, and each plot a sentence."""
+    drawn = [plot for section in full().sections for plot in plots(section)]
+    assert [plot.heading for plot in drawn] == [
+        "Agreement, against chance and against what is possible",
+        "Norm profile",
+        "Map of tokens",
+        "Where the two tables differ",
+        "Spectrum",
+        "Bias against word frequency",
+        "Untrained tokens",
+        "Training",
+        "other",
+    ]
+    assert all(plot.says.endswith(".") and plot.drawing.startswith("<svg") for plot in drawn)
+
+
+def test_every_number_of_a_table_is_shown() -> None:
+    """Value, chance, ceiling and count of each measure stand on the page, with what they mean."""
+    measure = Measure("KL", 0.12345, 0.067, 0.89, 4321, "nats/token", "says so")
+    texts = Page(render(Analysis("m", (Section("s", "t", (measure,)),), "r", "v"))).texts
+    assert {"KL", "0.123 nats/token", "0.067", "0.89", "4,321", "says so"} <= {text.strip() for text in texts}
+
+
+def test_bars_end_at_their_values() -> None:
+    """A bar is as long as its value, its chance mark and ceiling mark stand where they should (axis from 0 to 1)."""
+    measures = (Measure("rsa E→T", 0.25, 0.1, 0.5), Measure("rsa U→T", 0.5, 0.1, 1.0))
+    (plot,) = plots(Section("alignment", "", measures))
+    bars = re.findall(r'<rect class="bar c(\d)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', plot.drawing)
+    (_, start, short), (_, _, long) = bars
+    assert float(long) == pytest.approx(2 * float(short), abs=0.11)
+    ceilings = [float(x) for x in re.findall(r'class="ceiling" d="M([\d.]+)', plot.drawing)]
+    assert ceilings[0] == pytest.approx(float(start) + float(long), abs=0.11)
+    assert ceilings[1] == pytest.approx(float(start) + 2 * float(long), abs=0.21)
+
+
+def test_row_map_counts_equal_rows() -> None:
+    """Equal rows are grey, all others coloured, and the sentence counts them."""
+    (plot,) = plots(Section("relation", "", (), {"row_difference": (0.0, 0.0, 1.0, 2.0)}))
+    assert plot.drawing.count("z") == 4 and "2 of 4 rows" in plot.says
+    (same,) = plots(Section("relation", "", (), {"row_difference": (0.0, 0.0)}))
+    assert "tieconv retie" in same.says and 'class="cell q' not in same.drawing
+
+
+def test_bias_line_is_the_least_squares_line() -> None:
+    """bias = 2·log p - 1 gives slope 2."""
+    log_p = (-5.0, -4.0, -1.0)
+    (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias": tuple(2 * x - 1 for x in log_p)}))
+    assert "2 × log p" in plot.says
+
+
+def test_frame_places_corners() -> None:
+    """The lowest point is at the bottom left of the plot, the highest at the top right; on a log axis by decades."""
+    frame = Frame("f", (0, 10), (1, 100), log=True)
+    left, bottom = frame.place((0, 1))
+    right, top = frame.place((10, 100))
+    assert left < right and bottom > top
+    assert frame.place((5, 10)) == pytest.approx(((left + right) / 2, (bottom + top) / 2))
+
+
+@pytest.mark.parametrize("span", [(0, 1), (-3, 7), (1e-9, 2e-9), (-1e120, 1e120), (0.1, 0.10001)])
+def test_ticks(span: tuple[float, float]) -> None:
+    """Between two and eight round numbers within the span."""
+    found = ticks(span)
+    assert 2 <= len(found) <= 8
+    assert all(isfinite(value) and span[0] - 1e-6 * abs(span[0]) <= value <= span[1] * (1 + 1e-6) for value, _ in found)
+
+
+def test_figures() -> None:
+    """Three digits, a true minus, and words for what is no number."""
+    assert [figure(x) for x in (None, 0.12345, -2.0, 1234567.0, float("inf"), float("nan"))] == [
+        "–",
+        "0.123",
+        "−2",
+        "1,234,567",
+        "∞",
+        "undefined",
+    ]
+
+
+def test_steps_cover_their_range() -> None:
+    """The lowest value has the first colour, the highest the last, and what is outside is cut."""
+    assert [step_of(x, 0, 1) for x in (-1, 0, 0.999, 1, 2)] == [0, 0, 6, 6, 6]
+
+
+def _luminance(colour: str) -> float:
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    parts = [int(digits[n : n + 2], 16) / 255 for n in (0, 2, 4)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    high, low = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_contrast(scheme: int) -> None:
+    """Text reaches WCAG's 4.5 on both backgrounds and series 3 on cards, in both colour schemes."""
+    found = dict(re.findall(r"--([\w]+):(#\w+)", STYLE.split("prefers-color-scheme:dark")[scheme]))
+    for ink in ("ink", "soft", "accent"):
+        assert min(_contrast(found[ink], found[ground]) for ground in ("page", "card")) >= 4.5, ink
+    for series in ("c1", "c2", "c3", "c4", "mark"):
+        assert _contrast(found[series], found["card"]) >= 3, series
+    assert _contrast(found["c0"], found["card"]) >= 2.5
+    assert log10(_contrast(found["q0"], found["q6"])) > 0.5

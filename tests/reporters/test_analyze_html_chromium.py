@@ -1,0 +1,102 @@
+"""The page in a real browser: nothing overflows a phone, nothing is asked of the network, and something is drawn."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
+
+import pytest
+
+from tests.reporters.analyses import full
+from tieconv.reporters.analyze_html import render
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install it to see the report drawn")
+
+_PROBE = """<!doctype html><body style="margin:0"><iframe id="f" style="width:{width}px;height:900px;border:0"
+srcdoc="{page}"></iframe><pre id="found"></pre><script>
+f.onload=()=>{{const d=f.contentDocument,e=d.documentElement,s=f.contentWindow.getComputedStyle(d.body);
+for(const x of d.querySelectorAll('details'))x.open=true;
+const wide=[...d.querySelectorAll('*')].filter(x=>x.getBoundingClientRect().right>{width}+1).map(x=>x.tagName);
+found.textContent=JSON.stringify({{scroll:e.scrollWidth,wide,ground:s.backgroundColor,
+small:Math.min(...[...d.querySelectorAll('svg text')].map(x=>x.getBoundingClientRect().height)),
+drawn:d.querySelectorAll('svg').length,tall:e.scrollHeight}})}}
+</script>"""
+
+
+def chromium(tmp: Path, *arguments: str) -> str:
+    assert CHROMIUM is not None
+    line = [
+        *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run"),
+        *(
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--virtual-time-budget=3000",
+        ),
+        f"--user-data-dir={tmp / 'profile'}",
+    ]
+    done = subprocess.run([*line, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def probe(tmp: Path, width: int, *arguments: str) -> dict[str, object]:
+    page = tmp / "probe.html"
+    page.write_text(_PROBE.format(width=width, page=html.escape(render(full()))), "utf-8")
+    dom = chromium(tmp, "--window-size=1300,900", *arguments, "--dump-dom", page.as_uri())
+    found = re.search(r'<pre id="found">(.+?)</pre>', dom)
+    assert found is not None
+    answer: dict[str, object] = json.loads(html.unescape(found[1]))
+    return answer
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_overflows(tmp_path: Path, width: int) -> None:
+    """At a phone's and a desk's width nothing is wider than the screen, and text in plots can be read."""
+    found = probe(tmp_path, width)
+    assert found["scroll"] == width and found["wide"] == []
+    assert found["drawn"] == 9
+    small = found["small"]
+    assert isinstance(small, (int, float)) and small >= 10
+
+
+def test_light_and_dark(tmp_path: Path) -> None:
+    """The page follows the reader's colour scheme."""
+    light = probe(tmp_path, 360, "--blink-settings=preferredColorScheme=1")["ground"]
+    dark = probe(tmp_path, 360, "--blink-settings=preferredColorScheme=0")["ground"]
+    assert (light, dark) == ("rgb(246, 246, 243)", "rgb(18, 20, 22)")
+
+
+def test_drawn_without_network(tmp_path: Path) -> None:
+    """A screenshot is not blank, and the browser's own log has no request by the page (but one by a page that asks)."""
+    page, shot, log = tmp_path / "report.html", tmp_path / "shot.png", tmp_path / "net.json"
+    page.write_text(render(full()), "utf-8")
+    chromium(tmp_path, "--window-size=1200,2400", f"--log-net-log={log}", f"--screenshot={shot}", page.as_uri())
+    assert drawn_share(shot.read_bytes()) > 0.02
+    assert requests_of_pages(log) == 0
+    page.write_text('<img src="http://127.0.0.1:9/x.png">', "utf-8")
+    chromium(tmp_path, f"--log-net-log={log}", f"--screenshot={shot}", page.as_uri())
+    assert requests_of_pages(log) > 0
+    assert drawn_share(shot.read_bytes()) < 0.02
+
+
+def requests_of_pages(log: Path) -> int:
+    """Requests over the network that a page began; those of the browser itself have no origin."""
+    return len(re.findall(r'"initiator":"(?!not an origin)[^"]*"', log.read_text("utf-8", "replace")))
+
+
+def drawn_share(png: bytes) -> float:
+    """The share of bytes that differ from their neighbours': the filters of PNG leave 0 where nothing is drawn."""
+    data, place = b"", 8
+    while place < len(png):
+        size, kind = int.from_bytes(png[place : place + 4]), png[place + 4 : place + 8]
+        if kind == b"IDAT":
+            data += png[place + 8 : place + 8 + size]
+        place += size + 12
+    raw = zlib.decompress(data)
+    return 1 - raw.count(0) / len(raw)

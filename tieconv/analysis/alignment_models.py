@@ -1,0 +1,127 @@
+"""Align models rather than tables: `tieconv analyze TIED --against UNTIED --second UNTIED2`. Imports numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from tieconv.analysis.alignment import QUERIES, Untied, align
+from tieconv.analysis.alignment_plane import plane
+from tieconv.analysis.alignment_tables import Table
+from tieconv.analysis.alignment_tokens import token_bytes
+from tieconv.analysis.relation import relate_tables
+from tieconv.analysis.subject import Subject, open_subject
+from tieconv.analysis.tables import Table as StoredTable
+from tieconv.checkpoint.analysis import Analysis, Kinship, Section
+from tieconv.checkpoint.inspection import Depth
+from tieconv.errors import RefusedError
+from tieconv.formats import read_checkpoint
+from tieconv.inspection import inspect_checkpoint
+from tieconv.sources.local import locate, open_files
+from tieconv.text import shell_word, shown
+
+_SAME = (Kinship.ALIAS, Kinship.BIT_EQUAL, Kinship.CAST)
+
+
+@contextmanager
+def opened(path: str | Path, *, embed: str | None = None, head: str | None = None) -> Iterator[Subject]:
+    """The model of a path, its files open meanwhile. Raises `UnreadableError` as `analyze` does."""
+    listing = locate(str(path))
+    with open_files(listing.root) as files:
+        checkpoint = read_checkpoint(listing, files)
+        yield open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head), files)
+
+
+def extended(
+    analysis: Analysis,
+    subject: Subject,
+    against: str | Path | None = None,
+    second: str | Path | None = None,
+    *,
+    maps: bool = False,
+) -> Analysis:
+    """The analysis with the alignment of ``subject``, where ``against`` names an untied model, and with its maps.
+
+    Raises what `align_models` and `opened` raise, and `RefusedError` for a ``second`` without ``against``.
+    """
+    if second is not None and against is None:
+        raise RefusedError(
+            "--second gives the ceilings of an alignment, and there is none without --against",
+            "name the untied model: tieconv analyze TIED --against UNTIED --second UNTIED2",
+        )
+    sections = list(analysis.sections)
+    if against is not None:
+        with ExitStack() as stack:
+            untied, other = (stack.enter_context(opened(path)) if path else None for path in (against, second))
+            assert untied is not None
+            sections.append(align_models(subject, untied, other))
+    if maps:
+        sections += _maps(subject)
+    return replace(analysis, sections=tuple(sections))
+
+
+def _maps(subject: Subject) -> Iterator[Section]:
+    """Of each table; none of one that has fewer than three rows with a direction."""
+    for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
+        if stored is not None:
+            table = Table(role, stored.rows, stored.width, stored.pick)
+            with suppress(RefusedError):
+                yield plane(table, title=f"Map: {role}")
+
+
+def align_models(
+    tied: Subject,
+    untied: Subject,
+    second: Subject | None = None,
+    *,
+    queries: int = QUERIES,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Section:
+    """What `align` finds for the tables of models, joined on what their tokens write.
+
+    Raises `RefusedError` where ``tied`` has two tables that differ, where a reference has one table only, and where
+    tokens cannot be matched.
+    """
+    _require_tied(tied)
+    references = [_untied(model) for model in (untied, second) if model is not None]
+    return align(
+        table_of(tied, tied.embed, "tied table"),
+        references[0],
+        references[1] if second is not None else None,
+        queries=queries,
+        seed=seed,
+        progress=progress,
+    )
+
+
+def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
+    """A stored table with the names of its rows, (rows, width)."""
+    tokens = token_bytes(subject.tokens.text, stored.rows) if subject.tokens else None
+    return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick, tokens)
+
+
+def _untied(subject: Subject) -> Untied:
+    if subject.head is None:
+        raise RefusedError(
+            f"{shown(_source(subject))} is tied: it has one table, and a reference needs an input and an output table",
+            "name an untied model: tieconv analyze TIED --against UNTIED",
+        )
+    return Untied(
+        table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
+    )
+
+
+def _require_tied(subject: Subject) -> None:
+    if subject.head is None or relate_tables(subject.embed, subject.head).kind in _SAME:
+        return
+    raise RefusedError(
+        f"{shown(_source(subject))} has two tables that differ, and alignment asks which role one shared table plays",
+        f"see what they are to each other: tieconv analyze {shell_word(_source(subject))}",
+    )
+
+
+def _source(subject: Subject) -> str:
+    return subject.evidence.checkpoint.source

@@ -1,0 +1,49 @@
+"""A table seen from afar: its two widest directions and its spectrum, from one d×d sum. Imports numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tieconv.analysis.alignment_tables import Array, Table, join
+from tieconv.checkpoint.analysis import POINTS, Measure, Section
+
+
+def plane(table: Table, colour: Array | None = None, what: str = "row norm", title: str = "Map") -> Section:
+    """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
+
+    ``colour`` are numbers by row (rows,), such as frequencies or differences, and ``what`` names them; the row norms
+    where left out. Raises `RefusedError` where fewer than three rows have a direction.
+    """
+    joined = join([Table(table.name, table.rows, table.width, table.read)])
+    total, mean = np.zeros((table.width, table.width)), np.zeros(table.width)
+    for places in joined.blocks():
+        rows = joined.take(0, places)
+        total += rows.T @ rows
+        mean += rows.sum(axis=0, dtype=np.float64) / joined.count
+    energies, directions = np.linalg.eigh(total - joined.count * np.outer(mean, mean))
+    energies = np.clip(energies[::-1], 0, None)
+    chosen = np.linspace(0, joined.count - 1, min(POINTS, joined.count)).astype(int)
+    rows = joined.take(0, chosen)
+    spots = (rows - mean) @ directions[:, ::-1][:, :2]
+    shades = np.linalg.norm(rows, axis=1) if colour is None else colour[joined.numbers[0][chosen]]
+    series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1], f"plane_colour {what}": shades}
+    return Section(
+        title,
+        _sentence(table.name, energies),
+        (_spread(energies, joined.count, table.width),),
+        {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
+        {"table": table.name},
+    )
+
+
+def _sentence(name: str, energies: Array) -> str:
+    share = energies[:2].sum() / energies.sum() if energies.sum() > 0 else 0.0
+    return f"The plane shows {share:.0%} of how the rows of {name} differ."
+
+
+def _spread(energies: Array, rows: int, width: int) -> Measure:
+    """Participation ratio per dimension; the floor is one direction, the ceiling a Gaussian table of this shape."""
+    squares = float(np.square(energies).sum())
+    value = float(energies.sum()) ** 2 / squares / width if squares > 0 else None
+    says = "participation ratio over width: 1 where all directions are used alike; the ceiling is a Gaussian table"
+    return Measure("directions used", value, 1 / width, rows / (rows + width), rows, "share of width", says)

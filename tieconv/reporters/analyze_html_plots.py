@@ -1,0 +1,285 @@
+"""The plots of a section, chosen by the names of its series; each with a sentence on how to read it and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, log10
+from statistics import fmean
+
+from tieconv.checkpoint.analysis import Section
+from tieconv.reporters.analyze_html_bars import bars
+from tieconv.reporters.analyze_html_svg import STEPS, WIDTH, Frame, Point, figure, step_of, svg
+
+Series = Mapping[str, Sequence[float]]
+
+_BINS = 100
+_ROWS = ((0.0, "first row"), (1.0, "last row"))
+_NAMES = {"tied": "tied table", "embed": "input embedding", "head": "output head", "": "input embedding"}
+_STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A drawing (SVG), its heading, what its colours and marks are, and the sentence below (plain text)."""
+
+    heading: str
+    drawing: str
+    says: str
+    legend: tuple[tuple[str, str], ...] = ()
+    ramp: tuple[str, str] | None = None
+    marks: tuple[tuple[str, str], ...] = ()
+
+
+def plots(section: Section) -> list[Plot]:
+    """Everything of a section that can be drawn; series of an unknown name are drawn as lines."""
+    left = {name: _finite(points) for name, points in section.series.items()}
+    found = list(bars_plot(section))
+    for recognise in (_plane, _bias, _difference, _norms, _spectra, _scores, _losses):
+        drawn, used = recognise(left)
+        found += drawn
+        left = {name: points for name, points in left.items() if name not in used}
+    return found + [_unknown(name, points) for name, points in left.items() if len(points) > 1]
+
+
+def bars_plot(section: Section) -> Iterator[Plot]:
+    """Values against floor and ceiling, where a section compares pairs of tables."""
+    drawing = bars(section.measures)
+    if drawing:
+        yield Plot(
+            "Agreement, against chance and against what is possible",
+            drawing,
+            "Only what reaches beyond the chance mark is evidence, and none can be expected to pass the ceiling mark. "
+            "Trust neighbours, pairs and norms: fitted maps favour whichever table is more regular.",
+            (("c0", "tied table and untied input"), ("c1", "tied table and untied output")),
+            marks=(("floor", "chance"), ("ceiling", "ceiling: two untied seeds")),
+        )
+
+
+Recognised = tuple[list[Plot], set[str]]
+
+
+def _plane(series: Series) -> Recognised:
+    names = {"plane_x", "plane_y"}
+    if not names <= set(series) or not series["plane_x"] or len(series["plane_x"]) != len(series["plane_y"]):
+        return [], set()
+    points = list(zip(series["plane_x"], series["plane_y"], strict=True))
+    colour = next((name for name in series if name.startswith("plane_colour")), None)
+    values = series[colour] if colour and len(series[colour]) == len(points) else [0.0] * len(points)
+    frame = Frame(
+        "tokens on the two widest directions",
+        _span(x for x, _ in points),
+        _span(y for _, y in points),
+        "first principal direction",
+        "second",
+        height=330,
+    )
+    low, high = _quantile(values, 0.02), _quantile(values, 0.98)
+    for step in range(STEPS):
+        frame.dots((p for p, v in zip(points, values, strict=True) if step_of(v, low, high) == step), f"q{step}")
+    what = colour.partition(" ")[2] or "value" if colour else ""
+    ramp = (f"{what}: {figure(low)}", figure(high)) if colour else None
+    says = (
+        "Each dot is a token. An even change of colour along one direction means that the table carries it there; a "
+        "clump of dots apart is worth a look in the row report: padding and untrained tokens gather in one."
+    )
+    return [Plot("Map of tokens", frame.svg(), says, ramp=ramp)], names | ({colour} if colour else set())
+
+
+def _bias(series: Series) -> Recognised:
+    if not series.get("bias"):
+        return [], set()
+    bias = series["bias"]
+    log_p = series.get("log_p", ())
+    if len(log_p) == len(bias) and len(bias) > 1:
+        points = list(zip(log_p, bias, strict=True))
+        slope, start = _fit(points)
+        frame = Frame("bias against log p", _span(log_p), _span(bias), "log p of the token", "bias")
+        frame.dots(points, "c0")
+        frame.line([(x, start + slope * x) for x in frame.x], "c1")
+        says = (
+            f"The bias follows {figure(slope)} × log p: what lies on the line is word frequency, and stripping the "
+            "bias gives it up. Dots far off the line are tokens that the bias treats by themselves."
+        )
+        return [Plot("Bias against word frequency", frame.svg(), says, (("c0", "token"), ("c1", "best line")))], {
+            "bias",
+            "log_p",
+        }
+    frame = Frame("bias by row", (0, 1), _span(bias), "rows in their order", "bias", _ROWS)
+    frame.dots(_by_row(bias), "c0")
+    says = (
+        "The bias of each row. A level line costs nothing to strip; spread is what the model says of tokens before it "
+        "has read any, so strip it only where the bound above is small."
+    )
+    return [Plot("Bias by row", frame.svg(), says)], {"bias"}
+
+
+def _difference(series: Series) -> Recognised:
+    values = series.get("row_difference", ())
+    if not values:
+        return [], set()
+    equal = sum(1 for value in values if value == 0)
+    if equal == len(values):
+        says = "Every row shown is equal in both tables: the copy is redundant, and tieconv retie drops it."
+    else:
+        says = (
+            f"{equal:,} of {len(values):,} rows shown are equal. Strong colour at the end alone is padding, and may "
+            "be ignored or overwritten; strong colour all over means that the tables were trained apart: keep both."
+        )
+    drawing, ramp = _cells(values)
+    return [Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
+
+
+def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
+    """A map of rows, 64 to a line, from the first at the top left; grey where nothing differs."""
+    across = min(64, len(values))
+    size = WIDTH / across
+    positive = [log10(value) for value in values if value > 0]
+    low, high = (min(positive), max(positive)) if positive else (0.0, 0.0)
+    marks: dict[str, list[str]] = {}
+    for place, value in enumerate(values):
+        style = f"q{step_of(log10(value), low, high)}" if value > 0 else "same"
+        x, y = place % across * size, place // across * size
+        marks.setdefault(style, []).append(f"M{x:.1f} {y:.1f}h{size - 0.6:.1f}v{size - 0.6:.1f}h-{size - 0.6:.1f}z")
+    parts = [f'<path class="cell {style}" d="{"".join(found)}"/>' for style, found in sorted(marks.items())]
+    drawing = svg("difference of each row", -(-len(values) // across) * size, parts)
+    return drawing, (f"‖difference‖, log scale: {figure(10**low)}", figure(10**high)) if positive else None
+
+
+def _norms(series: Series) -> Recognised:
+    names = [name for name in series if name.endswith("_norm") and len(series[name]) > 1]
+    if not names:
+        return [], set()
+    everything = [value for name in names for value in series[name]]
+    frame = Frame(
+        "row norms", (0, 1), _span([0.0, _quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS
+    )
+    legend = tuple(_styled(names, "_norm"))
+    for name, (style, _) in zip(names, legend, strict=True):
+        low, middle, high = _binned(series[name], frame.y[1])
+        frame.band(low, high, style)
+        frame.line(middle, style)
+    says = (
+        "How long rows are (line: median, band: four in five rows). Tables of one role rise and fall together; where "
+        "a line goes flat at the end, rows are padding. Look up what stands out in the row report."
+    )
+    return [Plot("Norm profile", frame.svg(), says, legend)], set(names)
+
+
+def _spectra(series: Series) -> Recognised:
+    names = [name for name in series if name.endswith("spectrum") and any(value > 0 for value in series[name])]
+    if not names:
+        return [], set()
+    top = max(value for name in names for value in series[name])
+    bottom = max(top * 1e-6, min(value for name in names for value in series[name] if value > 0))
+    frame = Frame(
+        "singular values",
+        (0, 1),
+        (bottom, top),
+        "components, strongest first",
+        "singular value",
+        ((0.0, "first"), (1.0, "last")),
+        log=True,
+    )
+    legend = tuple(_styled(names, "spectrum"))
+    for name, (style, _) in zip(names, legend, strict=True):
+        frame.line([(x, value) for x, value in _by_row(series[name]) if value >= bottom], style)
+    says = (
+        "How much of the table lies in each direction. A steep start is one direction that all tokens share, as output "
+        "tables have; a fall to nothing at the end is room that the model does not use."
+    )
+    return [Plot("Spectrum", frame.svg(), says, legend)], set(names)
+
+
+def _losses(series: Series) -> Recognised:
+    names = [name for name in series if name.startswith("loss ") and len(series[name]) > 1]
+    if not names:
+        return [], set()
+    frame = Frame(
+        "training loss",
+        (0, 1),
+        _span(value for name in names for value in series[name]),
+        "steps",
+        "nats per word",
+        ((0.0, "first step"), (1.0, "last step")),
+    )
+    legend = tuple((f"c{place % 5}", name.removeprefix("loss ")) for place, name in enumerate(names))
+    for name, (style, _) in zip(names, legend, strict=True):
+        frame.line(_by_row(series[name]), style)
+    says = "Training loss, step by step. Where a line still falls at the end, train longer before you believe the rest."
+    return [Plot("Training", frame.svg(), says, legend)], set(names)
+
+
+def _scores(series: Series) -> Recognised:
+    values = series.get("under_trained_score", ())
+    if len(values) < 2:
+        return [], set()
+    frame = Frame(
+        "scores of tokens",
+        (0, 1),
+        _span(values),
+        "tokens, from suspect to well trained",
+        "score",
+        ((0.0, "lowest"), (1.0, "highest")),
+    )
+    frame.line(_by_row(values), "c0")
+    says = (
+        "How far each token is from what never trains. A low shelf before the rise is a group of untrained tokens: "
+        "filter them from prompts, or train them, before you ship."
+    )
+    return [Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
+
+
+def _unknown(name: str, points: Sequence[float]) -> Plot:
+    heading = name.replace("_", " ")
+    frame = Frame(heading, (0, 1), _span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last")))
+    frame.line(_by_row(points), "c0")
+    return Plot(heading, frame.svg(), "The numbers in order; a step in them separates groups.")
+
+
+def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
+    """The colour and the name of each series: a role has the same colour in every plot."""
+    for place, name in enumerate(names):
+        stem = name.removesuffix(suffix).rstrip("_")
+        shown_as = _NAMES.get(stem, stem)
+        yield _STYLES.get(shown_as, f"c{(place + 3) % 5}"), shown_as
+
+
+def _finite(points: Sequence[float]) -> list[float]:
+    """Numbers only, none so large that a plot's arithmetic overflows; what is not stands at 0, to keep its place."""
+    return [
+        float(value) if isinstance(value, (int, float)) and isfinite(value) and abs(value) < 1e150 else 0.0
+        for value in points
+    ]
+
+
+def _span(values: Iterable[float]) -> Point:
+    found = list(values)
+    return min(found), max(found)
+
+
+def _by_row(values: Sequence[float]) -> list[Point]:
+    return [(place / max(1, len(values) - 1), value) for place, value in enumerate(values)]
+
+
+def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Point], list[Point]]:
+    """The tenth, the half and nine tenths of the values in each of `_BINS` stretches, cut at ``most``."""
+    count = min(_BINS, len(values))
+    lines: tuple[list[Point], list[Point], list[Point]] = ([], [], [])
+    for number in range(count):
+        part = sorted(values[number * len(values) // count : (number + 1) * len(values) // count])
+        for line, share in zip(lines, (0.1, 0.5, 0.9), strict=True):
+            line.append((number / max(1, count - 1), min(most, part[round(share * (len(part) - 1))])))
+    return lines
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
+def _fit(points: Sequence[Point]) -> tuple[float, float]:
+    """Slope and start of the least-squares line."""
+    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
+    spread = sum((x - mean_x) ** 2 for x, _ in points)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread > 0 else 0.0
+    return slope, mean_y - slope * mean_x
