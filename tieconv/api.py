@@ -64,10 +64,11 @@ def inspect(
     loaders to predict, such as ``vllm,transformers>=4.57`` or ``all``. Raises `UnreadableError` for input that is
     missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
+    chosen = _consumers(consumers)
     with _opened(str(path), tick) as model:
         if ties_only:
             return _narrowly(model, Depth(depth), embed, head)
-        return _inspected(model, Depth(depth), embed, head, _consumers(consumers))
+        return _inspected(model, Depth(depth), embed, head, chosen)
 
 
 def _narrowly(model: _Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
