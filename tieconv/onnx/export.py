@@ -17,6 +17,7 @@ from tieconv.execute.failures import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export_run import Progress, Settings, run
 from tieconv.onnx.export_ties import tied_names
+from tieconv.onnx.graph_dedup import HELD_TWICE
 from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.run import check_model
 from tieconv.reference import architecture
@@ -110,6 +111,7 @@ def plan_export(
     name = architecture(checkpoint.config_values, checkpoint.source)
     kind = _kind(name, checkpoint.config_values)
     copied = _companions(checkpoint)
+    tied = tied_names(evidence)
     plan = ExportPlan(
         source=checkpoint.source,
         architecture=name,
@@ -120,17 +122,18 @@ def plan_export(
         provider=provider,
         parity=parity,
         inputs=_AXES.get(kind, ()),
-        tied=tied_names(evidence),
+        tied=tied,
         copied=copied,
         bytes_read=sum(record.nbytes for record in checkpoint.tensors.values()),
         bytes_written=_estimate(evidence, precision),
-        notes=tuple(_notes(precision, provider, parity=parity)),
+        notes=tuple(_notes(precision, provider, form if tied else None, parity=parity)),
     )
     return PlannedExport(plan, evidence, Settings(PRECISIONS[precision], form, opset, provider, parity))
 
 
-def _notes(precision: str, provider: str, *, parity: bool) -> list[str]:
-    found = []
+def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
+    """What the user should know beforehand; ``shared`` is the form of a head that is tied."""
+    found = [HELD_TWICE] if shared is HeadForm.TRANSPOSE else []
     if precision == "bf16" and parity and provider != "cuda":
         found.append("onnxruntime's CPU provider cannot run bf16: without a GPU give --no-parity")
     if not parity:

@@ -105,7 +105,7 @@ class _Job:
         report = self._measure(identity)
         _check_once(self.plan, report.identity if report else identity)
         outcome = ExportOutcome(
-            replace(self.plan, notes=(*self.plan.notes, *shared.notes)),
+            replace(self.plan, notes=tuple(dict.fromkeys((*self.plan.notes, *shared.notes)))),
             matrices=shared.matrices,
             proofs=shared.proofs,
             parity=report,

@@ -30,6 +30,9 @@ def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> Planne
     return PlannedGraphs("dedup", form, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 
 
+HELD_TWICE = "a session folds the Transpose of a stored matrix, so it holds that matrix twice"
+
+
 def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatrix, ...]:
     share = SharePass(graph, files, form)
     try:
@@ -43,7 +46,7 @@ def _notes(matrices: list[SharedMatrix]) -> list[str]:
     """What the user should know of the plan."""
     found = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
-        found.append("a session folds the Transpose of a stored matrix, so it holds that matrix twice")
+        found.append(HELD_TWICE)
     found += [f"{matrix.graph}: {DIVISION}" for matrix in matrices if matrix.divided]
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
         found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
