@@ -18,7 +18,7 @@ from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.sources.hub import is_hub
+from tieconv.sources import is_hub
 from tieconv.sources.local import locate, open_files
 from tieconv.text import shown
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import click
 
 from tieconv.checkpoint.inspection import Fetched
-from tieconv.sources.hub import is_hub
+from tieconv.sources import is_hub
 from tieconv.text import count, size
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from tieconv.sources.hub import is_hub
+from tieconv.sources import is_hub
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.sources import PREFIX, is_hub
 from tieconv.text import shown
 
 if TYPE_CHECKING:
     from tieconv.sources.hub_files import HubFiles, Tick
     from tieconv.sources.local import FileSet
 
-PREFIX = "hf://"
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}")
@@ -36,11 +36,6 @@ class Place:
 
     def __str__(self) -> str:
         return f"{PREFIX}{self.repo}{f'@{self.revision}' if self.revision else ''}"
-
-
-def is_hub(source: str) -> bool:
-    """Whether MODEL is on the Hub."""
-    return source.startswith(PREFIX)
 
 
 def parse(source: str) -> Place:

@@ -7,7 +7,8 @@ from fnmatch import fnmatchcase
 from itertools import islice
 
 from tieconv.errors import UnreadableError
-from tieconv.sources.hub import PREFIX, parse_pattern, require
+from tieconv.sources import PREFIX
+from tieconv.sources.hub import parse_pattern, require
 from tieconv.text import shown
 
 
