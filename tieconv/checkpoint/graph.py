@@ -23,7 +23,6 @@ class SharedMatrix:
     ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
     replaces by a second matrix). ``kept`` and ``dropped`` are initializer names, ``nodes`` the rewritten nodes.
     ``left`` says why copies stay (empty: none do). Bytes are on disk (``stored``) and in a session (``held``).
-    ``divided``: a constant divides the product, which runtimes fuse with one kind of node and not with another.
     """
 
     graph: str
@@ -39,7 +38,6 @@ class SharedMatrix:
     held_after: int
     left: str = ""
     copies_promised: int = 1
-    divided: bool = False
 
     @property
     def done(self) -> bool:

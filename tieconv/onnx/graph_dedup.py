@@ -13,11 +13,6 @@ from tieconv.onnx.graph_proof import NOT_INSTALLED
 from tieconv.onnx.share import SharePass
 from tieconv.sources.local import FileSet, open_files
 
-DIVISION = (
-    "a division follows the head; ONNX Runtime computes one behind a MatMul as a product with the reciprocal and one "
-    "behind a Gemm as it stands, so the last bit may differ in an optimised session (--head-form fused keeps it)"
-)
-
 
 def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> PlannedGraphs:
     """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises."""
@@ -26,11 +21,17 @@ def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> Planne
         graphs = tuple(read_graph(listing.root, name, files) for name in graph_names(listing))
         for graph in graphs:
             matrices += _share(graph, files, form)
-    notes = tuple(_notes(matrices))
+    notes = tuple(_notes(matrices, form))
     return PlannedGraphs("dedup", form, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 
 
 HELD_TWICE = "a session folds the Transpose of a stored matrix, so it holds that matrix twice"
+
+
+HALF = (
+    "ONNX Runtime's CPU provider computes F16 in F32 and leaves out a rounding where nodes let it, "
+    "so the last bits may differ there (--head-form fused keeps them)"
+)
 
 
 def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatrix, ...]:
@@ -42,12 +43,13 @@ def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatr
     return share.matrices
 
 
-def _notes(matrices: list[SharedMatrix]) -> list[str]:
+def _notes(matrices: list[SharedMatrix], form: HeadForm) -> list[str]:
     """What the user should know of the plan."""
     found = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
         found.append(HELD_TWICE)
-    found += [f"{matrix.graph}: {DIVISION}" for matrix in matrices if matrix.divided]
+    if form is HeadForm.GEMM and any(matrix.dtype == "FLOAT16" and matrix.nodes for matrix in matrices):
+        found.append(HALF)
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
         found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
     return found

@@ -14,7 +14,7 @@ from tieconv.onnx.graph import GraphFile
 from tieconv.onnx.graph_bytes import Stored
 from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, to_rewrite
 from tieconv.onnx.share.find import Member
-from tieconv.onnx.share.head import MICROSOFT
+from tieconv.onnx.share.head import MICROSOFT, folded
 from tieconv.onnx.share.interface import Target
 from tieconv.onnx.share.patterns import pattern_of
 from tieconv.onnx.share.uses import describe, remove_unread
@@ -25,9 +25,9 @@ def apply(
 ) -> tuple[ir.Value, tuple[str, ...], tuple[str, ...]]:
     """The value that stays, the names that went and the nodes that were rewritten."""
     reads = to_rewrite(reads_of(members), choice, setting.form)
-    nodes = tuple(describe(read.use.node) for read in reads)
     kept = _keeper(file, members, choice, setting, reads)
     target = Target(kept, choice.dtype, setting.form, setting.opset, setting.names)
+    nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
     for read in reads:
         pattern_of(read.use).rewrite(read.use, target)
     gone = [member.stored for member in members if member.stored.value is not kept]

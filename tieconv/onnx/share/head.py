@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.onnx.graph import sides
+from tieconv.onnx.share.around import Around, around, drop, drop_unread
 from tieconv.onnx.share.interface import Names, Target, constant, dtype_of, replace
 from tieconv.onnx.share.uses import Use, is_standard
 
@@ -50,6 +51,13 @@ class MatMulHead:
             _gemm(node, value, target)
 
 
+def folded(use: Use, target: Target) -> tuple[ir.Node, ...]:
+    """The nodes beside a head that are rewritten with it."""
+    if use.node is None or not use.flipped or target.form is not HeadForm.GEMM or not is_standard(use.node, "MatMul"):
+        return ()
+    return around(use.node, target.dtype).nodes
+
+
 def _rank(value: ir.Value | None) -> int | None:
     return None if value is None or value.shape is None else len(value.shape)
 
@@ -80,20 +88,48 @@ def _turned(target: Target) -> ir.Value:
 
 
 def _gemm(node: ir.Node, value: ir.Value, target: Target) -> None:
-    x = node.inputs[0]
+    found = around(node, target.dtype)
+    nodes = _product(node, found, value, target)
+    last = found.widen if found.widen is not None else (node, *found.behind)[-1]
+    numbers = [one for one in last.inputs if one is not None]
+    replace(last, nodes, target.names)
+    for number in numbers:
+        drop_unread(number)
+    for left in (*reversed(found.behind), node, *reversed(found.before), found.narrow):
+        if left is not None:
+            drop(left)
+
+
+def _product(node: ir.Node, found: Around, value: ir.Value, target: Target) -> list[ir.Node]:
+    """The nodes that compute the product, on rows of which there is one axis."""
+    attributes = {"transB": 1} | ({} if found.alpha == 1 else {"alpha": found.alpha})
+    x = found.x if found.narrow is None else found.narrow.inputs[0]
     assert x is not None and value.shape is not None
     if _rank(x) == 2:
-        replace(node, [ir.node("Gemm", [x, value], {"transB": 1})], target.names)
-        return
+        return [ir.node("Gemm", [x, value], attributes)]
     vocabulary, hidden = sides(value.shape)
     flat = ir.node("Reshape", [x, constant(node, [-1, hidden], target.names, "rows")])
-    gemm = ir.node("Gemm", [flat.outputs[0], value], {"transB": 1})
-    for made, width in ((flat, hidden), (gemm, vocabulary)):
-        made.outputs[0].dtype = target.dtype
-        made.outputs[0].shape = ir.Shape([None, width])
+    if x.dtype is not None:
+        flat.outputs[0].dtype = x.dtype
+    rows = [flat, *_cast_like(found.narrow, flat)]
+    gemm = ir.node("Gemm", [rows[-1].outputs[0], value], attributes)
+    gemm.outputs[0].dtype = target.dtype
+    products = [gemm, *_cast_like(found.widen, gemm)]
+    for made, width in (*((one, hidden) for one in rows), *((one, vocabulary) for one in products)):
+        if made.outputs[0].dtype is not None:
+            made.outputs[0].shape = ir.Shape([None, width])
     leading, shape = _shape(node, x, vocabulary, target)
-    last = ir.node("Reshape", [gemm.outputs[0], shape], {"allowzero": 1})
-    replace(node, [flat, gemm, *leading, last], target.names)
+    last = ir.node("Reshape", [products[-1].outputs[0], shape], {"allowzero": 1})
+    return [*rows, *products, *leading, last]
+
+
+def _cast_like(cast: ir.Node | None, made: ir.Node) -> list[ir.Node]:
+    """The same cast of what ``made`` computes; nothing where there is none."""
+    if cast is None:
+        return []
+    node = ir.node("Cast", [made.outputs[0]], cast.attributes)
+    node.outputs[0].dtype = ir.DataType(cast.attributes["to"].as_int())
+    return [node]
 
 
 def _shape(node: ir.Node, x: ir.Value, vocabulary: int, target: Target) -> tuple[list[ir.Node], ir.Value]:

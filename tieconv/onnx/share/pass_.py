@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import frexp
 from typing import Any
 
 import onnx_ir as ir
@@ -16,7 +15,7 @@ from tieconv.onnx.share.apply import apply
 from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of
 from tieconv.onnx.share.find import MIN_BYTES, Group, Member, find_groups
 from tieconv.onnx.share.interface import Names
-from tieconv.onnx.share.uses import Use, is_standard, uses_of
+from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local import FileSet
 
 OLDEST_OPSET = 11
@@ -106,7 +105,6 @@ class SharePass(InPlacePass):
         kinds = group.kinds
         if "folded" not in kinds and any(_turned_by_node(member) for member in members):
             kinds = (*kinds, "folded")
-        divided = self._form is HeadForm.GEMM and any(_is_divided(read.use) for read in reads_of(members))
         kept, dropped, nodes = apply(self._file, members, choice, setting)
         assert kept.const_value is not None and kept.dtype is not None
         size = kept.const_value.nbytes
@@ -125,7 +123,6 @@ class SharePass(InPlacePass):
             held_after=copies * size,
             left=left,
             copies_promised=copies,
-            divided=divided and bool(nodes),
         )
 
     def left(self, why: str) -> None:
@@ -139,18 +136,6 @@ def interface(model: ir.Model) -> dict[str, Any]:
         side: [(value.name, str(value.type), str(value.shape)) for value in values]
         for side, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs))
     }
-
-
-def _is_divided(use: Use) -> bool:
-    """Whether a MatMul's product is divided at once by a constant that is no power of two."""
-    if use.node is None or not is_standard(use.node, "MatMul"):
-        return False
-    for user, index in use.node.outputs[0].uses():
-        by = user.inputs[1] if is_standard(user, "Div") and index == 0 else None
-        tensor = ir.convenience.get_const_tensor(by) if by is not None else None
-        if tensor is not None and tensor.size == 1 and abs(frexp(float(tensor.numpy().reshape(-1)[0]))[0]) != 0.5:
-            return True
-    return False
 
 
 def _is_cast_too(stored: Stored) -> bool:

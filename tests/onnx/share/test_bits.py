@@ -1,0 +1,178 @@
+"""The same bits in a default session, whatever stands around the head."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto
+
+from fixtures.onnx_graphs import Graph, values
+from tests.onnx.sessions import same_bits, session
+from tieconv import api
+
+V = 96
+FACTORS = [0.3, 30.0, 0.25, 1.0, 7.0**0.5, -1.7]
+TYPES = {"f4": TensorProto.FLOAT, "f2": TensorProto.FLOAT16}
+STEPS = st.one_of(
+    st.tuples(st.sampled_from(["Mul", "Div", "MulLeft"]), st.sampled_from(FACTORS)),
+    st.tuples(st.sampled_from(["Cast", "Tanh", "Add", "Scale", "Norm", "Shared"]), st.just(1.0)),
+)
+Steps = list[tuple[str, float]]
+SHAPES = [(1, 1), (1, 7), (3, 5), (0, 2), (2, 0)]
+
+
+class Chain:
+    """A graph that grows by a step at a time, from float inputs of [batch, sequence, width]."""
+
+    def __init__(self, width: int, dtype: str) -> None:
+        self.graph, self.dtype, self.width, self.count = Graph(opset=18), dtype, width, 0
+        self.graph.tensors["embed"] = values(1, (V, width), dtype)
+        self.at = self.graph.add("Gather", ["embed", "input_ids"], "embedded")
+
+    def name(self) -> str:
+        self.count += 1
+        return f"v{self.count}"
+
+    def constant(self, array: np.ndarray) -> str:
+        name = self.name()
+        self.graph.tensors[name] = array.astype(self.dtype)
+        return name
+
+    def step(self, kind: str, factor: float) -> None:
+        graph, at = self.graph, self.at
+        if kind in {"Mul", "Div", "MulLeft"}:
+            inputs = [at, self.constant(np.array(factor))]
+            self.at = graph.add(kind[:3], inputs[::-1] if kind == "MulLeft" else inputs, self.name())
+        elif kind == "Cast":
+            self.dtype = "f2" if self.dtype == "f4" else "f4"
+            self.at = graph.add("Cast", [at], self.name(), to=TYPES[self.dtype])
+        elif kind == "Tanh":
+            self.at = graph.add("Tanh", [at], self.name())
+        elif kind in {"Add", "Scale"}:
+            vector = self.constant(values(self.count, (self.width,)) + 1)
+            self.at = graph.add("Add" if kind == "Add" else "Mul", [at, vector], self.name())
+        elif kind == "Norm":
+            scale, bias = (self.constant(values(self.count, (self.width,))) for _ in "ab")
+            self.at = graph.add("LayerNormalization", [at, scale, bias], self.name())
+        else:  # read by something else too
+            graph.add("Tanh", [at], extra := self.name())
+            graph.output(extra, ["b", "s", self.width], TYPES[self.dtype])
+
+    def head(self) -> None:
+        embed = self.graph.tensors["embed"].astype(self.dtype)
+        self.graph.tensors["head"] = np.ascontiguousarray(embed.T)
+        self.at, self.width = self.graph.add("MatMul", [self.at, "head"], self.name()), V
+
+    def save(self, path: Path) -> Path:
+        self.graph.add("Identity", [self.at], "logits")
+        self.graph.output("logits", ["b", "s", V], TYPES[self.dtype])
+        return self.graph.save(path)
+
+
+def made(folder: Path, width: int, dtype: str, before: Steps, behind: Steps) -> Path:
+    chain = Chain(width, dtype)
+    for step in before:
+        chain.step(*step)
+    chain.head()
+    for step in behind:
+        chain.step(*step)
+    return chain.save(folder / "in" / "model.onnx")
+
+
+def check(source: Path, out: Path) -> None:
+    assert api.plan_graph_dedup(source.parent).execute(out).verified
+    first, second = (session(path, optimise=True) for path in (source, out / "model.onnx"))
+    for seed, shape in enumerate(SHAPES):
+        ids = np.random.default_rng(seed).integers(0, V, shape)
+        assert same_bits(*(made.run(None, {"input_ids": ids}) for made in (first, second))), shape
+
+
+def emulated(steps: Steps, dtype: str) -> bool:
+    """Whether F16 is multiplied by a number or normalised, which the CPU provider may or may not do in F32."""
+    for kind, _ in steps:
+        if kind == "Cast":
+            dtype = "f2" if dtype == "f4" else "f4"
+        elif dtype == "f2" and kind in {"Mul", "Div", "MulLeft", "Norm"}:
+            return True
+    return False
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    width=st.sampled_from([32, 160, 1024]),
+    before=st.lists(STEPS, max_size=3),
+    behind=st.lists(STEPS, max_size=3),
+)
+@example(1024, [], [("Div", 30.0), ("Tanh", 1.0), ("Mul", 30.0)])  # Gemma 2
+@example(1024, [("Mul", 1024**-0.5)], [])  # T5
+@example(1024, [("Norm", 1.0)], [("Mul", 0.0625 * 1.3)])  # Cohere
+@example(1024, [("Scale", 1.0)], [("Div", 7.0)])  # Granite
+@example(1024, [("Mul", 0.3), ("Div", 30.0)], [("Mul", 0.3), ("Div", 7.0)])  # several at once
+def test_same_bits(width: int, before: Steps, behind: Steps) -> None:
+    """Factors, norms, biases, casts before and behind the head: the same bits."""
+    assume(not emulated([*before, *behind], "f4"))
+    with tempfile.TemporaryDirectory() as folder:
+        check(made(Path(folder), width, "f4", before, behind), Path(folder) / "out")
+
+
+OTHER = [[], [("Cast", 1.0)], [("Add", 1.0)], [("Scale", 1.0)]]
+
+
+@pytest.mark.parametrize("before", [*OTHER, [("Mul", 0.3)], [("Norm", 1.0)]], ids=str)
+@pytest.mark.parametrize("behind", [*OTHER, [("Mul", 1.7)], [("Div", 7.0)]], ids=str)
+def test_same_bits_in_half_precision(tmp_path: Path, before: Steps, behind: Steps) -> None:
+    """F16 on the CPU, where the provider computes in F32 and leaves out roundings between two of its own casts."""
+    check(made(tmp_path, 160, "f2", before, behind), tmp_path / "out")
+
+
+def nodes(path: Path) -> list[onnx.NodeProto]:
+    return list(onnx.load(path, load_external_data=False).graph.node)
+
+
+@pytest.mark.parametrize(
+    ("before", "behind", "alpha", "left"),
+    [
+        ([("Mul", 0.3)], [], np.float32(0.3), []),
+        ([], [("Div", 30.0), ("Tanh", 1.0)], np.float32(1) / np.float32(30), []),
+        ([("Mul", 0.3)], [("Mul", 7.0)], np.float32(0.3) * np.float32(7), []),
+        ([("Mul", 0.3), ("Shared", 1.0)], [], np.float32(0.3), ["Mul"]),
+        ([], [("Shared", 1.0), ("Mul", 0.3)], None, ["Mul"]),
+        ([("Scale", 1.0)], [("Add", 1.0), ("Mul", 0.3)], None, ["Mul", "Mul"]),
+    ],
+)
+def test_alpha(tmp_path: Path, before: Steps, behind: Steps, alpha: np.float32 | None, left: list[str]) -> None:
+    """A constant factor beside the head becomes the Gemm's alpha; what something else reads as well stays."""
+    source = made(tmp_path, 32, "f4", before, behind)
+    outcome = api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    out = nodes(tmp_path / "out" / "model.onnx")
+    (gemm,) = (node for node in out if node.op_type == "Gemm")
+    found = {attribute.name: attribute.f for attribute in gemm.attribute}
+    assert found.get("alpha") == (None if alpha is None else alpha)
+    assert [node.op_type for node in out if node.op_type in {"Mul", "Div"}] == left
+    (matrix,) = outcome.plan.matrices
+    factors = [kind for kind, _ in before + behind if kind in {"Mul", "Div"}]
+    assert len(matrix.nodes) == 1 + (0 if alpha is None else len(factors))
+
+
+def test_numbers_that_nothing_reads_go(tmp_path: Path) -> None:
+    """The factor's initializer goes with its node, and stays where another node reads it."""
+    chain = Chain(32, "f4")
+    cap = chain.constant(np.array(30.0))
+    chain.head()
+    for op in ("Div", "Tanh", "Mul"):
+        inputs = [chain.at] if op == "Tanh" else [chain.at, cap]
+        chain.at = chain.graph.add(op, inputs, chain.name())
+    source = chain.save(tmp_path / "in" / "model.onnx")
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    graph = onnx.load(tmp_path / "out" / "model.onnx", load_external_data=False).graph
+    assert cap in {tensor.name for tensor in graph.initializer}
+    alone = made(tmp_path / "alone", 32, "f4", [], [("Mul", 0.3)])
+    api.plan_graph_dedup(alone.parent).execute(tmp_path / "alone" / "out")
+    graph = onnx.load(tmp_path / "alone" / "out" / "model.onnx", load_external_data=False).graph
+    assert all(tensor.name == "embed" or tensor.name.endswith(("/rows", "/width")) for tensor in graph.initializer)

@@ -1,0 +1,132 @@
+"""What stands around a head and has to be rewritten with it, so that a session computes the same bits.
+
+ONNX Runtime fuses a constant factor before or behind a MatMul into it (`FusedMatMul(alpha)`, matmul_scale_fusion.cc)
+and drops a pair of casts with nothing between them. It does neither through the Reshapes around a Gemm, so the
+factor becomes the Gemm's own ``alpha`` and the casts change places with the Reshapes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import onnx_ir as ir
+
+from tieconv.onnx.share.uses import MATRIX, is_standard
+
+_NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+"""The types whose factors an alpha, an F32 number, holds exactly."""
+
+
+@dataclass(frozen=True)
+class Around:
+    """A product of ``x`` times ``alpha``: what the nodes from ``before``, the first, to ``behind``, the last, compute.
+
+    ``narrow`` and ``widen`` are the casts directly before and behind it all.
+    """
+
+    x: ir.Value
+    alpha: float
+    before: tuple[ir.Node, ...]
+    behind: tuple[ir.Node, ...]
+    narrow: ir.Node | None
+    widen: ir.Node | None
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes that are rewritten with the product, first to last."""
+        casts = [[] if node is None else [node] for node in (self.narrow, self.widen)]
+        return (*casts[0], *self.before, *self.behind, *casts[1])
+
+
+def around(node: ir.Node, dtype: ir.DataType) -> Around:
+    """What stands around a MatMul whose right-hand side is a matrix; ``dtype`` is what it computes in."""
+    x, last, alpha = node.inputs[0], node, np.float32(1)
+    before: list[ir.Node] = []
+    behind: list[ir.Node] = []
+    assert x is not None
+    # From the inside out, as the session does it: the order of the factors shows in the last bit of their product.
+    while dtype in _NARROW:
+        first, after = _scale(_maker(x, node)), _scale(_only_user(last))
+        if first is not None:
+            x, alpha = first.of, alpha * first.factor
+            before.insert(0, first.node)
+        if after is not None:
+            last, alpha = after.node, alpha * after.factor
+            behind.append(after.node)
+        if first is None and after is None:
+            break
+    if dtype is ir.DataType.FLOAT or (x.shape is not None and len(x.shape) == MATRIX):  # a pair of casts is left a pair
+        return Around(x, float(alpha), tuple(before), tuple(behind), None, None)
+    return Around(x, float(alpha), tuple(before), tuple(behind), _cast(_maker(x, node)), _cast(_only_user(last)))
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """``node`` is a product of ``of`` and a constant number, ``factor``."""
+
+    node: ir.Node
+    of: ir.Value
+    factor: np.float32
+
+
+def _scale(node: ir.Node | None) -> _Scale | None:
+    """A product or a quotient with one constant number; ``None`` for any other node."""
+    if node is None or not is_standard(node, "Mul", "Div"):
+        return None
+    for index in (1,) if node.op_type == "Div" else (0, 1):
+        other = node.inputs[1 - index]
+        number = _number(node.inputs[index], other)
+        if number is not None and other is not None:
+            with np.errstate(all="ignore"):
+                factor = np.float32(1) / number if node.op_type == "Div" else number
+            return _Scale(node, other, factor) if factor and isfinite(factor) else None
+    return None
+
+
+def _number(value: ir.Value | None, other: ir.Value | None) -> np.float32 | None:
+    """The one number that a constant holds, where multiplying ``other`` by it adds no axis."""
+    tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
+    if tensor is None or tensor.size != 1:
+        return None
+    rank = 1 if other is None or other.shape is None else max(1, len(other.shape))
+    return np.float32(tensor.numpy().reshape(-1)[0]) if len(tensor.shape) <= rank else None
+
+
+def _maker(value: ir.Value, node: ir.Node) -> ir.Node | None:
+    """What computes the value, in the node's own graph."""
+    maker = value.producer()
+    return maker if maker is not None and maker.graph is node.graph else None
+
+
+def _only_user(node: ir.Node) -> ir.Node | None:
+    uses = list(node.outputs[0].uses())
+    if len(uses) != 1 or node.outputs[0].is_graph_output():
+        return None
+    return uses[0][0] if uses[0][0].graph is node.graph else None
+
+
+def _cast(node: ir.Node | None) -> ir.Node | None:
+    return node if node is not None and is_standard(node, "Cast") else None
+
+
+def drop(node: ir.Node) -> None:
+    """Remove a node that nothing reads any more, and the constants that only it read."""
+    if node.graph is None or any(value.uses() or value.is_graph_output() for value in node.outputs):
+        return
+    inputs = [value for value in node.inputs if value is not None]
+    node.graph.remove(node, safe=True)
+    for value in inputs:
+        drop_unread(value)
+
+
+def drop_unread(value: ir.Value) -> None:
+    """Remove a constant number that nothing reads any more; a matrix is not touched."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    producer = value.producer()
+    if producer is not None and is_standard(producer, "Constant"):
+        drop(producer)
+    elif value.is_initializer() and isinstance(value.graph, ir.Graph) and _number(value, None) is not None:
+        value.graph.initializers.pop(str(value.name))
