@@ -140,3 +140,14 @@ def every_node(path: Path) -> list[onnx.NodeProto]:
     main = onnx.load(path, load_external_data=False).graph
     branches = [attribute.g for node in main.node for attribute in node.attribute if attribute.HasField("g")]
     return [node for graph in (main, *branches) for node in graph.node]
+
+
+@pytest.mark.parametrize("name", exporters.COMPARED)
+def test_parity(name: str) -> None:
+    """Healthy graphs of other exporters pass: every weight found, split too, and no more error than torch's own."""
+    pytest.importorskip("torch")
+    report = api.parity(graph_of(exporters.HERE / name), exporters.HERE / "checkpoints" / name, provider="cpu")
+    assert str(report.verdict) == "passed", [gate.sentence for gate in report.gates if not gate.passed]
+    assert report.identity is not None
+    assert report.identity.found == report.identity.tensors
+    assert ("split" in report.identity.how) == (name == "mobius-gpt2")  # c_attn in three

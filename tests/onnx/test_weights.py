@@ -164,3 +164,51 @@ def test_stacked_experts(tmp_path: Path, transposed: bool) -> None:
     damaged = identity(tmp_path, tensors, {"stack": stack})
     assert [entry.name for entry in damaged.lost] == ["up.2"]
     assert not damaged.proved
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_split_and_packed(tmp_path: Path, axis: int, transposed: bool) -> None:
+    """A projection in three matrices, three in one: found over every element, along either axis; one bit off is not."""
+    torch.manual_seed(0)
+    parts = {name: torch.randn(24, 24) for name in "qkv"}
+    whole = torch.cat(list(parts.values()), axis)
+
+    def turned(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.T.contiguous() if transposed else tensor.clone() for name, tensor in tensors.items()}
+
+    split = identity(tmp_path, {"qkv": whole}, turned(parts))
+    assert (split.how, split.lost, split.unexplained) == ({"split": 1}, (), ())
+    packed = identity(tmp_path, parts, turned({"qkv": whole}))
+    assert (packed.how, packed.lost, packed.unexplained) == ({"packed": 3}, (), ())
+    for tensors, weights in (({"qkv": whole}, turned(parts)), (parts, turned({"qkv": whole}))):
+        list(weights.values())[-1].view(-1).view(torch.int32)[-1] ^= 1
+        damaged = identity(tmp_path, tensors, weights)
+        assert not damaged.proved and [entry.required for entry in damaged.lost] == [True]
+
+
+def test_a_part_that_is_missing(tmp_path: Path) -> None:
+    """Two thirds of a projection are not the projection; a matrix with something else in it explains the rest not."""
+    torch.manual_seed(0)
+    parts = {name: torch.randn(24, 24) for name in "qkv"}
+    whole = torch.cat(list(parts.values()))
+    assert not identity(tmp_path, {"qkv": whole}, {name: parts[name] for name in "qv"}).proved
+    more = torch.cat([parts["q"], torch.randn(24, 24), parts["v"]])
+    found = identity(tmp_path, {"q": parts["q"], "v": parts["v"]}, {"w": more})
+    assert found.how == {"packed": 2}
+    assert [entry.name for entry in found.unexplained] == ["w"]
+
+
+def test_split_vectors(tmp_path: Path) -> None:
+    """A long vector in pieces, also where one piece stands for several: zero biases are merged by exporters."""
+    long = torch.cat([torch.zeros(2048), torch.arange(2048.0), torch.zeros(2048)])
+    found = identity(tmp_path, {"bias": long}, {"a": torch.zeros(2048), "b": torch.arange(2048.0)})
+    assert (found.how, found.lost) == ({"split": 1}, ())
+
+
+def test_packed_after_a_cast(tmp_path: Path) -> None:
+    """The parts of an fp16 graph are those of the rounded tensor."""
+    torch.manual_seed(0)
+    whole = torch.randn(48, 24)
+    found = identity(tmp_path, {"qkv": whole}, {"q": whole[:24].half(), "k": whole[24:].half()}, "float16")
+    assert (found.how, found.proved) == ({"split": 1}, True)

@@ -14,6 +14,7 @@ import torch
 from tieconv.checkpoint.parity import Identity, Lost
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.views import readable
+from tieconv.onnx.parity.blocks import Forms, Weight, find_blocks
 from tieconv.onnx.parity.folds import Fold
 from tieconv.onnx.parity.reading import DTYPES, Graph, Initializer
 
@@ -116,6 +117,18 @@ class _Search:
                     if _fits(place, record) and self._equal(record, place, precision, fold):
                         yield place, fold
 
+    def forms(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Forms:
+        """The whole tensor as a weight of some type would hold it, plain and folded."""
+
+        def read(dtype: str) -> Iterator[tuple[str, Any]]:
+            raw = bytearray(record.nbytes)
+            self.reader.read_into(record.range, 0, memoryview(raw))
+            for fold in folds:
+                cast = fold.apply(_cast(_tensor(raw, record), precision, dtype, fold))
+                yield fold.name, _bits(cast, dtype).reshape(record.shape)
+
+        return read
+
     def _sample(self, record: TensorRecord) -> torch.Tensor:
         width = record.nbytes // max(record.elements, 1)
         raw = bytearray(width * len(_positions(record.elements)))
@@ -195,6 +208,14 @@ def weight_identity(
             lost.append(_lost(record, "no initializer holds these bytes"))
         if record.name == embedding:
             copies = len({place.weight.name for place, _ in found})
+    absent = {entry.name for entry in lost}
+    blocks = find_blocks(
+        {record.name: search.forms(record, precision, folds) for record in floats if record.name in absent},
+        {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes},
+    )
+    how.update(blocks.how.values())
+    search.held.update({name: "parts" for name in blocks.held if name not in search.held})
+    lost = [entry for entry in lost if entry.name not in blocks.how]
     missing = {entry.name for entry in lost}
     shapes = {record.shape for record in floats if _is_matrix(record.shape)}
     return Identity(
@@ -208,6 +229,10 @@ def weight_identity(
         unused=tuple(unused),
         copies=copies,
     )
+
+
+def _bits_of(weight: Initializer) -> Weight:
+    return Weight(weight.dtype, weight.array().view(_BITS[DTYPES[weight.dtype]]))
 
 
 def _is_matrix(shape: tuple[int, ...]) -> bool:
