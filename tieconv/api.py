@@ -216,8 +216,8 @@ def plan_retie(
 ) -> PlannedWrite:
     """The plan that drops the redundant copies of tied tensors and sets the config to tied.
 
-    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed`` or ``head``) with ``force`` ties tensors
-    that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no more nats a token, or
+    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
+    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no more nats a token, or
     measured to on a file of ``text``. Raises `RefusedError` where the function would change.
     """
     from tieconv.plans import BiasChoice, Survivor
@@ -238,9 +238,10 @@ def _within(
     """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
     from tieconv.analysis.permit import permit
 
+    plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
         permit(evidence, files, survivor, max_kl, text)
-    return make(evidence)
+    return plan
 
 
 def plan_untie(

@@ -26,7 +26,7 @@ from tieconv.cli.write import WriteArguments, finish
     "survivor",
     "--from",
     "--survivor",
-    type=click.Choice(["embed", "head"]),
+    type=click.Choice(["embed", "head", "mean"]),
     help="Whose values --force or --max-kl keeps.",
 )
 @click.option("--force", is_flag=True, help="Tie tensors that are not bit-equal; needs --from.")
@@ -59,7 +59,7 @@ def command(
     keep.
     """
     if (force or max_kl is not None) != (survivor is not None):
-        raise click.UsageError("--force or --max-kl and --from embed|head go together: say whose values survive")
+        raise click.UsageError("--force or --max-kl and --from embed|head|mean go together: say whose values survive")
     if force and max_kl is not None:
         raise click.UsageError("--force asks for no budget: give it or --max-kl, not both")
     if text is not None and max_kl is None:
