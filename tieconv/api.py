@@ -217,8 +217,8 @@ def plan_retie(
     """The plan that drops the redundant copies of tied tensors and sets the config to tied.
 
     ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
-    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no more nats a token, or
-    measured to on a file of ``text``. Raises `RefusedError` where the function would change.
+    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no
+    more nats a token, or measured to on a file of ``text``. Raises `RefusedError` where the function would change.
     """
     from tieconv.plans import BiasChoice, Survivor
     from tieconv.plans import plan_retie as make
@@ -488,7 +488,7 @@ def analyze(
     its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class, and where an alignment
     has no meaning.
     """
-    from tieconv.analysis import analyze_model
+    from tieconv.analysis import find, report
 
     words = _words(text)
     refuse_graphs(path)
@@ -496,13 +496,12 @@ def analyze(
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        analysis = analyze_model(evidence, files, words)
+        found = find(evidence, files, words)
         if against is None and second is None and not maps:
-            return analysis
+            return report(found)
         from tieconv.analysis.alignment_models import extended
-        from tieconv.analysis.subject import open_subject
 
-        return extended(analysis, open_subject(evidence, files), against, second, maps=maps)
+        return extended(report(found), found, against, second, maps=maps)
 
 
 def _words(text: str | Path | None) -> str | None:

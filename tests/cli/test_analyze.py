@@ -165,7 +165,7 @@ def test_without_torch_a_text_is_refused_with_the_way_out(models: Path, tmp_path
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
-    assert 'pip install "tieconv[torch]"' in result.stderr and "Traceback" not in result.stderr
+    assert "pip install 'tieconv[torch]'" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_what_cannot_be_analysed_is_refused(model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -53,8 +53,10 @@ def test_the_mean_is_rounded_once(data: st.DataObject, dtype: str) -> None:
     width = WIDTHS[dtype]
     finite = st.integers(0, (1 << 8 * width) - 1).filter(lambda bits: value(bits, dtype) is not None)
     one = data.draw(finite)
-    near = st.integers(-9, 9).map(lambda step: max(0, one + step)).filter(
-        lambda bits: bits < 1 << 8 * width and value(bits, dtype) is not None
+    near = (
+        st.integers(-9, 9)
+        .map(lambda step: max(0, one + step))
+        .filter(lambda bits: bits < 1 << 8 * width and value(bits, dtype) is not None)
     )
     other = data.draw(st.one_of(finite, near))
     exact = (value(one, dtype) + value(other, dtype)) / 2  # type: ignore[operator]
@@ -97,9 +99,7 @@ def test_many_blocks(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
     """Written block by block as all at once."""
     monkeypatch.setattr(arithmetic, "BLOCK", 1024)
     count = 3001
-    first, second = (
-        rounded(np.random.default_rng(seed).standard_normal(count), dtype) for seed in (1, 2)
-    )
+    first, second = (rounded(np.random.default_rng(seed).standard_normal(count), dtype) for seed in (1, 2))
     plan = averaging(tmp_path / "source", first, second, dtype)
     execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
     assert models.tensor_bytes(tmp_path / "out" / "model.safetensors") == {models.EMBED: mean(first, second, dtype)}

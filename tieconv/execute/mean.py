@@ -75,16 +75,21 @@ def rounded(values: NDArray[Any], dtype: str) -> bytes:
     """Finite float64 values rounded to nearest, ties to even, in one step, as elements of ``dtype``."""
     import numpy as np
 
-    if dtype == "F64":
-        return values.astype("<f8").tobytes()
-    _, exponents = np.frexp(values)
-    last = np.maximum(exponents - 1 - _FRACTION_BITS[dtype], _LEAST[dtype])  # of the last place that is kept
-    kept = np.copysign(np.ldexp(np.rint(np.ldexp(values, -last)), last), values)
+    kept = values if dtype == "F64" else _on_grid(values, dtype)
     with np.errstate(over="ignore"):  # what rounds up to infinity
-        if dtype == "F16":
-            return kept.astype("<f2").tobytes()
-        single = kept.astype("<f4")
-    return single.tobytes() if dtype == "F32" else (single.view("<u4") >> 16).astype("<u2").tobytes()
+        if dtype == "BF16":
+            return bytes((kept.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes())
+        return bytes(kept.astype({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).tobytes())
+
+
+def _on_grid(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Values whose last place is one that ``dtype`` keeps."""
+    import numpy as np
+
+    _, exponents = np.frexp(values)
+    last = np.maximum(exponents - 1 - _FRACTION_BITS[dtype], _LEAST[dtype])
+    kept: NDArray[Any] = np.copysign(np.ldexp(np.rint(np.ldexp(values, -last)), last), values)
+    return kept
 
 
 def _all_finite(values: NDArray[Any]) -> bool:

@@ -13,9 +13,7 @@ _ALIKE = frozenset({State.NEAR, State.DISTINCT})
 """States in which a mean may mean something: one is no transpose, multiple or cast of the other."""
 
 
-def merge(
-    edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd: list[Member]
-) -> tuple[str, ...]:
+def merge(edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd: list[Member]) -> tuple[str, ...]:
     """Store the mean of the input embedding and the head under the canonical name; the note says what is lost.
 
     Raises `RefusedError` where a mean is doubtful: more than two tables that differ, two types, a multiple, a strided
@@ -50,7 +48,7 @@ def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRe
     one_of_them = f"choose whose values survive: {_command(inspection)} --from embed|head --force"
     if first.dtype != second.dtype:
         refuse(
-            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: which of them the mean should have is not said",
+            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: which the mean should have is not said",
             one_of_them,
             "mean.dtype",
         )

@@ -29,6 +29,15 @@ figcaption{color:var(--soft);font-size:.92rem;margin-top:.6rem;overflow-wrap:any
 .legend i{display:inline-block;width:.8rem;height:.8rem;border-radius:3px;margin-right:.4rem;vertical-align:-.08rem}
 .legend .mark{width:0;height:.95rem;border-radius:0;background:none}
 .ramp i{margin:0;border-radius:0;width:1rem}
+.switch{position:relative}
+.switch input{position:absolute;opacity:0;width:1px;height:1px}
+.switch label{display:inline-block;border:1px solid var(--rule);border-radius:99px;padding:.3rem .8rem;
+margin:0 .35rem .5rem 0;font-size:.88rem;cursor:pointer;overflow-wrap:anywhere}
+.switch input:checked+label{border-color:var(--accent);color:var(--accent);font-weight:600}
+.switch input:focus-visible+label{outline:2px solid var(--accent);outline-offset:2px}
+.shade{display:none}
+.k0:checked~.shade.k0,.k1:checked~.shade.k1,.k2:checked~.shade.k2,.k3:checked~.shade.k3,.k4:checked~.shade.k4,
+.k5:checked~.shade.k5,.k6:checked~.shade.k6,.k7:checked~.shade.k7{display:block}
 svg text{font-size:12px;fill:var(--ink)}
 svg .tick,svg .title{fill:var(--soft)}
 svg .name{font-size:12.5px}
