@@ -253,3 +253,4 @@ def test_contrast(scheme: int) -> None:
         assert _contrast(found[series], found["card"]) >= 3, series
     assert _contrast(found["c0"], found["card"]) >= 2.5
     assert log10(_contrast(found["q0"], found["q6"])) > 0.5
+    assert min(_contrast(found[f"q{step}"], found["card"]) for step in range(7)) >= 1.7

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.frequency import by_frequency, line
+from tieconv.analysis.frequency import Line, by_frequency, line
 from tieconv.analysis.grams import GEMM, WIDEST
 from tieconv.analysis.linear import ENOUGH
 from tieconv.analysis.series import points
@@ -22,7 +22,7 @@ TITLE = "Bias"
 _IMPLICIT = "implicit bias U·mean(h)"
 _SERIES = {"bias": "bias", _IMPLICIT: "implicit_bias"}
 FOLDS = 0.9
-"""Adjusted R² from which a bias is said to be what the head makes of one vector."""
+"""R² from which a bias is said to be what the head makes of one vector (adjusted), or word frequency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,15 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
     series = by_frequency({f"{_SERIES[name]}_at_log_p": values for name, values in found.items()}, measured.counts)
     return replace(
         section,
+        sentence=" ".join([section.sentence, *(_followed(one) for one in lines if one.r2 and one.r2 >= FOLDS)]),
         measures=(*section.measures, *measured.bias, *(m for one in lines for m in one.measures)),
         series={**section.series, **series},
         detail={**section.detail, "on_log_p": {_SERIES[one.name]: one.to_dict() for one in lines}},
     )
+
+
+def _followed(line: Line) -> str:
+    return f"{line.r2:.0%} of the {line.name} is word frequency: {line.slope:.3g}·log p + {line.start:.3g}."
 
 
 def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:

@@ -10,18 +10,19 @@ from tieconv.reporters.analyze_html_svg import STEPS, Frame, Point, figure, step
 
 Series = Mapping[str, Sequence[float]]
 
+_FEW = 800  # dots that may be large without hiding each other
 _MOST = 8  # colourings that the style sheet can switch between
 _AGAINST = "_at_log_p"
 _FREQUENCY = {
     "bias": (
         "Bias",
-        "what lies on the line is word frequency, and stripping the bias gives it up. Dots far off the line are tokens "
-        "that the bias treats by themselves.",
+        "The bias follows {slope} × log p: what lies on the line is word frequency, and stripping the bias gives it "
+        "up. Dots far off the line are tokens that the bias treats by themselves.",
     ),
     "implicit bias": (
         "Implicit bias U·mean(h)",
-        "what the head makes of the mean hidden state. Where the line fits, word frequency lives there, bias or none, "
-        "and stripping a bias does not remove it.",
+        "What the head makes of the mean hidden state follows {slope} × log p. Where dots keep to the line, word "
+        "frequency lives there, bias or none, and stripping a bias does not remove it.",
     ),
 }
 
@@ -80,7 +81,7 @@ def _shade(name: str, points: Sequence[Point], values: Sequence[float]) -> Shade
     across, up = span(x for x, _ in points), span(y for _, y in points)
     frame = Frame(label, across, up, "first principal direction", "second", height=330)
     for step in range(STEPS):
-        frame.dots((p for p, v in zip(points, values, strict=True) if step_of(v, low, high) == step), f"q{step}")
+        frame.dots((p for p, v in zip(points, values, strict=True) if step_of(v, low, high) == step), f"q{step}", few=len(points) <= _FEW)
     return Shade(name, frame.svg(), (figure(low), figure(high)))
 
 
@@ -97,13 +98,13 @@ def frequency(series: Series) -> Recognised:
 
 
 def _against(name: str, log_p: Sequence[float], values: Sequence[float]) -> Plot:
-    title, meaning = _FREQUENCY.get(name, (name, "what lies on the line is word frequency."))
+    title, meaning = _FREQUENCY.get(name, (name, "It follows {slope} × log p."))
     points = list(zip(log_p, values, strict=True))
     slope, start = _fit(points)
     frame = Frame(f"{title} against log p", span(log_p), span(values), "log p of the token in the text", name)
-    frame.dots(points, "c0")
+    frame.dots(points, "c0", few=len(points) <= _FEW)
     frame.line(_cut([(x, start + slope * x) for x in frame.x], frame.y), "c1")
-    says = f"It follows {figure(slope)} × log p: {meaning}"
+    says = meaning.replace("{slope}", figure(slope))
     return Plot(f"{title} against word frequency", frame.svg(), says, (("c0", "token"), ("c1", "best line")))
 
 

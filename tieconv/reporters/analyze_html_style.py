@@ -3,10 +3,10 @@
 STYLE = """\
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#17191c;--soft:#5a6068;--rule:#dfe1e0;--accent:#1f6fd1;
 --c0:#e07b1a;--c1:#1f6fd1;--c2:#12866a;--c3:#8a4fc4;--c4:#b3323f;--same:#e4e5e3;--mark:#17191c;
---q0:#c9dcf2;--q1:#9fc3e8;--q2:#71a6db;--q3:#4787c9;--q4:#2a67ab;--q5:#1a4a82;--q6:#0d2d57}
+--q0:#a9c8ea;--q1:#8db7e2;--q2:#71a6db;--q3:#4787c9;--q4:#2a67ab;--q5:#1a4a82;--q6:#0d2d57}
 @media (prefers-color-scheme:dark){:root{--page:#121416;--card:#1b1e21;--ink:#eceeef;--soft:#a3abb3;--rule:#32373c;
 --accent:#6db0ff;--c0:#f2a154;--c1:#5aa5f7;--c2:#3fc09b;--c3:#b98cf0;--c4:#f0727d;--same:#2a2e32;--mark:#fff;
---q0:#173353;--q1:#1d4a7d;--q2:#2664a8;--q3:#3f86d0;--q4:#6fa9e6;--q5:#a5cbf3;--q6:#dcebfb}}
+--q0:#2d4f7a;--q1:#2b5c97;--q2:#2664a8;--q3:#3f86d0;--q4:#6fa9e6;--q5:#a5cbf3;--q6:#dcebfb}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5
 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
@@ -47,6 +47,7 @@ svg .value{font-weight:600}
 .line{fill:none;stroke:var(--of);stroke-width:2;stroke-linejoin:round}
 .band{fill:var(--of);opacity:.18}
 .dots{stroke:var(--of);stroke-width:3.2;stroke-linecap:round;fill:none;opacity:.75}
+.few{stroke-width:5.5;opacity:.9}
 .bar,.cell{fill:var(--of)}
 .swatch{background:var(--of)}
 .floor{stroke:var(--mark);stroke-width:2;stroke-dasharray:3 2}
