@@ -210,6 +210,7 @@ def plan_retie(
     force: bool = False,
     max_kl: float | None = None,
     text: str | Path | None = None,
+    fold_norm: bool = False,
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
@@ -218,7 +219,8 @@ def plan_retie(
 
     ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
     ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no
-    more nats a token, or measured to on a file of ``text``. Raises `RefusedError` where the function would change.
+    more nats a token, or measured to on a file of ``text``. ``fold_norm`` puts the factors of a head that holds a
+    folded norm back into the norm, where that is exact. Raises `RefusedError` where the function would change.
     """
     from tieconv.plans import BiasChoice, Survivor
     from tieconv.plans import plan_retie as make
@@ -229,7 +231,21 @@ def plan_retie(
         if kept is None:
             raise ValueError("max_kl needs a survivor")
         maker = partial(_within, partial(maker, force=True), str(kept), max_kl, _words(text))
+    if fold_norm:
+        if kept is not None:
+            raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
+        maker = partial(_unfolded, maker)
     return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+
+
+def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
+    """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
+    from tieconv.analysis.fold import unfold
+    from tieconv.analysis.subject import open_subject
+
+    with open_files(evidence.checkpoint.root) as files:
+        subject = open_subject(evidence, files)
+        return make(evidence, fold=unfold(subject) if subject.head else None)
 
 
 def _within(

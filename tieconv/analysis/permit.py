@@ -44,7 +44,7 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
 
 def _measure(kind: Kinship) -> str:
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return "fold the factors into the norm first: tieconv analyze says how"
+        return "put the factors into the norm: --fold-norm in place of --from and --max-kl"
     return "measure it on a text: --text FILE"
 
 

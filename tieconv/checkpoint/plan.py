@@ -234,6 +234,18 @@ class Padded:
 
 
 @record
+class NormFold:
+    """Factors of the head's columns that go into the last norm: with ``values``, bytes by tensor, the embedding is the
+    head. Of the ``elements`` of ``head`` ``rounded`` ones are a product that their type could not hold.
+    """
+
+    values: Mapping[str, bytes]
+    head: str
+    rounded: int
+    elements: int
+
+
+@record
 class OutputStorage:
     """Bytes of a torch file to write of which its tensors are views; ``crc`` where their checksum is known."""
 

@@ -81,7 +81,11 @@ def _shade(name: str, points: Sequence[Point], values: Sequence[float]) -> Shade
     across, up = span(x for x, _ in points), span(y for _, y in points)
     frame = Frame(label, across, up, "first principal direction", "second", height=330)
     for step in range(STEPS):
-        frame.dots((p for p, v in zip(points, values, strict=True) if step_of(v, low, high) == step), f"q{step}", few=len(points) <= _FEW)
+        frame.dots(
+            (p for p, v in zip(points, values, strict=True) if step_of(v, low, high) == step),
+            f"q{step}",
+            few=len(points) <= _FEW,
+        )
     return Shade(name, frame.svg(), (figure(low), figure(high)))
 
 
