@@ -256,8 +256,8 @@ def _within(
 
     plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
-        permit(evidence, files, survivor, max_kl, text)
-    return plan
+        told = permit(evidence, files, survivor, max_kl, text)
+    return replace(plan, notes=(*plan.notes, told))
 
 
 def plan_untie(

@@ -263,7 +263,8 @@ def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pyte
     bound = figure(analysis, "Re-tying", "KL bound, embed survives").value
     measured = figure(analysis, "Re-tying", "KL measured, embed survives").value
     assert bound is not None and measured is not None
-    ok(f"retie --survivor embed --max-kl {bound * 1.01}", drifted, "-o", room / "proved")
+    proved = ok(f"retie --survivor embed --max-kl {bound * 1.01}", drifted, "-o", room / "proved").stdout
+    assert f"the KL is at most {bound:.3g} nats a token whatever the input" in " ".join(proved.split())
     assert "lm_head.weight" not in tensors(room / "proved")
     assert "bounded by" in refused(f"retie --survivor embed --max-kl {bound / 2}", drifted, "-o", room / "no")
     assert "cannot be bounded" in refused("retie --from head --max-kl 100", drifted, "-o", room / "no")
@@ -282,14 +283,16 @@ def test_the_mean_within_a_budget(drifted: Path, text: Path, tmp_path_factory: p
     over = refused(f"retie --survivor mean --max-kl {measured / 2} --text {text}", drifted, "-o", room / "no")
     assert "was measured" in over and not (room / "no").exists()
     before = tensors(drifted)
-    ok(f"retie --survivor mean --max-kl {measured * 2} --text {text}", drifted, "-o", room / "mean")
+    told = ok(f"retie --survivor mean --max-kl {measured * 2} --text {text}", drifted, "-o", room / "mean").stdout
+    assert f"the KL is {measured:.3g} ± " in " ".join(told.split())
     embed, head = before["model.embed_tokens.weight"], before["lm_head.weight"]
     assert torch.equal(tensors(room / "mean")["model.embed_tokens.weight"], (embed + head) / 2)
     assert "lm_head.weight" not in tensors(room / "mean")
 
 
-def test_independent_tables_are_refused_whatever_the_budget(tmp_path: Path) -> None:
+@pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
+def test_independent_tables_are_refused_whatever_the_budget(tmp_path: Path, survivor: str) -> None:
     """No budget ties two tables that have nothing in common."""
     build(tmp_path / "model", tied=False)
-    told = refused("retie --from embed --max-kl 1e9", tmp_path / "model", "-o", tmp_path / "out")
+    told = refused(f"retie --survivor {survivor} --max-kl 1e9", tmp_path / "model", "-o", tmp_path / "out")
     assert "independent" in told

@@ -35,6 +35,11 @@ class Effect:
         self.loss.append(float(change.mean()))
 
     @property
+    def mean(self) -> float:
+        """The mean KL, in nats a token."""
+        return float(np.mean(self.kl))
+
+    @property
     def error(self) -> float:
         """Standard error of the mean KL: windows are drawn, tokens within one hang together."""
         return float(np.std(self.kl, ddof=1) / sqrt(len(self.kl))) if len(self.kl) > 1 else float("inf")
@@ -42,13 +47,13 @@ class Effect:
     @property
     def worst(self) -> float:
         """The mean KL and two standard errors."""
-        return float(np.mean(self.kl)) + 2 * self.error
+        return self.mean + 2 * self.error
 
     def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
         """Means over the windows; the standard error is that of the window means."""
         says = f"± {self.error:.1g} over {len(self.kl)} windows"
         return (
-            Measure(f"KL measured, {name}", float(np.mean(self.kl)), n=predicted, unit="nats/token", says=says),
+            Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
             Measure(f"top-1 agreement, {name}", float(np.mean(self.top1)), ceiling=1.0, n=predicted),
             Measure(f"change of the loss, {name}", float(np.mean(self.loss)), n=predicted, unit="nats/token"),
         )

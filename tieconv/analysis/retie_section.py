@@ -70,7 +70,8 @@ def verdict(
         survivor = least.name.split(", ")[1].split()[0]
         return (
             f"At a cost: where the {survivor} survives, the probabilities move by {least.value:.2g} nats a token on "
-            "the text."
+            f"the text; tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT writes it where X "
+            "allows that."
         )
     return _by_bound(related, costs)
 
