@@ -18,7 +18,7 @@ NAMES = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def write(folder: Path, head: float, last: float | None = None) -> None:
-    """Two tables and a norm of ones: 64 rows of the embedding are 1.5, of the head ``head``, the last of them ``last``."""
+    """Two tables and a norm of ones: 64 rows of the embedding are 1.5, of the head ``head`` and one ``last``."""
     size = ROWS * WIDTH * 2
     header: dict[str, object] = {
         name: {"dtype": "BF16", "shape": [ROWS, WIDTH], "data_offsets": [place * size, (place + 1) * size]}

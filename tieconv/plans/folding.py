@@ -26,10 +26,13 @@ def merge(
     tensors = inspection.checkpoint.tensors
     norms = " and ".join(map(shown, fold.values))
     for name, data in fold.values.items():
-        edits.give(tensors[name], data, f"its values times the factors of the columns of {shown(fold.head)}, exact")
+        edits.give(tensors[name], data, f"its values times the factors of the columns of {fold.head}, exact")
     for member in tie.members:
         if member.stored and member.name not in (tie.canonical, reference.name):
-            edits.drop(member.name, f"{shown(tie.canonical)} times the factors that {norms} now has, byte for byte")
+            edits.drop(
+                member.name,
+                f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte",
+            )
     if reference.name != tie.canonical:
         edits.rename(reference.name, tie.canonical)
     return (_note(fold, norms),)
