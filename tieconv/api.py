@@ -210,15 +210,17 @@ def plan_retie(
     force: bool = False,
     max_kl: float | None = None,
     text: str | Path | None = None,
+    fold_norm: bool = False,
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
 ) -> PlannedWrite:
     """The plan that drops the redundant copies of tied tensors and sets the config to tied.
 
-    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed`` or ``head``) with ``force`` ties tensors
-    that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no more nats a token, or
-    measured to on a file of ``text``. Raises `RefusedError` where the function would change.
+    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
+    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no
+    more nats a token, or measured to on a file of ``text``. ``fold_norm`` puts the factors of a head that holds a
+    folded norm back into the norm, where that is exact. Raises `RefusedError` where the function would change.
     """
     from tieconv.plans import BiasChoice, Survivor
     from tieconv.plans import plan_retie as make
@@ -229,7 +231,21 @@ def plan_retie(
         if kept is None:
             raise ValueError("max_kl needs a survivor")
         maker = partial(_within, partial(maker, force=True), str(kept), max_kl, _words(text))
+    if fold_norm:
+        if kept is not None:
+            raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
+        maker = partial(_unfolded, maker)
     return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+
+
+def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
+    """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
+    from tieconv.analysis.fold import unfold
+    from tieconv.analysis.subject import open_subject
+
+    with open_files(evidence.checkpoint.root) as files:
+        subject = open_subject(evidence, files)
+        return make(evidence, fold=unfold(subject) if subject.head else None)
 
 
 def _within(
@@ -238,9 +254,10 @@ def _within(
     """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
     from tieconv.analysis.permit import permit
 
+    plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
-        permit(evidence, files, survivor, max_kl, text)
-    return make(evidence)
+        told = permit(evidence, files, survivor, max_kl, text)
+    return replace(plan, notes=(*plan.notes, told))
 
 
 def plan_untie(
@@ -487,21 +504,21 @@ def analyze(
     its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class, and where an alignment
     has no meaning.
     """
-    from tieconv.analysis import analyze_model
+    from tieconv.analysis import find, report
 
     words = _words(text)
     refuse_graphs(path)
-    listing = locate(str(_on_disk(path, False)))
+    listing = locate(str(_on_disk(path, True)))
+    against, second = (None if other is None else _on_disk(other, True) for other in (against, second))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        analysis = analyze_model(evidence, files, words)
+        found = find(evidence, files, words)
         if against is None and second is None and not maps:
-            return analysis
+            return report(found)
         from tieconv.analysis.alignment_models import extended
-        from tieconv.analysis.subject import open_subject
 
-        return extended(analysis, open_subject(evidence, files), against, second, maps=maps)
+        return extended(report(found), found, against, second, maps=maps)
 
 
 def _words(text: str | Path | None) -> str | None:

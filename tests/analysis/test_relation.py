@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.constructed import CLASSES, embedding, make, orthogonal, table
 from tests.inspection.stored import Memory
 from tieconv.analysis.relation import relate_tables
+from tieconv.analysis.retrieval import sample
 from tieconv.analysis.tables import open_table
 from tieconv.checkpoint.analysis import Kinship
 
@@ -107,6 +108,33 @@ def test_adjusted_r2_has_no_floor() -> None:
         assert linear is not None
         assert linear.r2 == pytest.approx(64 / rows, rel=0.15)
         assert abs(linear.adjusted) < 0.02
+
+
+def test_retrieval_tells_drift_from_nothing() -> None:
+    """P@1 is the share of rows whose nearest row of the head by centred cosine is their own; chance gives 1/V."""
+    rng = np.random.default_rng(7)
+    e = rng.standard_normal((500, 32))
+    near = relate_tables(table(e, "F32"), table(e + 0.8 * rng.standard_normal(e.shape) + 3, "F32"))
+    none = relate_tables(table(e, "F32"), table(rng.standard_normal(e.shape), "F32"))
+    assert near.kind is Kinship.DRIFT and near.retrieval["as stored"] > 0.5
+    assert none.kind is Kinship.INDEPENDENT and max(none.retrieval.values()) < 0.05
+    head = e + 0.8 * np.random.default_rng(8).standard_normal(e.shape)
+    related = relate_tables(table(e, "F64"), table(head, "F64"))
+    units = [part / np.linalg.norm(part, axis=1, keepdims=True) for part in (e - e.mean(0), head - head.mean(0))]
+    rows = sample(related.moments)
+    own = float((np.argmax(units[0][rows] @ units[1].T, axis=1) == rows).mean())
+    assert len(rows) == related.asked > 100 and related.retrieval["as stored"] == pytest.approx(own)
+
+
+def test_the_residual_is_what_the_map_leaves() -> None:
+    """‖U − Û‖ / ‖U‖ of a table with noise of a known size."""
+    rng = np.random.default_rng(9)
+    e = embedding(rng, 800, 16)
+    noise = rng.standard_normal(e.shape)
+    head = e + 0.1 * noise * np.linalg.norm(e) / np.linalg.norm(noise)
+    related = relate_tables(table(e, "F64"), table(head, "F64"))
+    assert related.kind is Kinship.DRIFT
+    assert related.residual == pytest.approx(np.linalg.norm(head - e) / np.linalg.norm(head), rel=1e-9)
 
 
 def test_too_few_rows_are_not_judged() -> None:

@@ -49,6 +49,9 @@ def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
     assert rows is not None
     assert rows.detail["zero_rows"] == rows.detail["rows_without_token"] == [[VOCABULARY - PADDING, VOCABULARY]]
     assert rows.detail["duplicate_rows"] == [[5, 9]]
+    assert rows.detail["differing_rows_without_token"] == [[VOCABULARY - PADDING, VOCABULARY]]
+    assert rows.detail["differing_rows_with_token"] == [[5, 6]]
+    assert f"which take probability ({mass.value:.2g} of it by estimate)" in rows.sentence
 
 
 def test_rows_that_no_token_has_cost_nothing_where_the_head_survives(tmp_path: Path) -> None:

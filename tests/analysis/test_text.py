@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import tieconv
-from tests.analysis.lm import build, configure, write_text
+from tests.analysis.lm import PADDING, VOCABULARY, build, configure, write_text
 from tests.analysis.test_final import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, tensors
 from tieconv.analysis.gradients import split
-from tieconv.analysis.reference import Reference, load_reference
+from tieconv.analysis.measured import load_model
 from tieconv.errors import TieconvError
+from tieconv.reference import Apart
+from tieconv.reporters.analyze_html_plots import plots
 from tieconv.sources.local import open_files
 
 
@@ -38,16 +41,18 @@ def drifted(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def reference(folder: Path, text: Path) -> Reference:
+def reference(folder: Path, text: Path) -> Apart:
     with open_files(folder) as files:
-        return load_reference(opened(folder, files), text.read_text())
+        return load_model(opened(folder, files), text.read_text())
 
 
-@pytest.mark.parametrize("survivor", ["embed", "head"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
 def test_the_measured_cost_is_that_of_the_retied_model(
-    drifted: Path, text: Path, survivor: str, tmp_path_factory: pytest.TempPathFactory
+    drifted: Path, text: Path, survivor: str, dtype: torch.dtype, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Mean KL and change of the loss equal those between the model and what `retie --force` writes."""
+    """Mean KL and change of the loss equal those between the model and what `retie --force` writes, rounding too."""
+    edit(drifted, lambda values: values.update({name: value.to(dtype) for name, value in values.items()}))
     out = tmp_path_factory.mktemp("tied") / "out"
     ok(f"retie --from {survivor} --force", drifted, "-o", out)
     analysis = tieconv.analyze(drifted, text=text)
@@ -99,6 +104,8 @@ def test_the_probability_of_zero_rows_is_measured(tmp_path: Path, text: Path) ->
     with torch.no_grad():
         real = [found.log_probabilities(window).exp()[:, -12:].sum(-1).mean() for window in found.windows]
     assert told == pytest.approx(float(sum(real) / len(real)), rel=1e-4)
+    rows = tieconv.analyze(tmp_path, text=text).section("Rows")
+    assert rows is not None and f"which take probability ({told:.2g} of it on the text)" in rows.sentence
 
 
 def test_both_tables_are_those_of_the_file(tmp_path: Path, text: Path) -> None:
@@ -109,6 +116,125 @@ def test_both_tables_are_those_of_the_file(tmp_path: Path, text: Path) -> None:
     assert torch.equal(found.embed, stored["model.embed_tokens.weight"])
     assert torch.equal(found.head, stored["lm_head.weight"])
     assert found.model.get_output_embeddings().weight is found.head
+
+
+def counted(text: Path) -> np.ndarray:
+    """How often each of the text's words, which are ids, stands in it."""
+    return np.bincount([int(word[1:]) for word in text.read_text().split()], minlength=VOCABULARY)
+
+
+def with_bias_on_frequency(folder: Path, counts: np.ndarray, slope: float) -> torch.Tensor:
+    """A head bias of ``slope``·log p + 0.25 on the tokens of the text."""
+    build(folder, "phi", tied=False)
+    log_p = np.log(np.maximum(counts, 1) / counts.sum())
+    bias = torch.from_numpy(slope * log_p + 0.25).float()
+    edit(folder, lambda values: values.update({"lm_head.bias": bias}))
+    return bias
+
+
+def test_bias_and_frequency_are_told_token_by_token(tmp_path: Path, text: Path) -> None:
+    """A bias of a·log p + k: slope, start and R² come back, and the series hold log p and both biases of each token."""
+    counts = counted(text)
+    bias = with_bias_on_frequency(tmp_path, counts, 0.5)
+    section = tieconv.analyze(tmp_path, text=text).section("Bias")
+    assert section is not None
+    assert "100% of the bias is word frequency: 0.5·log p + 0.25." in section.sentence
+    told = section.detail["on_log_p"]["bias"]
+    assert told["slope"] == pytest.approx(0.5, rel=1e-4) and told["start"] == pytest.approx(0.25, rel=1e-3)
+    assert told["r2"] == pytest.approx(1, abs=1e-6) and told["tokens"] == np.count_nonzero(counts)
+    seen = sorted(np.flatnonzero(counts), key=lambda token: (counts[token], token))
+    assert section.series["log_p"] == pytest.approx(np.log(counts[seen] / counts.sum()), rel=1e-4)
+    assert section.series["bias_at_log_p"] == pytest.approx(bias.numpy()[seen], rel=1e-4)
+    assert len(section.series["implicit_bias_at_log_p"]) == len(seen)
+    headings = [plot.heading for plot in plots(section)]
+    assert headings[:2] == ["Bias against word frequency", "Implicit bias U·mean(h) against word frequency"]
+    assert "0.5 × log p" in plots(section)[0].says
+
+
+def test_the_implicit_bias_is_the_head_on_the_mean_hidden_state(tmp_path: Path, text: Path) -> None:
+    """U·mean(h), h being what the head is applied to at every predicted place."""
+    build(tmp_path, tied=False)
+    section = tieconv.analyze(tmp_path, text=text).section("Bias")
+    found, counts = reference(tmp_path, text), counted(text)
+    heard: list[torch.Tensor] = []
+    hook = found.model.get_output_embeddings().register_forward_pre_hook(lambda _, given: heard.append(given[0][0]))
+    with torch.no_grad():
+        for window in found.windows:
+            found.log_probabilities(window)
+    hook.remove()
+    expected = (found.head @ torch.stack(heard).mean((0, 1))).numpy()
+    seen = sorted(np.flatnonzero(counts), key=lambda token: (counts[token], token))
+    assert section is not None
+    assert section.series["implicit_bias_at_log_p"] == pytest.approx(expected[seen], rel=1e-3, abs=1e-4)
+
+
+def test_stripping_the_bias_is_measured(tmp_path: Path, text: Path) -> None:
+    """With a text: the KL of the model without its bias, within the certificate."""
+    bias = with_bias_on_frequency(tmp_path, counted(text), 0.2)
+    analysis = tieconv.analyze(tmp_path, text=text)
+    found = reference(tmp_path, text)
+    kl = []
+    with torch.no_grad():
+        for window in found.windows:
+            before = found.log_probabilities(window)
+            after = (before - bias).log_softmax(-1)
+            kl.append(float((before.exp() * (before - after)).sum(-1).mean()))
+    told = figure(analysis, "Bias", "KL measured, bias stripped").value
+    bound = figure(analysis, "Bias", "KL bound, bias stripped").value
+    assert told == pytest.approx(sum(kl) / len(kl), rel=1e-3) and bound is not None and told < bound
+
+
+def test_top1_agreement_is_that_of_the_two_models(drifted: Path, text: Path) -> None:
+    """The share of places where both tables in turn have the same likeliest token."""
+    told = figure(tieconv.analyze(drifted, text=text), "Re-tying", "top-1 agreement, mean survives").value
+    found = reference(drifted, text)
+    mean = torch.nn.Parameter((found.embed + found.head) / 2, requires_grad=False)
+    same = []
+    with torch.no_grad():
+        for window in found.windows:
+            before = found.log_probabilities(window).argmax(-1)
+            with found.tables(mean, mean):
+                same.append(float((before == found.log_probabilities(window).argmax(-1)).float().mean()))
+    assert told == pytest.approx(sum(same) / len(same)) and 0 < told <= 1
+
+
+def test_words_of_one_frequency_have_no_line(tmp_path: Path) -> None:
+    """A text in which every token is as frequent as the others says nothing of frequency, and nothing is warned of."""
+    build(tmp_path / "model", tied=True)
+    (tmp_path / "text.txt").write_text(" ".join(f"w{number}" for number in range(VOCABULARY - PADDING)) + " ")
+    (tmp_path / "text.txt").write_text((tmp_path / "text.txt").read_text() * 4)
+    measure = figure(
+        tieconv.analyze(tmp_path / "model", text=tmp_path / "text.txt"),
+        "Bias",
+        "R², implicit bias U·mean(h) from log p",
+    )
+    assert measure.value is None and "equally frequent" in measure.says
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, text: Path) -> None:
+    """Ids that the table has no row for: one sentence instead of an index error."""
+    build(tmp_path, tied=True, vocab_size=100)
+    with pytest.raises(TieconvError, match="the tables have 100 rows"):
+        tieconv.analyze(tmp_path, text=text)
+
+
+def test_maps_are_coloured_by_difference_and_by_frequency(drifted: Path, text: Path) -> None:
+    """With two tables a map shows how they differ, with a text how often it has each token; norms are there always."""
+    analysis = tieconv.analyze(drifted, text=text, maps=True)
+    section = analysis.section("Map: output embedding")
+    assert section is not None
+    names = [name for name in section.series if name.startswith("plane_colour")]
+    assert names == [
+        "plane_colour difference of the two rows",
+        "plane_colour log10(1 + times in the text)",
+        "plane_colour row norm",
+    ]
+    values, counts = tensors(drifted), counted(text)
+    apart = (values["lm_head.weight"] - values["model.embed_tokens.weight"]).norm(dim=1).numpy()
+    assert section.series[names[0]] == pytest.approx(apart, rel=1e-3)
+    assert section.series[names[1]] == pytest.approx(np.log10(1 + counts), rel=1e-3)
+    only = tieconv.analyze(drifted, maps=True).section("Map: output embedding")
+    assert only is not None and names[1] not in only.series and names[0] in only.series
 
 
 @pytest.mark.parametrize("what", ["short", "tokenizer", "class"])
@@ -137,7 +263,8 @@ def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pyte
     bound = figure(analysis, "Re-tying", "KL bound, embed survives").value
     measured = figure(analysis, "Re-tying", "KL measured, embed survives").value
     assert bound is not None and measured is not None
-    ok(f"retie --survivor embed --max-kl {bound * 1.01}", drifted, "-o", room / "proved")
+    proved = ok(f"retie --survivor embed --max-kl {bound * 1.01}", drifted, "-o", room / "proved").stdout
+    assert f"the KL is at most {bound:.3g} nats a token whatever the input" in " ".join(proved.split())
     assert "lm_head.weight" not in tensors(room / "proved")
     assert "bounded by" in refused(f"retie --survivor embed --max-kl {bound / 2}", drifted, "-o", room / "no")
     assert "cannot be bounded" in refused("retie --from head --max-kl 100", drifted, "-o", room / "no")
@@ -146,8 +273,26 @@ def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pyte
     assert "was measured" in over and not (room / "no").exists()
 
 
-def test_independent_tables_are_refused_whatever_the_budget(tmp_path: Path) -> None:
+def test_the_mean_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """--survivor mean is written where the text says that it may be, never by the weights alone."""
+    room = tmp_path_factory.mktemp("out")
+    measured = figure(tieconv.analyze(drifted, text=text), "Re-tying", "KL measured, mean survives").value
+    assert measured is not None
+    told = refused("retie --survivor mean --max-kl 100", drifted, "-o", room / "no")
+    assert "the mean survives cannot be bounded" in told
+    over = refused(f"retie --survivor mean --max-kl {measured / 2} --text {text}", drifted, "-o", room / "no")
+    assert "was measured" in over and not (room / "no").exists()
+    before = tensors(drifted)
+    told = ok(f"retie --survivor mean --max-kl {measured * 2} --text {text}", drifted, "-o", room / "mean").stdout
+    assert f"the KL is {measured:.3g} ± " in " ".join(told.split())
+    embed, head = before["model.embed_tokens.weight"], before["lm_head.weight"]
+    assert torch.equal(tensors(room / "mean")["model.embed_tokens.weight"], (embed + head) / 2)
+    assert "lm_head.weight" not in tensors(room / "mean")
+
+
+@pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
+def test_independent_tables_are_refused_whatever_the_budget(tmp_path: Path, survivor: str) -> None:
     """No budget ties two tables that have nothing in common."""
     build(tmp_path / "model", tied=False)
-    told = refused("retie --from embed --max-kl 1e9", tmp_path / "model", "-o", tmp_path / "out")
+    told = refused(f"retie --survivor {survivor} --max-kl 1e9", tmp_path / "model", "-o", tmp_path / "out")
     assert "independent" in told

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import tieconv
@@ -63,6 +64,17 @@ def test_the_verdict_follows_the_relation(models: Path, name: str, relation: str
     found = document(models / name)
     assert found["relation"] == relation
     assert found["verdict"].startswith(verdict)
+
+
+def test_one_storage_under_two_names_is_an_alias(model: Callable[[str], Path]) -> None:
+    """A torch file whose head is a view of the embedding: one table, nothing to re-tie; a copy of it: two."""
+    folder = model("llama-duplicated")
+    values = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(values | {"lm_head.weight": values["model.embed_tokens.weight"]}, folder / "pytorch_model.bin")
+    assert document(folder)["relation"] == "alias"
+    torch.save(values, folder / "pytorch_model.bin")
+    assert document(folder)["relation"] == "bit-equal"
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
@@ -165,7 +177,7 @@ def test_without_torch_a_text_is_refused_with_the_way_out(models: Path, tmp_path
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
-    assert 'pip install "tieconv[torch]"' in result.stderr and "Traceback" not in result.stderr
+    assert "pip install 'tieconv[torch]'" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_what_cannot_be_analysed_is_refused(model: Callable[[str], Path], tmp_path: Path) -> None:

@@ -64,6 +64,19 @@ def test_refusals(trio: tuple[Path, Path, Path]) -> None:
     assert refused("analyze", tied, "--against", tied / "none")
 
 
+def test_text_has_ceilings(trio: tuple[Path, Path, Path]) -> None:
+    """The table for people has chance and, with --second, what is possible at all; without, the column is not there."""
+    tied, untied, second = trio
+    lines = ok("analyze", tied, "--against", untied, "--second", second).stdout.splitlines()
+    (head,) = (line for line in lines[lines.index("Alignment") :] if line.split()[:2] == ["figure", "value"])
+    assert head.split() == ["figure", "value", "floor", "ceiling", "n"]
+    measures = {m["name"]: m for m in sections(tied, "--against", untied, "--second", second)["Alignment"]["measures"]}
+    (row,) = (line for line in lines if line.strip().startswith("rsa E→T"))
+    assert f"{measures['rsa E→T']['ceiling']:.3g}" == row[head.index("ceiling") :].split()[0]
+    bare = next(line for line in lines[lines.index("Rows") :] if line.split()[:2] == ["figure", "value"])
+    assert "ceiling" not in bare
+
+
 def test_html(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The page is written beside the result, with a map of each table, whose numbers --json has too."""
     page = tmp_path / "report.html"

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +96,17 @@ def test_same_seed_same_bytes(shown: tuple[Path, Result], tmp_path: Path) -> Non
     for name in ("tied", "untied", "untied-second"):
         one, other = (root / name / "model.safetensors" for root in (shown[0], tmp_path / "again"))
         assert one.read_bytes() == other.read_bytes()
+
+
+def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
+    """A bar over the steps of all three models, to its end; stdout has the result alone."""
+    ours, theirs = pty.openpty()
+    line = [sys.executable, "-m", "tieconv", "demo", "--steps", "2", "-o", str(tmp_path / "toy")]
+    done = subprocess.run(line, stdout=subprocess.PIPE, stderr=theirs, check=True)
+    os.close(theirs)
+    told = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "training" in told and "100%" in told and b"training  [" not in done.stdout
 
 
 def test_existing_directory_is_left_alone(tmp_path: Path) -> None:

@@ -167,3 +167,24 @@ print("fine")
     result = python(program)
     assert result.stdout.strip() == "fine", result.stderr
     shutil.rmtree(tmp_path / "hf-home")
+
+
+def test_alignment_of_models_on_the_hub(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> None:
+    """`analyze` takes all of its models from the Hub, of each the weights that loaders prefer, as from a directory."""
+    both = tmp_path / "both"
+    shutil.copytree(models / "llama-tied", both)
+    (both / "pytorch_model.bin").write_bytes(b"the same in another format")
+    hub.add("org/tied", both)
+    hub.add("org/untied", models / "llama-untied")
+    result = tieconv(
+        "analyze", "hf://org/tied", "--against", "hf://org/untied", "--second", "hf://org/untied", "--json"
+    )
+    assert result.returncode == 0, result.stderr
+    here = tieconv(
+        *("analyze", models / "llama-tied", "--against", models / "llama-untied"),
+        *("--second", models / "llama-untied", "--json"),
+    )
+    there, local = (json.loads(text)["sections"][-1] for text in (result.stdout, here.stdout))
+    assert there["title"] == "Alignment" and there["measures"] == local["measures"]
+    assert hub.of("model.safetensors")
+    assert not [one for one in hub.requests if one.path.endswith("pytorch_model.bin") and one.method == "GET"]

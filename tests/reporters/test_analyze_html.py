@@ -17,7 +17,7 @@ from tieconv.reporters.analyze_html_plots import plots
 from tieconv.reporters.analyze_html_style import STYLE
 from tieconv.reporters.analyze_html_svg import Frame, figure, step_of, ticks
 
-_VOID = {"meta", "link"}
+_VOID = {"meta", "link", "input"}
 _KNOWN = {
     *(
         "html",
@@ -36,6 +36,7 @@ _KNOWN = {
         "div",
         "span",
     ),
+    *("input", "label"),
     *("p", "section", "figure", "figcaption", "ul", "li", "i", "svg", "path", "rect", "text", "details", "summary"),
     *("table", "thead", "tbody", "tr", "th", "td", "footer"),
 }
@@ -79,6 +80,7 @@ def harmless(text: str) -> Page:
         assert not any(name.startswith("on") for name in attributes)
         assert not {"src", "srcset", "action", "style", "xlink:href"} & set(attributes)
         assert tag == "link" or "href" not in attributes
+        assert tag != "input" or attributes["type"] == "radio"
         for name in ("d", "x", "y", "width", "height", "viewbox", "viewBox", "transform"):
             assert not re.search("nan|inf|e[+-]", attributes.get(name) or ""), attributes
     assert "url(" not in text and "@import" not in text and "<script" not in text.lower()
@@ -128,6 +130,8 @@ def test_every_plot_is_there() -> None:
         "Where the two tables differ",
         "Spectrum",
         "Bias against word frequency",
+        "Implicit bias U·mean(h) against word frequency",
+        "Bias by row",
         "Untrained tokens",
         "Training",
         "other",
@@ -165,8 +169,32 @@ def test_row_map_counts_equal_rows() -> None:
 def test_bias_line_is_the_least_squares_line() -> None:
     """bias = 2·log p - 1 gives slope 2."""
     log_p = (-5.0, -4.0, -1.0)
-    (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias": tuple(2 * x - 1 for x in log_p)}))
+    (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias_at_log_p": tuple(2 * x - 1 for x in log_p)}))
     assert "2 × log p" in plot.says
+
+
+def test_a_map_has_a_switch_for_each_colour() -> None:
+    """Two colours: two radio buttons of one group, the first chosen, each with its drawing and ramp; one: none."""
+    points = {"plane_x": (0.0, 1.0), "plane_y": (0.0, 1.0)}
+    one = Section("map", "", (), points | {"plane_colour row norm": (1.0, 2.0)})
+    two = Section("map", "", (), points | {"plane_colour frequency": (3.0, 4.0), "plane_colour row norm": (1.0, 2.0)})
+    assert "input" not in {tag for tag, _ in harmless(render(Analysis("m", (one,), "r", "v"))).elements}
+    page = harmless(render(Analysis("m", (two, two), "r", "v")))
+    buttons = [attributes for tag, attributes in page.elements if tag == "input"]
+    assert [("checked" in button) for button in buttons] == [True, False, True, False]
+    assert len({button["id"] for button in buttons}) == 4 and len({button["name"] for button in buttons}) == 2
+    labels = [attributes["for"] for tag, attributes in page.elements if tag == "label"]
+    assert labels == [button["id"] for button in buttons]
+    assert sum(tag == "svg" for tag, _ in page.elements) == 4
+
+
+def test_few_rows_that_differ_keep_their_colour() -> None:
+    """Where nearly all values are equal the others still have the strongest colour."""
+    count = 1000
+    values = (*([0.0] * (count - 1)), 5.0)
+    points = {"plane_x": tuple(range(count)), "plane_y": tuple(range(count)), "plane_colour difference": values}
+    (plot,) = plots(Section("map", "", (), points))
+    assert 'class="dots q6"' in plot.drawing and plot.ramp == ("difference: 0", "5")
 
 
 def test_frame_places_corners() -> None:
@@ -225,3 +253,4 @@ def test_contrast(scheme: int) -> None:
         assert _contrast(found[series], found["card"]) >= 3, series
     assert _contrast(found["c0"], found["card"]) >= 2.5
     assert log10(_contrast(found["q0"], found["q6"])) > 0.5
+    assert min(_contrast(found[f"q{step}"], found["card"]) for step in range(7)) >= 1.7

@@ -22,10 +22,12 @@ _PROBE = """<!doctype html><body style="margin:0"><iframe id="f" style="width:{w
 srcdoc="{page}"></iframe><pre id="found"></pre><script>
 f.onload=()=>{{const d=f.contentDocument,e=d.documentElement,s=f.contentWindow.getComputedStyle(d.body);
 for(const x of d.querySelectorAll('details'))x.open=true;
+const seen=x=>x.getBoundingClientRect().height>0;
 const wide=[...d.querySelectorAll('*')].filter(x=>x.getBoundingClientRect().right>{width}+1).map(x=>x.tagName);
 found.textContent=JSON.stringify({{scroll:e.scrollWidth,wide,ground:s.backgroundColor,
-small:Math.min(...[...d.querySelectorAll('svg text')].map(x=>x.getBoundingClientRect().height)),
-drawn:d.querySelectorAll('svg').length,tall:e.scrollHeight}})}}
+small:Math.min(...[...d.querySelectorAll('svg text')].map(x=>x.getBoundingClientRect().height).filter(x=>x)),
+drawn:[...d.querySelectorAll('svg')].filter(seen).length,switched:[...d.querySelectorAll('.switch label')].map(x=>{{
+x.click();return [...d.querySelectorAll('.shade')].map(seen).map(Number).join('')}}),tall:e.scrollHeight}})}}
 </script>"""
 
 
@@ -60,7 +62,8 @@ def test_nothing_overflows(tmp_path: Path, width: int) -> None:
     """At a phone's and a desk's width nothing is wider than the screen, and text in plots can be read."""
     found = probe(tmp_path, width)
     assert found["scroll"] == width and found["wide"] == []
-    assert found["drawn"] == 9
+    assert found["drawn"] == 11
+    assert found["switched"] == ["100", "010", "001"]
     small = found["small"]
     assert isinstance(small, (int, float)) and small >= 10
 

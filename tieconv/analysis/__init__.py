@@ -43,20 +43,18 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
     if text is None:
         return Findings(subject, related, found)
     from tieconv.analysis.gradients import gradients_section
-    from tieconv.analysis.measured import on_text
+    from tieconv.analysis.measured import load_model, mean_table, on_text
     from tieconv.analysis.moments import lengths
-    from tieconv.analysis.reference import load_reference
 
-    reference = load_reference(subject, text)
+    reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
     apart = related is not None and related.kind is not Kinship.BIT_EQUAL
-    measured = on_text(reference, zero, apart=apart)
+    measured = on_text(reference, zero, mean_table(subject) if apart else None)
     return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
 
 
-def analyze_model(evidence: Inspection, files: FileSet, text: str | None = None) -> Analysis:
-    """What the weights of one model say, and what it does on ``text``. Raises what `find` raises."""
-    found = find(evidence, files, text)
+def report(found: Findings) -> Analysis:
+    """What the weights of one model say, and what it does on the text."""
     pair = _pair(found)
     sections = [
         *pair,
@@ -64,7 +62,7 @@ def analyze_model(evidence: Inspection, files: FileSet, text: str | None = None)
         bias_section.bias_section(found.subject, found.measured),
         *([found.gradients] if found.gradients else []),
     ]
-    return Analysis(evidence.checkpoint.source, tuple(sections), _kind(found), pair[1].sentence)
+    return Analysis(found.subject.evidence.checkpoint.source, tuple(sections), _kind(found), pair[1].sentence)
 
 
 def _kind(found: Findings) -> str:

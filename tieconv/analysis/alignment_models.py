@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
+from tieconv.analysis import Findings
 from tieconv.analysis.alignment import QUERIES, Untied, align
 from tieconv.analysis.alignment_plane import plane
-from tieconv.analysis.alignment_tables import Table
+from tieconv.analysis.alignment_tables import Array, Table
 from tieconv.analysis.alignment_tokens import token_bytes
 from tieconv.analysis.relation import relate_tables
 from tieconv.analysis.subject import Subject, open_subject
@@ -36,13 +39,13 @@ def opened(path: str | Path, *, embed: str | None = None, head: str | None = Non
 
 def extended(
     analysis: Analysis,
-    subject: Subject,
+    found: Findings,
     against: str | Path | None = None,
     second: str | Path | None = None,
     *,
     maps: bool = False,
 ) -> Analysis:
-    """The analysis with the alignment of ``subject``, where ``against`` names an untied model, and with its maps.
+    """The analysis with the alignment of its model, where ``against`` names an untied one, and with maps of its tables.
 
     Raises what `align_models` and `opened` raise, and `RefusedError` for a ``second`` without ``against``.
     """
@@ -56,19 +59,45 @@ def extended(
         with ExitStack() as stack:
             untied, other = (stack.enter_context(opened(path)) if path else None for path in (against, second))
             assert untied is not None
-            sections.append(align_models(subject, untied, other))
+            sections.append(align_models(found.subject, untied, other))
     if maps:
-        sections += _maps(subject)
+        sections += _maps(found)
     return replace(analysis, sections=tuple(sections))
 
 
-def _maps(subject: Subject) -> Iterator[Section]:
+def _maps(found: Findings) -> Iterator[Section]:
     """Of each table; none of one that has fewer than three rows with a direction."""
+    subject = found.subject
     for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
         if stored is not None:
             table = Table(role, stored.rows, stored.width, stored.pick)
+            colours = _colours(found, stored.rows)
             with suppress(RefusedError):
-                yield plane(table, title=f"Map: {role}")
+                yield plane(table, colours, f"Map: {role}", _telling(colours))
+
+
+def _colours(found: Findings, rows: int) -> dict[str, Array]:
+    """What tells tokens apart beyond their rows: how the two tables differ there, how often the text has them."""
+    colours: dict[str, Array] = {}
+    if found.related is not None and found.related.moments.unequal.any():
+        colours["difference of the two rows"] = _filled(found.related.moments.apart, rows)
+    if found.measured is not None:
+        colours["log10(1 + times in the text)"] = _filled(np.log10(1 + found.measured.counts), rows)
+    return colours
+
+
+def _filled(values: Array, rows: int) -> Array:
+    """The values of the first ``rows`` rows, 0 for those that have none."""
+    whole = np.zeros(rows)
+    kept = min(rows, len(values))
+    whole[:kept] = np.nan_to_num(values[:kept], posinf=0.0)
+    return whole
+
+
+def _telling(colours: Mapping[str, Array]) -> Array | None:
+    """The rows that a colour says something of; ``None`` where there is none."""
+    marks = [values > 0 for values in colours.values()]
+    return np.logical_or.reduce(marks) if marks else None
 
 
 def align_models(

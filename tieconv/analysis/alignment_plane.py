@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tieconv.analysis.alignment_tables import Array, Table, join
 from tieconv.checkpoint.analysis import POINTS, Measure, Section
 
 
-def plane(table: Table, colour: Array | None = None, what: str = "row norm", title: str = "Map") -> Section:
+def plane(
+    table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
+) -> Section:
     """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
 
-    ``colour`` are numbers by row (rows,), such as frequencies or differences, and ``what`` names them; the row norms
-    where left out. Raises `RefusedError` where fewer than three rows have a direction.
+    ``colours`` are numbers by row (rows,), such as frequencies or differences, by what they are, the most telling one
+    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all. Raises
+    `RefusedError` where fewer than three rows have a direction.
     """
     joined = join([Table(table.name, table.rows, table.width, table.read)])
     total, mean = np.zeros((table.width, table.width)), np.zeros(table.width)
@@ -22,18 +27,35 @@ def plane(table: Table, colour: Array | None = None, what: str = "row norm", tit
         mean += rows.sum(axis=0, dtype=np.float64) / joined.count
     energies, directions = np.linalg.eigh(total - joined.count * np.outer(mean, mean))
     energies = np.clip(energies[::-1], 0, None)
-    chosen = np.linspace(0, joined.count - 1, min(POINTS, joined.count)).astype(int)
+    chosen = _chosen(joined.count, None if first is None else first[joined.numbers[0]])
     rows = joined.take(0, chosen)
     spots = (rows - mean) @ directions[:, ::-1][:, :2]
-    shades = np.linalg.norm(rows, axis=1) if colour is None else colour[joined.numbers[0][chosen]]
-    series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1], f"plane_colour {what}": shades}
+    series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
+    for what, values in (colours or {}).items():
+        series[f"plane_colour {what}"] = values[joined.numbers[0][chosen]]
+    series["plane_colour row norm"] = np.linalg.norm(rows, axis=1)
     return Section(
         title,
         _sentence(table.name, energies),
         (_spread(energies, joined.count, table.width),),
         {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
-        {"table": table.name},
+        {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)},
     )
+
+
+def _chosen(count: int, first: Array | None) -> Array:
+    """The places to show, ascending: all, or `POINTS` spread evenly, half of them among those that come first."""
+    if count <= POINTS:
+        return np.arange(count)
+    if first is None or not first.any():
+        return _spread_over(np.arange(count), POINTS)
+    kept = _spread_over(np.flatnonzero(first), POINTS // 2)
+    return np.union1d(kept, _spread_over(np.setdiff1d(np.arange(count), kept), POINTS - len(kept)))
+
+
+def _spread_over(places: Array, most: int) -> Array:
+    found: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
+    return found
 
 
 def _sentence(name: str, energies: Array) -> str:

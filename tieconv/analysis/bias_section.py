@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tieconv.analysis.frequency import Line, by_frequency, line
 from tieconv.analysis.grams import GEMM, WIDEST
 from tieconv.analysis.linear import ENOUGH
 from tieconv.analysis.series import points
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from tieconv.analysis.measured import OnText
 
 TITLE = "Bias"
+_IMPLICIT = "implicit bias U·mean(h)"
+_SERIES = {"bias": "bias", _IMPLICIT: "implicit_bias"}
 FOLDS = 0.9
-"""Adjusted R² from which a bias is said to be what the head makes of one vector."""
+"""R² from which a bias is said to be what the head makes of one vector (adjusted), or word frequency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +40,29 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
     section = _stored(subject)
     if measured is None:
         return section
-    return replace(section, measures=(*section.measures, *_on_text(subject, measured)))
+    found = _by_token(subject, measured)
+    lines = [line(name, values, measured.counts) for name, values in found.items()]
+    series = by_frequency({f"{_SERIES[name]}_at_log_p": values for name, values in found.items()}, measured.counts)
+    return replace(
+        section,
+        sentence=" ".join([section.sentence, *(_followed(one) for one in lines if one.r2 and one.r2 >= FOLDS)]),
+        measures=(*section.measures, *measured.bias, *(m for one in lines for m in one.measures)),
+        series={**section.series, **series},
+        detail={**section.detail, "on_log_p": {_SERIES[one.name]: one.to_dict() for one in lines}},
+    )
 
 
-def _on_text(subject: Subject, measured: OnText) -> Iterator[Measure]:
-    """What stripping the bias did, and how far bias and implicit bias U·mean(h) follow the frequency of tokens."""
-    from tieconv.analysis.measured import on_frequency
+def _followed(line: Line) -> str:
+    return f"{line.r2:.0%} of the {line.name} is word frequency: {line.slope:.3g}·log p + {line.start:.3g}."
 
-    yield from measured.bias
-    table, bias = subject.output, subject.bias
+
+def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
+    """What may follow the frequency of tokens, (V,): the bias, and the implicit one, U·mean(h)."""
+    table, bias, found = subject.output, subject.bias, {}
     if bias is not None and len(bias) == table.rows and np.isfinite(bias).all():
-        yield from on_frequency("bias", bias, measured.counts)
-    implicit = np.concatenate([table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)])
-    yield from on_frequency("implicit bias U·mean(h)", implicit, measured.counts)
+        found["bias"] = bias
+    products = [table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)]
+    return found | {_IMPLICIT: np.concatenate(products)}
 
 
 def _stored(subject: Subject) -> Section:

@@ -24,8 +24,9 @@ from tieconv.inspection.views import readable
 class Final:
     """γ (d,), β (d,) or ``None``, s, and the logits' soft cap (0: none), which ends the softmax gauge.
 
-    ``norm`` is the name of the norm's scale, empty where it has none; ``gain_key`` what a factor g on the columns of
-    the head is to it: ``scale`` (γ' = γ·g) or ``one_plus`` (weight' = (1 + weight)·g − 1).
+    ``norm`` and ``shift_name`` are the names of the stored scale and shift and ``dtype`` and ``shift_dtype`` their
+    types, empty where there is none; ``gain_key`` what a factor g on the columns of the head is to the scale: ``scale``
+    (γ' = γ·g) or ``one_plus`` (weight' = (1 + weight)·g − 1).
     """
 
     gains: Array
@@ -34,10 +35,18 @@ class Final:
     cap: float
     norm: str
     gain_key: str
+    shift_name: str = ""
+    dtype: str = ""
+    shift_dtype: str = ""
 
     @property
     def capped(self) -> bool:
         return self.cap > 0
+
+    @property
+    def offset(self) -> float:
+        """What γ is more than the stored weight."""
+        return 1.0 if self.gain_key == "one_plus" else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +98,16 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final | 
     cap = _number(config, known.cap, 0.0)
     if not known.norm:
         return Final(np.ones(width), None, scale, cap, "", "")
-    weight = _vector(evidence, reader, f"{known.norm}.weight", width)
+    weight = _record(evidence, f"{known.norm}.weight", width)
     if weight is None:
         return None
-    shift = _vector(evidence, reader, f"{known.norm}.bias", width)
-    gains = 1 + weight if known.one_plus else weight
-    return Final(gains, shift, scale, cap, f"{known.norm}.weight", "one_plus" if known.one_plus else "scale")
+    bias = _record(evidence, f"{known.norm}.bias", width)
+    gains = vector(reader, weight) + (1.0 if known.one_plus else 0.0)
+    key = "one_plus" if known.one_plus else "scale"
+    if bias is None:
+        return Final(gains, None, scale, cap, weight.name, key, dtype=weight.dtype)
+    shift = vector(reader, bias)
+    return Final(gains, shift, scale, cap, weight.name, key, bias.name, weight.dtype, bias.dtype)
 
 
 def _number(config: Mapping[str, object], key: str, default: float) -> float:
@@ -102,13 +115,13 @@ def _number(config: Mapping[str, object], key: str, default: float) -> float:
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
 
 
-def _vector(evidence: Inspection, reader: ByteReader, name: str, width: int) -> Array | None:
+def _record(evidence: Inspection, name: str, width: int) -> TensorRecord | None:
     """A stored vector of ``width`` floats, under its name with or without the base model's prefix."""
     tensors = evidence.checkpoint.tensors
     record = tensors.get(name) or tensors.get(name.partition(".")[2])
     if record is None or record.dtype not in FLOATS or record.elements != width:
         return None
-    return vector(reader, record)
+    return record
 
 
 def vector(reader: ByteReader, record: TensorRecord) -> Array:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tieconv.analysis.reference import Reference
 from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.reference import Apart
 
 TITLE = "Gradients"
 
 
-def split(reference: Reference) -> tuple[Any, Any]:
+def split(reference: Apart) -> tuple[Any, Any]:
     """(input part, output part) of the gradient of the mean loss over the text: two tensors (V, d)."""
     torch = reference.torch
     parts = [torch.nn.Parameter(table.detach().clone()) for table in (reference.embed, reference.head)]
@@ -26,7 +26,7 @@ def split(reference: Reference) -> tuple[Any, Any]:
     return parts[0].grad, parts[1].grad
 
 
-def gradients_section(reference: Reference, *, tied: bool) -> Section:
+def gradients_section(reference: Apart, *, tied: bool) -> Section:
     """The share of the output end, and whether both ends pull the same way."""
     into, out = split(reference)
     length_in, length_out = float(into.norm()), float(out.norm())

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tieconv.analysis.reference import Reference
-from tieconv.analysis.tables import Array
+from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array, spans
 from tieconv.checkpoint.analysis import Measure
+from tieconv.execute.mean import floats, midpoints, rounded
+from tieconv.reference import Apart, load_apart
+from tieconv.reference.apart import parameter
 
 SURVIVORS = ("embed", "head", "mean")
-
-DISTINCT = 100
-"""Different tokens below which no line is fitted through their frequencies."""
 
 
 @dataclass(slots=True)
@@ -35,6 +35,11 @@ class Effect:
         self.loss.append(float(change.mean()))
 
     @property
+    def mean(self) -> float:
+        """The mean KL, in nats a token."""
+        return float(np.mean(self.kl))
+
+    @property
     def error(self) -> float:
         """Standard error of the mean KL: windows are drawn, tokens within one hang together."""
         return float(np.std(self.kl, ddof=1) / sqrt(len(self.kl))) if len(self.kl) > 1 else float("inf")
@@ -42,13 +47,13 @@ class Effect:
     @property
     def worst(self) -> float:
         """The mean KL and two standard errors."""
-        return float(np.mean(self.kl)) + 2 * self.error
+        return self.mean + 2 * self.error
 
     def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
         """Means over the windows; the standard error is that of the window means."""
         says = f"± {self.error:.1g} over {len(self.kl)} windows"
         return (
-            Measure(f"KL measured, {name}", float(np.mean(self.kl)), n=predicted, unit="nats/token", says=says),
+            Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
             Measure(f"top-1 agreement, {name}", float(np.mean(self.top1)), ceiling=1.0, n=predicted),
             Measure(f"change of the loss, {name}", float(np.mean(self.loss)), n=predicted, unit="nats/token"),
         )
@@ -81,13 +86,36 @@ class OnText:
         return self.effects[name].measures(name, self.predicted)
 
 
-def on_text(reference: Reference, zero: Array, *, apart: bool) -> OnText:
+def load_model(subject: Subject, text: str) -> Apart:
+    """The model with the two tables that are stored, and the text. Raises what `load_apart` raises."""
+    tables = tuple(table.values(0, table.rows) for table in (subject.embed, subject.output))
+    evidence = subject.evidence
+    return load_apart(evidence.checkpoint.root, evidence.family.architecture, (tables[0], tables[1]), text)
+
+
+def mean_table(subject: Subject) -> Array | None:
+    """The mean of both tables as `retie` writes it, (V, d) float32; ``None`` where there is one or the shapes differ.
+
+    Of tables of two types, of which `retie` writes no mean, it is not rounded.
+    """
+    embed, head = subject.embed, subject.head
+    if head is None or (head.rows, head.width) != (embed.rows, embed.width):
+        return None
+    found = np.empty((embed.rows, embed.width), "f4")
+    kind = embed.record.dtype if embed.record.dtype == head.record.dtype else None
+    for start, stop in spans(embed.rows, embed.width):
+        values = midpoints(embed.values(start, stop), head.values(start, stop))
+        found[start:stop] = floats(rounded(values, kind), kind).reshape(values.shape) if kind else values
+    return found
+
+
+def on_text(reference: Apart, zero: Array, mean: Array | None) -> OnText:
     """Run the text through the model as it is and as each change would leave it.
 
-    ``zero`` marks the rows of zeros (V,); ``apart`` says whether the two tables differ.
+    ``zero`` marks the rows of zeros (V,); ``mean`` is the mean of the tables where they differ and one may survive.
     """
     torch = reference.torch
-    changes = {f"{name} survives": swap for name, swap in _swaps(reference).items()} if apart else {}
+    changes = {} if mean is None else {f"{name} survives": swap for name, swap in _swaps(reference, mean).items()}
     if _bias(reference) is not None:
         changes["bias stripped"] = lambda: _without_bias(reference)
     effects = {name: Effect() for name in changes}
@@ -103,25 +131,21 @@ def on_text(reference: Reference, zero: Array, *, apart: bool) -> OnText:
                 with change():
                     effects[name].add(before, reference.log_probabilities(window), window[1:])
                 hidden.pop()
-    counts = torch.bincount(reference.windows.reshape(-1), minlength=len(zero)).numpy()
-    mean = torch.stack(hidden).mean(0).numpy().astype("f8")
-    return OnText(effects, float(np.mean(mass)), mean, counts, reference.predicted)
+    mean_hidden = torch.stack(hidden).mean(0).numpy().astype("f8")
+    return OnText(effects, float(np.mean(mass)), mean_hidden, reference.counts.numpy(), reference.predicted)
 
 
-def _swaps(reference: Reference) -> dict[str, Callable[[], Any]]:
-    torch, embed, head = reference.torch, reference.embed, reference.head
-    if embed.shape != head.shape:
-        return {}
-    tables = {"embed": embed, "head": head, "mean": torch.nn.Parameter((embed + head) / 2, requires_grad=False)}
+def _swaps(reference: Apart, mean: Array) -> dict[str, Callable[[], Any]]:
+    tables = {"embed": reference.embed, "head": reference.head, "mean": parameter(mean)}
     return {name: lambda table=table: reference.tables(table, table) for name, table in tables.items()}  # type: ignore[misc]
 
 
-def _bias(reference: Reference) -> Any:
+def _bias(reference: Apart) -> Any:
     return getattr(reference.model.get_output_embeddings(), "bias", None)
 
 
 @contextmanager
-def _without_bias(reference: Reference) -> Iterator[None]:
+def _without_bias(reference: Apart) -> Iterator[None]:
     module = reference.model.get_output_embeddings()
     kept, module.bias = module.bias, None
     try:
@@ -131,7 +155,7 @@ def _without_bias(reference: Reference) -> Iterator[None]:
 
 
 @contextmanager
-def _listening(reference: Reference, heard: list[Any]) -> Iterator[None]:
+def _listening(reference: Apart, heard: list[Any]) -> Iterator[None]:
     """Whatever the head is applied to, (tokens, d), is appended to ``heard``."""
     module = reference.model.get_output_embeddings()
     hook = module.register_forward_pre_hook(lambda _, given: heard.append(given[0].reshape(-1, given[0].shape[-1])))
@@ -139,19 +163,3 @@ def _listening(reference: Reference, heard: list[Any]) -> Iterator[None]:
         yield
     finally:
         hook.remove()
-
-
-def on_frequency(name: str, values: Array, counts: Array) -> tuple[Measure, ...]:
-    """The line values ≈ a·log p + k over the tokens of the text: slope, R² and its floor."""
-    seen = np.flatnonzero(counts)
-    if len(seen) < DISTINCT:
-        says = f"the text has {len(seen)} different tokens; a line needs {DISTINCT}"
-        return (Measure(f"R², {name} from log p", None, n=len(seen), says=says),)
-    log_p = np.log(counts[seen] / counts.sum())
-    slope, _ = np.polyfit(log_p, values[seen], 1)
-    r2 = float(np.corrcoef(log_p, values[seen])[0, 1] ** 2) if np.ptp(values[seen]) else 0.0
-    says = "p is the frequency in the text: rare tokens are counted badly, which lowers R²"
-    return (
-        Measure(f"slope, {name} on log p", float(slope), n=len(seen)),
-        Measure(f"R², {name} from log p", r2, floor=1 / (len(seen) - 1), ceiling=1.0, n=len(seen), says=says),
-    )

@@ -14,8 +14,8 @@ from tieconv.sources.local import FileSet
 from tieconv.text import shown
 
 
-def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> None:
-    """Return where tying to ``survivor`` moves the probabilities by at most ``max_kl`` nats a token.
+def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
+    """Why tying to ``survivor`` may be said to move the probabilities by at most ``max_kl`` nats a token: one sentence.
 
     Proved for every input, or, with ``text``, measured: the mean and two of its standard errors. An estimate never
     counts. Raises `RefusedError` otherwise, whatever the budget for tables that are independent.
@@ -23,37 +23,34 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
     found = find(evidence, files, text)
     related, costs = found.related, found.costs
     if related is None or costs is None or related.kind in FREE:
-        return
+        return "the probabilities do not move: there is one table"
     if not one_shape(found.subject):
         _refuse(found, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
     if related.kind in REFUSED | MAPPED:
         _refuse(found, sentence(related).rstrip("."), "leave them apart with: tieconv untie")
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
-        return
+        return f"the KL is at most {certified:.3g} nats a token whatever the input, of {max_kl:g} allowed: certified"
     if text is None:
         known = "cannot be bounded" if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
         _refuse(found, f"the KL where the {survivor} survives {known} from the weights alone", _measure(related.kind))
-    worst = _worst(found, survivor)
-    if worst is None or worst > max_kl:
+    effect = found.measured.effects.get(f"{survivor} survives") if found.measured else None
+    worst = effect.worst if effect else None
+    if effect is None or worst is None or worst > max_kl:
         told = "could not be measured" if worst is None else f"was measured as up to {worst:.3g}, more than {max_kl:g}"
         _refuse(
             found, f"the KL where the {survivor} survives {told}", "compare the survivors: tieconv analyze --text FILE"
         )
+    return (
+        f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token, of {max_kl:g} allowed: measured over "
+        f"{len(effect.kl)} windows of the text"
+    )
 
 
 def _measure(kind: Kinship) -> str:
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return "fold the factors into the norm first: tieconv analyze says how"
+        return "put the factors into the norm: --fold-norm in place of --from and --max-kl"
     return "measure it on a text: --text FILE"
-
-
-def _worst(found: Findings, survivor: str) -> float | None:
-    """The measured mean and two standard errors of it, in nats a token."""
-    if found.measured is None:
-        return None
-    effect = found.measured.effects.get(f"{survivor} survives")
-    return effect.worst if effect else None
 
 
 def _refuse(found: Findings, why: str, hint: str) -> NoReturn:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from tieconv.analysis.cost import MAPPED, REFUSED, Costs, one_shape
+from tieconv.analysis.final import Final
+from tieconv.analysis.fold import unfold
 from tieconv.analysis.relation import Related
 from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array
 from tieconv.checkpoint.analysis import Kinship, Measure, Section
+from tieconv.checkpoint.plan import NormFold
+from tieconv.errors import RefusedError
+from tieconv.execute.mean import floats
 from tieconv.text import shell_word, shown
 
 TITLE = "Re-tying"
@@ -30,10 +38,16 @@ def retie_section(subject: Subject, related: Related, costs: Costs, measured: tu
     fold = fold_detail(subject, related)
     if fold:
         detail["fold"] = fold
-    return Section(TITLE, verdict(subject, related, costs, measured), (*costs.measures, *measured), {}, detail)
+    return Section(TITLE, verdict(subject, related, costs, measured, fold), (*costs.measures, *measured), {}, detail)
 
 
-def verdict(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> str:
+def verdict(
+    subject: Subject,
+    related: Related,
+    costs: Costs,
+    measured: tuple[Measure, ...] = (),
+    fold: Mapping[str, object] | None = None,
+) -> str:
     """One sentence: yes, at a cost, or no; and the next command."""
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
@@ -49,14 +63,15 @@ def verdict(subject: Subject, related: Related, costs: Costs, measured: tuple[Me
             "the rotation of the body first."
         )
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return _folded(subject, related)
+        return _folded(subject, fold)
     best = [measure for measure in measured if measure.name.startswith("KL measured") and measure.value is not None]
     if best:
         least = min(best, key=lambda measure: measure.value or 0.0)
         survivor = least.name.split(", ")[1].split()[0]
         return (
             f"At a cost: where the {survivor} survives, the probabilities move by {least.value:.2g} nats a token on "
-            "the text."
+            f"the text; tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT writes it where X "
+            "allows that."
         )
     return _by_bound(related, costs)
 
@@ -87,24 +102,27 @@ def _refusal(kind: Kinship) -> str:
     }[kind]
 
 
-def _folded(subject: Subject, related: Related) -> str:
-    if fold_detail(subject, related) is None:
+def _folded(subject: Subject, fold: Mapping[str, object] | None) -> str:
+    if fold is None:
         return (
             "Not as it is: each column has a factor of its own, and no norm before the head is known that could take "
             "it."
         )
-    assert subject.final is not None
+    if fold["exact"]:
+        source = shell_word(subject.evidence.checkpoint.source)
+        return f"Yes, exactly: the factors go back into the last norm: tieconv retie {source} --fold-norm -o OUT."
     return (
-        f"Yes, after a fold: give {shown(subject.final.norm)} the values of detail.fold (--json), store the embedding "
-        "as the head, then tieconv retie."
+        f"Yes, after a fold by hand, to within rounding: give {shown(fold['tensor'])} the values of detail.fold "
+        f"(--json), store the embedding as the head, then tieconv retie; no command does it, since {fold['reason']}."
     )
 
 
 def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
     """How the factors of the columns go into the last norm; ``None`` where they cannot.
 
-    ``values`` are the norm's new weights: (d,), in the norm's own convention (1 + weight for Gemma). A shift that every
-    row shares is dropped, which the softmax does not see; under a soft cap it would.
+    ``values`` are the norm's new weights: (d,), in the norm's own convention (1 + weight for Gemma). Where ``exact``
+    they are what `retie --fold-norm` writes, else the fitted ones and ``reason`` says why. A shift that all rows share
+    is dropped, which the softmax does not see; under a soft cap it would.
     """
     fit, final = related.fit, subject.final
     if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
@@ -113,10 +131,23 @@ def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
         return None
     if final.capped and np.any(fit.shift):
         return None
-    gains = final.gains * fit.gains
-    values = gains - 1 if final.gain_key == "one_plus" else gains
+    try:
+        return _exactly(final, unfold(subject))
+    except RefusedError as error:
+        reason = error.message.removeprefix(f"{shown(subject.evidence.checkpoint.source)}: ")
+    values = final.gains * fit.gains - final.offset
+    shift = None if final.shift is None else final.shift * fit.gains  # γ ⊙ x̂ + β: the factor is on both
+    return {"exact": False, "reason": reason, **_values(final, values, shift)}
+
+
+def _exactly(final: Final, fold: NormFold) -> dict[str, object]:
+    values = floats(fold.values[final.norm], final.dtype)
+    shift = floats(fold.values[final.shift_name], final.shift_dtype) if final.shift is not None else None
+    return {"exact": True, "rounded_elements": fold.rounded, **_values(final, values, shift)}
+
+
+def _values(final: Final, values: Array, shift: Array | None) -> dict[str, object]:
     found: dict[str, object] = {"tensor": final.norm, "values": [float(value) for value in values]}
-    if final.shift is not None:  # γ ⊙ x̂ + β: the factor is on both
-        found |= {"bias_tensor": final.norm.removesuffix("weight") + "bias"}
-        found["bias_values"] = [float(value) for value in final.shift * fit.gains]
+    if shift is not None:
+        found |= {"bias_tensor": final.shift_name, "bias_values": [float(value) for value in shift]}
     return found

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TITLE = "Rows"
 LISTED = 20
+_MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "no tokenizer.json or vocab.json beside the weights says which rows have a token"
 
 
@@ -49,6 +50,7 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         "duplicate_rows": groups[:LISTED],
         "tokenizer": subject.tokens.file if subject.tokens else None,
     }
+    detail |= _which_differ(related, used)
     series = {}
     if used is not None:
         detail["rows_without_token"] = ranges(np.flatnonzero(~used))
@@ -56,7 +58,7 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         detail["under_trained"] = list(_listed(subject, flagged))
         detail["indicator"] = flagged.indicator
         series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
-    return Section(TITLE, _sentence(used, zero, groups, flagged), tuple(measures), series, detail)
+    return Section(TITLE, _sentence(used, zero, groups, flagged, _share(measures)), tuple(measures), series, detail)
 
 
 def is_output_shaped(related: Related | None) -> bool:
@@ -86,7 +88,7 @@ def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
     yield Measure("rows of zeros in the head", float(rows), n=len(zero), unit="rows")
     if not rows:
         return
-    name, floor = "probability of the rows of zeros", rows / len(zero)
+    name, floor = _MASS, rows / len(zero)
     if subject.final is None:
         yield Measure(name, None, floor=floor, says="the norm before the head is not known: measure it with --text")
         return
@@ -101,9 +103,7 @@ def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
 def _zeros_measured(zero: Array, measured: OnText | None) -> Iterator[Measure]:
     if measured is not None and zero.any():
         floor = float(np.mean(zero))
-        yield Measure(
-            "measured probability of the rows of zeros", measured.zero_mass, floor=floor, n=measured.predicted
-        )
+        yield Measure(f"measured {_MASS}", measured.zero_mass, floor=floor, n=measured.predicted)
 
 
 def _undertrained(flagged: Flagged | None, used: Array | None) -> Measure:
@@ -128,6 +128,27 @@ def _differing(related: Related | None, used: Array | None) -> Iterator[Measure]
     yield Measure("differing rows without a token", float(np.count_nonzero(~used[rows])), n=len(rows), unit="rows")
 
 
+def _which_differ(related: Related | None, used: Array | None) -> dict[str, object]:
+    """The differing rows as ranges, those that a token has and those that none has."""
+    if related is None or used is None or not related.moments.unequal.any():
+        return {}
+    rows = np.flatnonzero(related.moments.unequal)
+    return {
+        "differing_rows_with_token": ranges(rows[used[rows]]),
+        "differing_rows_without_token": ranges(rows[~used[rows]]),
+    }
+
+
+def _share(measures: list[Measure]) -> str:
+    """How much probability the rows of zeros take, measured where it was; empty where it is not known."""
+    values = {measure.name: measure.value for measure in measures}
+    for name, how in ((f"measured {_MASS}", "of it on the text"), (_MASS, "of it by estimate")):
+        value = values.get(name)
+        if value is not None:
+            return f"{value:.2g} {how}"
+    return ""
+
+
 def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
     assert subject.tokens is not None
     for row in flagged.rows[:LISTED]:
@@ -135,13 +156,15 @@ def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
         yield {"id": int(row), "token": text, "score": float(flagged.score[row])}
 
 
-def _sentence(used: Array | None, zero: Array, groups: list[list[int]], flagged: Flagged | None) -> str:
+def _sentence(used: Array | None, zero: Array, groups: list[list[int]], flagged: Flagged | None, share: str) -> str:
     parts = []
     if used is not None and not used.all():
         parts.append(f"{count(int(np.count_nonzero(~used)), 'row')} without a token")
     if zero.any():
+        taken = f" ({share})" if share else ""
         parts.append(
-            f"{count(int(np.count_nonzero(zero)), 'row')} of zeros, which take probability: a zero logit is not −∞"
+            f"{count(int(np.count_nonzero(zero)), 'row')} of zeros, which take probability{taken}: a zero logit is not "
+            "−∞"
         )
     if groups:
         parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")

@@ -65,6 +65,23 @@ class ScaleTensor:
 
 
 @record
+class AverageTensor:
+    """The tensor becomes the mean of ``first`` and ``second``, each element rounded once to their dtype."""
+
+    name: str
+    first: str
+    second: str
+
+
+@record
+class SetTensor:
+    """The tensor, ``name``, gets other values of the same dtype and shape; ``because`` says which."""
+
+    name: str
+    because: str
+
+
+@record
 class ResizeTensor:
     """The tensor gets another length: zeros are added at its end, or zeros there are cut off."""
 
@@ -131,6 +148,8 @@ Operation = (
     | RenameTensor
     | FillTensor
     | ScaleTensor
+    | AverageTensor
+    | SetTensor
     | ResizeTensor
     | ShareTensor
     | TrimStorage
@@ -158,6 +177,34 @@ class Scaled:
 
 
 @record
+class Averaged:
+    """A tensor's bytes: of each element the mean of that at ``range`` and that at ``other``, rounded once to ``dtype``.
+
+    ``names`` are the tensors that lie there, for what is said where an element has no mean.
+    """
+
+    range: ByteRange
+    other: ByteRange
+    dtype: str
+    names: tuple[str, str]
+
+    @property
+    def size(self) -> int:
+        return self.range.size
+
+
+@record
+class Given:
+    """A small tensor's bytes, as they are."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+@record
 class Gathered:
     """A strided view's elements in row-major order; ``range`` runs from its first to its last stored element."""
 
@@ -171,7 +218,7 @@ class Gathered:
         return nbytes(self.dtype, self.shape) or 0
 
 
-Content = ByteRange | Zeros | Scaled | Gathered
+Content = ByteRange | Zeros | Scaled | Averaged | Given | Gathered
 
 
 @record
@@ -184,6 +231,18 @@ class Padded:
     @property
     def size(self) -> int:
         return self.range.size + self.zeros
+
+
+@record
+class NormFold:
+    """Factors of the head's columns that go into the last norm: with ``values``, bytes by tensor, the embedding is the
+    head. Of the ``elements`` of ``head`` ``rounded`` ones are a product that their type could not hold.
+    """
+
+    values: Mapping[str, bytes]
+    head: str
+    rounded: int
+    elements: int
 
 
 @record
@@ -254,8 +313,10 @@ def _stored(content: Content | Padded) -> int:
 
 def _taken(content: Content | Padded) -> int:
     """Bytes that are read for a content."""
-    if isinstance(content, Zeros):
+    if isinstance(content, (Zeros, Given)):
         return 0
+    if isinstance(content, Averaged):
+        return content.range.size + content.other.size
     return content.size if isinstance(content, ByteRange) else content.range.size
 
 

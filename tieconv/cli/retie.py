@@ -26,7 +26,7 @@ from tieconv.cli.write import WriteArguments, finish
     "survivor",
     "--from",
     "--survivor",
-    type=click.Choice(["embed", "head"]),
+    type=click.Choice(["embed", "head", "mean"]),
     help="Whose values --force or --max-kl keeps.",
 )
 @click.option("--force", is_flag=True, help="Tie tensors that are not bit-equal; needs --from.")
@@ -38,6 +38,11 @@ from tieconv.cli.write import WriteArguments, finish
     "needs --from.",
 )
 @click.option("--text", type=click.Path(), metavar="FILE", help="With --max-kl: measured on this text (needs torch).")
+@click.option(
+    "--fold-norm",
+    is_flag=True,
+    help="Undo a norm that was folded into the head: its factors go back into the last norm, where that is exact.",
+)
 @name_options
 @json_option
 @traceback_option
@@ -48,6 +53,7 @@ def command(
     force: bool,
     max_kl: float | None,
     text: str | None,
+    fold_norm: bool,
     embed: str | None,
     head: str | None,
     as_json: bool,
@@ -56,12 +62,14 @@ def command(
     """Drop the redundant copy, keep the canonical name, set the config to tied.
 
     Refuses where the tensors are not bit-equal, unless --from with --force, or with --max-kl, says whose values to
-    keep.
+    keep, or --fold-norm finds that the last norm can take up, byte for byte, what is between them.
     """
     if (force or max_kl is not None) != (survivor is not None):
-        raise click.UsageError("--force or --max-kl and --from embed|head go together: say whose values survive")
+        raise click.UsageError("--force or --max-kl and --from embed|head|mean go together: say whose values survive")
     if force and max_kl is not None:
         raise click.UsageError("--force asks for no budget: give it or --max-kl, not both")
+    if fold_norm and survivor is not None:
+        raise click.UsageError("--fold-norm keeps the embedding, exactly: it goes without --from")
     if text is not None and max_kl is None:
         raise click.UsageError("--text is what --max-kl is measured on")
     arguments = WriteArguments(**writing)
@@ -72,6 +80,7 @@ def command(
         force=force,
         max_kl=max_kl,
         text=text,
+        fold_norm=fold_norm,
         embed=embed,
         head=head,
         drop_other_formats=arguments.drop_other_formats,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tieconv.reference.model import quiet
+from tieconv.reference.packages import need
 
 CARD = """\
 ---
@@ -23,27 +23,12 @@ Text, words and weights come from the program alone, under its licence (Apache-2
 def save(model: Any, words: tuple[str, ...], directory: Path) -> None:
     """Into a directory that does not exist yet."""
     directory.mkdir()
-    with _silent():
+    with quiet(need("transformers", "torch", "the demo")):
         model.save_pretrained(directory)
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer(words), indent=1) + "\n", "utf-8")
     kind = "tied" if model.config.tie_word_embeddings else "untied"
     (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}\n', "utf-8")
     (directory / "README.md").write_text(CARD.format(kind=kind), "utf-8")
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Neither notes nor progress bars of transformers."""
-    logging: Any = import_module("transformers.utils.logging")
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def tokenizer(words: tuple[str, ...]) -> dict[str, object]:

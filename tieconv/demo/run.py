@@ -98,7 +98,7 @@ def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Sectio
     chances = (text.counts + 0.5) / (text.counts + 0.5).sum()
     table = table_of(subject, stored, role)
     words = Table(role, len(text.words), table.width, table.read)
-    return plane(words, np.log(chances), "log p", f"Map: {role}")
+    return plane(words, {"log p": np.log(chances)}, f"Map: {role}")
 
 
 def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Section:

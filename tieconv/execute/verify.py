@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tieconv.checkpoint.plan import Gathered, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.plan import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, WeightFile
 from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
@@ -17,6 +17,7 @@ from tieconv.execute.copy import BLOCK, Tick, read_full
 from tieconv.execute.frame import checksum, frame, places
 from tieconv.execute.gather import first_not_gathered
 from tieconv.execute.layout import Piece
+from tieconv.execute.mean import averaged_blocks
 from tieconv.execute.scale import scaled
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared
 from tieconv.formats.safetensors import read_weight_file
@@ -60,6 +61,11 @@ class Verifier:
                 found = first_nonzero(descriptor, start, start + size, self.tick)
             case Scaled() as content:
                 found = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+            case Averaged() as content:
+                pair = sources.descriptor(content.range.file), sources.descriptor(content.other.file)
+                found = _first_other(averaged_blocks(pair, content), descriptor, start, self.tick)
+            case Given(data):
+                found = _first_other([(0, data)], descriptor, start, self.tick)
             case Gathered() as view:
                 found = first_not_gathered(sources.descriptor(view.range.file), descriptor, start, view, self.tick)
         if found is not None:
@@ -206,6 +212,17 @@ def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | No
         if found != zeros[: len(found)]:
             return offset + next(i for i, byte in enumerate(found) if byte)
         tick(len(found))
+    return None
+
+
+def _first_other(expected: Iterable[tuple[int, bytes]], descriptor: int, start: int, tick: Tick) -> int | None:
+    """The first offset whose byte is not the expected one; ``expected`` are blocks with their offset from ``start``."""
+    for done, block in expected:
+        found = bytearray(len(block))
+        read_full(descriptor, memoryview(found), start + done)
+        if found != block:
+            return start + done + next(i for i, (a, b) in enumerate(zip(block, found, strict=True)) if a != b)
+        tick(len(block))
     return None
 
 

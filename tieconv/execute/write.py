@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tieconv.checkpoint.plan import Gathered, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.plan import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.clone import clone
@@ -18,6 +18,7 @@ from tieconv.execute.copy import Tick, copy_range, read_full, write_full, write_
 from tieconv.execute.failures import writing
 from tieconv.execute.frame import frame
 from tieconv.execute.gather import write_gathered
+from tieconv.execute.mean import averaged_blocks
 from tieconv.execute.scale import scaled
 from tieconv.execute.sync import EARLY, Syncer
 from tieconv.sources.local import FileSet, file_state, open_files, open_regular
@@ -90,6 +91,11 @@ class Writer:
                     write_zeros(descriptor, offset, size, self.tick)
                 case Scaled() as content:
                     self._scale(files, content, descriptor, offset)
+                case Averaged() as content:
+                    self._average(files, content, descriptor, offset)
+                case Given(data):
+                    write_full(descriptor, data, offset)
+                    self.tick(len(data))
                 case Gathered() as view:
                     write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
         for offset, literal in whole.literals(descriptor):
@@ -125,6 +131,12 @@ class Writer:
             block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
             read_full(source, block, content.range.start + done)
             write_full(descriptor, scaled(block, content.dtype, content.exponent), offset + done)
+            self.tick(len(block))
+
+    def _average(self, files: FileSet, content: Averaged, descriptor: int, offset: int) -> None:
+        sources = self._open(files, content.range.file), self._open(files, content.other.file)
+        for done, block in averaged_blocks(sources, content):
+            write_full(descriptor, block, offset + done)
             self.tick(len(block))
 
     def text(self, output: OutputText) -> None:

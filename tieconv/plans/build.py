@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checkpoint.plan import (
+    AverageTensor,
     CopyTensor,
     DropTensor,
     FillTensor,
@@ -15,6 +16,7 @@ from tieconv.checkpoint.plan import (
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
+    SetTensor,
     ShareTensor,
     TiePromise,
     TrimStorage,
@@ -78,7 +80,9 @@ def kept_promise(edits: Edits, tie: Tie) -> TiePromise:
 def _summary(command: str, edits: Edits, config_changes: bool) -> str:
     kinds = {
         "added": (CopyTensor, FillTensor, ScaleTensor),
+        "averaged": (AverageTensor,),
         "dropped": (DropTensor,),
+        "changed": (SetTensor,),
         "renamed": (RenameTensor,),
         "resized": (ResizeTensor,),
         "shared": (ShareTensor,),

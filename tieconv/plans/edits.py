@@ -7,9 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.plan import (
+    Averaged,
+    AverageTensor,
     CopyTensor,
     DropTensor,
     FillTensor,
+    Given,
     KeepTensor,
     LinkFile,
     Operation,
@@ -23,6 +26,7 @@ from tieconv.checkpoint.plan import (
     Scaled,
     ScaleTensor,
     SetMetadata,
+    SetTensor,
     ShareTensor,
     TrimStorage,
     Zeros,
@@ -94,6 +98,17 @@ class Edits:
         self._record(CopyTensor(name, source.name))
         copy = OutputTensor(name, source.dtype, source.shape, source.range, source.stride)
         self.additions[name] = (copy, home.name)
+
+    def average(self, name: str, first: TensorRecord, second: TensorRecord) -> None:
+        """Store under ``name`` the mean of two dense tensors of one dtype and shape."""
+        self._record(AverageTensor(name, first.name, second.name))
+        content = Averaged(first.range, second.range, first.dtype, (first.name, second.name))
+        self._add(OutputTensor(name, first.dtype, first.shape, content), first.name)
+
+    def give(self, record: TensorRecord, data: bytes, because: str) -> None:
+        """Give a tensor other values: ``data`` in its dtype, dense."""
+        self._record(SetTensor(record.name, because))
+        self._add(OutputTensor(record.name, record.dtype, record.shape, Given(data)), record.name)
 
     def resize(self, record: TensorRecord, shape: tuple[int, ...]) -> None:
         """Give a dense tensor another length: zeros at its end, or its end cut off."""

@@ -7,8 +7,8 @@ from enum import StrEnum
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
-from tieconv.plans import biases
+from tieconv.checkpoint.plan import NormFold, Plan, Promises, TiePromise
+from tieconv.plans import average, biases, folding
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
@@ -24,6 +24,7 @@ class Survivor(StrEnum):
 
     EMBED = "embed"
     HEAD = "head"
+    MEAN = "mean"
 
 
 def plan_retie(
@@ -32,11 +33,13 @@ def plan_retie(
     bias: BiasChoice = BiasChoice.KEEP,
     survivor: Survivor | None = None,
     force: bool = False,
+    fold: NormFold | None = None,
 ) -> Plan:
     """The plan that leaves one copy of each tied tensor.
 
     Raises `RefusedError` where the copies are not bit-equal, unless ``force`` and a ``survivor`` say whose
-    values to keep, and where setting the flag would change the forward pass.
+    values to keep, or ``fold`` proves that a norm can take up what is between them, and where setting the flag would
+    change the forward pass.
     """
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
@@ -47,20 +50,34 @@ def plan_retie(
     notes: list[str] = []
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
-        notes += _merge(edits, inspection, tie, survivor if force else None, exponent)
+        notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
     notes += biases.apply(edits, inspection, bias, tied=True)
     promises = Promises(True, tuple(_promise(edits, tie) for tie in ties))
     options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
+    options |= {"fold-norm": str(fold is not None).lower()}
     return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
 
 
-def _merge(edits: Edits, inspection: Inspection, tie: Tie, survivor: Survivor | None, exponent: int) -> tuple[str, ...]:
+def _merge(
+    edits: Edits,
+    inspection: Inspection,
+    tie: Tie,
+    survivor: Survivor | None,
+    exponent: int,
+    fold: NormFold | None,
+) -> tuple[str, ...]:
     """Drop the members of one group; keep, or give back, the canonical name."""
     stored = [member for member in tie.members if member.stored]
     reference = next(member for member in stored if member.state is State.CANONICAL)
     odd = [member for member in stored if member is not reference and not _fits(member, exponent, inspection)]
     note: tuple[str, ...] = ()
     source = reference.name
+    if odd and fold is not None:
+        _guard_forced(inspection, tie, reference, odd, exponent)
+        return folding.merge(edits, inspection, tie, reference, odd, fold)
+    if odd and survivor is Survivor.MEAN:
+        _guard_forced(inspection, tie, reference, odd, exponent)
+        return average.merge(edits, inspection, tie, reference, odd)
     if odd:
         source, note = _settle(inspection, tie, reference, odd, survivor, exponent)
     kept = tie.canonical
@@ -107,24 +124,29 @@ def _settle(
     exponent: int,
 ) -> tuple[str, tuple[str, ...]]:
     """Whose values survive where copies differ, by the user's word alone."""
-    first = odd[0]
-    if survivor is None or tie.role is not Role.WORD_EMBEDDING:
-        _refuse_unequal(inspection, tie, reference, first, exponent)
-    tensors = inspection.checkpoint.tensors
-    if any(tensors[member.name].shape != tensors[reference.name].shape for member in odd):
-        _refuse_unequal(inspection, tie, reference, first, exponent)
-    if exponent:
-        refuse(
-            f"re-tying {shown(first.name)} by force would also rescale the logits of this architecture",
-            "keep the head as it is",
-            "flag.forward",
-        )
+    if survivor is None:
+        _refuse_unequal(inspection, tie, reference, odd[0], exponent)
+    _guard_forced(inspection, tie, reference, odd, exponent)
     head = inspection.head.output_head
     others = {member.name for member in odd}
     source = head.name if survivor is Survivor.HEAD and head and head.name in others else reference.name
     lost = sorted((others | {reference.name}) - {source})
     what = "; ".join(is_apart(member) for member in odd)
     return source, (f"not function-preserving: {', '.join(map(shown, lost))} is lost ({what})",)
+
+
+def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, odd: list[Member], exponent: int) -> None:
+    """What no word of the user's ties: other roles, other shapes, logits that the tied class would rescale."""
+    tensors = inspection.checkpoint.tensors
+    shapes = {tensors[member.name].shape for member in (reference, *odd)}
+    if tie.role is not Role.WORD_EMBEDDING or len(shapes) > 1:
+        _refuse_unequal(inspection, tie, reference, odd[0], exponent)
+    if exponent:
+        refuse(
+            f"re-tying {shown(odd[0].name)} by force would also rescale the logits of this architecture",
+            "keep the head as it is",
+            "flag.forward",
+        )
 
 
 def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> None:

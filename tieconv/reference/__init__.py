@@ -1,8 +1,9 @@
-"""The checkpoint as a torch model: logits in a precision of choice, on the CPU.
+"""The checkpoint as a torch model on the CPU: its logits in a precision of choice, or with its two tables exchanged.
 
 The only room below `tieconv.onnx` that imports torch and transformers.
 """
 
+from tieconv.reference.apart import Apart, load_apart
 from tieconv.reference.model import Batch, Reference, architecture, load, load_config
 
-__all__ = ["Batch", "Reference", "architecture", "load", "load_config"]
+__all__ = ["Apart", "Batch", "Reference", "architecture", "load", "load_apart", "load_config"]

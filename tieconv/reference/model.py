@@ -72,9 +72,13 @@ class Reference:
 
     def logits(self, batch: Batch) -> Any:
         """Logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
-        more = {"use_cache": False} if "use_cache" in self._accepts else {}
         with self._exactly():
-            return self.model(**self.inputs(batch), **more).logits
+            return self.forward(batch)
+
+    def forward(self, batch: Batch) -> Any:
+        """As `logits`, as torch computes it by itself: gradients may flow."""
+        more = {"use_cache": False} if "use_cache" in self._accepts else {}
+        return self.model(**self.inputs(batch), **more).logits
 
     def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[Any]:
         """Logits of consecutive ``pieces`` of the sequence, each computed from the cache of those before."""

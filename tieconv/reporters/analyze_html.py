@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.analysis import Analysis, Measure, Section
-from tieconv.reporters.analyze_html_plots import Plot, plots
+from tieconv.reporters.analyze_html_plots import plots
+from tieconv.reporters.analyze_html_scatter import Plot, Shade
 from tieconv.reporters.analyze_html_style import STYLE
 from tieconv.reporters.analyze_html_svg import STEPS, escape, figure
 from tieconv.text import count
@@ -36,37 +37,59 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield f"<header><h1>Embedding tables of <code>{escape(analysis.source)}</code></h1>"
     yield f'<div class="verdict"><span class="chip">{escape(analysis.relation)}</span>'
     yield f"<p>{escape(analysis.verdict, _LIMIT)}</p></div></header>"
-    for section in analysis.sections:
-        yield from _section(section)
+    for number, section in enumerate(analysis.sections):
+        yield from _section(section, number)
     yield f"<footer>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</footer>"
 
 
-def _section(section: Section) -> Iterator[str]:
+def _section(section: Section, number: int) -> Iterator[str]:
     yield f"<section><h2>{escape(section.title)}</h2>"
     yield f"<p>{escape(section.sentence, _LIMIT)}</p>"
     drawn = plots(section)
     if drawn:
         yield '<div class="plots">'
-        for plot in drawn:
-            yield from _figure(plot)
+        for place, plot in enumerate(drawn):
+            yield from _figure(plot, f"s{number}p{place}")
         yield "</div>"
     if section.measures:
         yield from _table(section.measures)
     yield "</section>"
 
 
-def _figure(plot: Plot) -> Iterator[str]:
+def _figure(plot: Plot, key: str) -> Iterator[str]:
+    """``key`` is unique on the page."""
     yield f"<figure><h3>{escape(plot.heading)}</h3>"
     if plot.legend:
         yield '<ul class="legend">'
         yield from (f'<li><i class="swatch {style}"></i>{escape(name)}</li>' for style, name in plot.legend)
         yield from (f'<li><i class="mark {kind}"></i>{escape(name)}</li>' for kind, name in plot.marks)
         yield "</ul>"
-    if plot.ramp:
-        swatches = "".join(f'<i class="swatch q{step}"></i>' for step in range(STEPS))
-        yield f'<p class="legend ramp"><span>{escape(plot.ramp[0])}</span><span>{swatches}</span>'
-        yield f"<span>{escape(plot.ramp[1])}</span></p>"
-    yield f"{plot.drawing}<figcaption>{escape(plot.says, _LIMIT)}</figcaption></figure>"
+    if plot.shades:
+        yield from _switch(plot.shades, key)
+    else:
+        yield from _ramp(plot.ramp) if plot.ramp else ()
+        yield plot.drawing
+    yield f"<figcaption>{escape(plot.says, _LIMIT)}</figcaption></figure>"
+
+
+def _switch(shades: Sequence[Shade], key: str) -> Iterator[str]:
+    """Radio buttons that show one drawing each, by the style sheet alone; the first is shown at the start."""
+    yield '<div class="switch" role="group" aria-label="coloured by">'
+    for place, shade in enumerate(shades):
+        checked = " checked" if place == 0 else ""
+        yield f'<input type="radio" name="{key}" id="{key}c{place}" class="k{place}"{checked}>'
+        yield f'<label for="{key}c{place}">{escape(shade.name)}</label>'
+    for place, shade in enumerate(shades):
+        yield f'<div class="shade k{place}">'
+        yield from _ramp(shade.ramp)
+        yield f"{shade.drawing}</div>"
+    yield "</div>"
+
+
+def _ramp(ends: tuple[str, str]) -> Iterator[str]:
+    swatches = "".join(f'<i class="swatch q{step}"></i>' for step in range(STEPS))
+    yield f'<p class="legend ramp"><span>{escape(ends[0])}</span><span>{swatches}</span>'
+    yield f"<span>{escape(ends[1])}</span></p>"
 
 
 def _table(measures: Sequence[Measure]) -> Iterator[str]:

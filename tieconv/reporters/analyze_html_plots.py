@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from math import isfinite, log10
-from statistics import fmean
 
 from tieconv.checkpoint.analysis import Section
 from tieconv.reporters.analyze_html_bars import bars
-from tieconv.reporters.analyze_html_svg import STEPS, WIDTH, Frame, Point, figure, step_of, svg
-
-Series = Mapping[str, Sequence[float]]
+from tieconv.reporters.analyze_html_scatter import Plot, Recognised, Series, frequency, plane, quantile, span
+from tieconv.reporters.analyze_html_svg import WIDTH, Frame, Point, figure, step_of, svg
 
 _BINS = 100
 _ROWS = ((0.0, "first row"), (1.0, "last row"))
@@ -19,23 +16,11 @@ _NAMES = {"tied": "tied table", "embed": "input embedding", "head": "output head
 _STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
 
 
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """A drawing (SVG), its heading, what its colours and marks are, and the sentence below (plain text)."""
-
-    heading: str
-    drawing: str
-    says: str
-    legend: tuple[tuple[str, str], ...] = ()
-    ramp: tuple[str, str] | None = None
-    marks: tuple[tuple[str, str], ...] = ()
-
-
 def plots(section: Section) -> list[Plot]:
     """Everything of a section that can be drawn; series of an unknown name are drawn as lines."""
     left = {name: _finite(points) for name, points in section.series.items()}
     found = list(bars_plot(section))
-    for recognise in (_plane, _bias, _difference, _norms, _spectra, _scores, _losses):
+    for recognise in (plane, frequency, _bias, _difference, _norms, _spectra, _scores, _losses):
         drawn, used = recognise(left)
         found += drawn
         left = {name: points for name, points in left.items() if name not in used}
@@ -56,56 +41,11 @@ def bars_plot(section: Section) -> Iterator[Plot]:
         )
 
 
-Recognised = tuple[list[Plot], set[str]]
-
-
-def _plane(series: Series) -> Recognised:
-    names = {"plane_x", "plane_y"}
-    if not names <= set(series) or not series["plane_x"] or len(series["plane_x"]) != len(series["plane_y"]):
-        return [], set()
-    points = list(zip(series["plane_x"], series["plane_y"], strict=True))
-    colour = next((name for name in series if name.startswith("plane_colour")), None)
-    values = series[colour] if colour and len(series[colour]) == len(points) else [0.0] * len(points)
-    frame = Frame(
-        "tokens on the two widest directions",
-        _span(x for x, _ in points),
-        _span(y for _, y in points),
-        "first principal direction",
-        "second",
-        height=330,
-    )
-    low, high = _quantile(values, 0.02), _quantile(values, 0.98)
-    for step in range(STEPS):
-        frame.dots((p for p, v in zip(points, values, strict=True) if step_of(v, low, high) == step), f"q{step}")
-    what = colour.partition(" ")[2] or "value" if colour else ""
-    ramp = (f"{what}: {figure(low)}", figure(high)) if colour else None
-    says = (
-        "Each dot is a token. An even change of colour along one direction means that the table carries it there; a "
-        "clump of dots apart is worth a look in the row report: padding and untrained tokens gather in one."
-    )
-    return [Plot("Map of tokens", frame.svg(), says, ramp=ramp)], names | ({colour} if colour else set())
-
-
 def _bias(series: Series) -> Recognised:
     if not series.get("bias"):
         return [], set()
     bias = series["bias"]
-    log_p = series.get("log_p", ())
-    if len(log_p) == len(bias) and len(bias) > 1:
-        points = list(zip(log_p, bias, strict=True))
-        slope, start = _fit(points)
-        frame = Frame("bias against log p", _span(log_p), _span(bias), "log p of the token", "bias")
-        frame.dots(points, "c0")
-        frame.line([(x, start + slope * x) for x in frame.x], "c1")
-        says = (
-            f"The bias follows {figure(slope)} × log p: what lies on the line is word frequency, and stripping the "
-            "bias gives it up. Dots far off the line are tokens that the bias treats by themselves."
-        )
-        return [Plot("Bias against word frequency", frame.svg(), says, (("c0", "token"), ("c1", "best line")))], {
-            "bias",
-            "log_p",
-        }
-    frame = Frame("bias by row", (0, 1), _span(bias), "rows in their order", "bias", _ROWS)
+    frame = Frame("bias by row", (0, 1), span(bias), "rows in their order", "bias", _ROWS)
     frame.dots(_by_row(bias), "c0")
     says = (
         "The bias of each row. A level line costs nothing to strip; spread is what the model says of tokens before it "
@@ -151,9 +91,7 @@ def _norms(series: Series) -> Recognised:
     if not names:
         return [], set()
     everything = [value for name in names for value in series[name]]
-    frame = Frame(
-        "row norms", (0, 1), _span([0.0, _quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS
-    )
+    frame = Frame("row norms", (0, 1), span([0.0, quantile(everything, 0.998)]), "rows in their order", "‖row‖", _ROWS)
     legend = tuple(_styled(names, "_norm"))
     for name, (style, _) in zip(names, legend, strict=True):
         low, middle, high = _binned(series[name], frame.y[1])
@@ -198,7 +136,7 @@ def _losses(series: Series) -> Recognised:
     frame = Frame(
         "training loss",
         (0, 1),
-        _span(value for name in names for value in series[name]),
+        span(value for name in names for value in series[name]),
         "steps",
         "nats per word",
         ((0.0, "first step"), (1.0, "last step")),
@@ -217,7 +155,7 @@ def _scores(series: Series) -> Recognised:
     frame = Frame(
         "scores of tokens",
         (0, 1),
-        _span(values),
+        span(values),
         "tokens, from suspect to well trained",
         "score",
         ((0.0, "lowest"), (1.0, "highest")),
@@ -232,7 +170,7 @@ def _scores(series: Series) -> Recognised:
 
 def _unknown(name: str, points: Sequence[float]) -> Plot:
     heading = name.replace("_", " ")
-    frame = Frame(heading, (0, 1), _span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last")))
+    frame = Frame(heading, (0, 1), span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last")))
     frame.line(_by_row(points), "c0")
     return Plot(heading, frame.svg(), "The numbers in order; a step in them separates groups.")
 
@@ -253,11 +191,6 @@ def _finite(points: Sequence[float]) -> list[float]:
     ]
 
 
-def _span(values: Iterable[float]) -> Point:
-    found = list(values)
-    return min(found), max(found)
-
-
 def _by_row(values: Sequence[float]) -> list[Point]:
     return [(place / max(1, len(values) - 1), value) for place, value in enumerate(values)]
 
@@ -271,15 +204,3 @@ def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Poi
         for line, share in zip(lines, (0.1, 0.5, 0.9), strict=True):
             line.append((number / max(1, count - 1), min(most, part[round(share * (len(part) - 1))])))
     return lines
-
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[round(share * (len(values) - 1))]
-
-
-def _fit(points: Sequence[Point]) -> tuple[float, float]:
-    """Slope and start of the least-squares line."""
-    mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread > 0 else 0.0
-    return slope, mean_y - slope * mean_x

@@ -3,10 +3,10 @@
 STYLE = """\
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#17191c;--soft:#5a6068;--rule:#dfe1e0;--accent:#1f6fd1;
 --c0:#e07b1a;--c1:#1f6fd1;--c2:#12866a;--c3:#8a4fc4;--c4:#b3323f;--same:#e4e5e3;--mark:#17191c;
---q0:#c9dcf2;--q1:#9fc3e8;--q2:#71a6db;--q3:#4787c9;--q4:#2a67ab;--q5:#1a4a82;--q6:#0d2d57}
+--q0:#a9c8ea;--q1:#8db7e2;--q2:#71a6db;--q3:#4787c9;--q4:#2a67ab;--q5:#1a4a82;--q6:#0d2d57}
 @media (prefers-color-scheme:dark){:root{--page:#121416;--card:#1b1e21;--ink:#eceeef;--soft:#a3abb3;--rule:#32373c;
 --accent:#6db0ff;--c0:#f2a154;--c1:#5aa5f7;--c2:#3fc09b;--c3:#b98cf0;--c4:#f0727d;--same:#2a2e32;--mark:#fff;
---q0:#173353;--q1:#1d4a7d;--q2:#2664a8;--q3:#3f86d0;--q4:#6fa9e6;--q5:#a5cbf3;--q6:#dcebfb}}
+--q0:#2d4f7a;--q1:#2b5c97;--q2:#2664a8;--q3:#3f86d0;--q4:#6fa9e6;--q5:#a5cbf3;--q6:#dcebfb}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:16px/1.5
 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
@@ -29,6 +29,15 @@ figcaption{color:var(--soft);font-size:.92rem;margin-top:.6rem;overflow-wrap:any
 .legend i{display:inline-block;width:.8rem;height:.8rem;border-radius:3px;margin-right:.4rem;vertical-align:-.08rem}
 .legend .mark{width:0;height:.95rem;border-radius:0;background:none}
 .ramp i{margin:0;border-radius:0;width:1rem}
+.switch{position:relative}
+.switch input{position:absolute;opacity:0;width:1px;height:1px}
+.switch label{display:inline-block;border:1px solid var(--rule);border-radius:99px;padding:.3rem .8rem;
+margin:0 .35rem .5rem 0;font-size:.88rem;cursor:pointer;overflow-wrap:anywhere}
+.switch input:checked+label{border-color:var(--accent);color:var(--accent);font-weight:600}
+.switch input:focus-visible+label{outline:2px solid var(--accent);outline-offset:2px}
+.shade{display:none}
+.k0:checked~.shade.k0,.k1:checked~.shade.k1,.k2:checked~.shade.k2,.k3:checked~.shade.k3,.k4:checked~.shade.k4,
+.k5:checked~.shade.k5,.k6:checked~.shade.k6,.k7:checked~.shade.k7{display:block}
 svg text{font-size:12px;fill:var(--ink)}
 svg .tick,svg .title{fill:var(--soft)}
 svg .name{font-size:12.5px}
@@ -38,6 +47,7 @@ svg .value{font-weight:600}
 .line{fill:none;stroke:var(--of);stroke-width:2;stroke-linejoin:round}
 .band{fill:var(--of);opacity:.18}
 .dots{stroke:var(--of);stroke-width:3.2;stroke-linecap:round;fill:none;opacity:.75}
+.few{stroke-width:5.5;opacity:.9}
 .bar,.cell{fill:var(--of)}
 .swatch{background:var(--of)}
 .floor{stroke:var(--mark);stroke-width:2;stroke-dasharray:3 2}

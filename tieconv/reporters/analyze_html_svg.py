@@ -73,11 +73,12 @@ class Frame:
         path = _path(self.place(point) for point in (*low, *reversed(high)))
         self.parts.append(f'<path class="band {style}" d="{path}Z"/>')
 
-    def dots(self, points: Iterable[Point], style: str) -> None:
-        """One dot a point, all in one path."""
+    def dots(self, points: Iterable[Point], style: str, *, few: bool = False) -> None:
+        """One dot a point, all in one path; larger where they are ``few``."""
+        size = " few" if few else ""
         marks = "".join(f"M{_at(self.place(point))}h0" for point in points)
         if marks:
-            self.parts.append(f'<path class="dots {style}" d="{marks}"/>')
+            self.parts.append(f'<path class="dots {style}{size}" d="{marks}"/>')
 
     def svg(self) -> str:
         """The drawing, with axes behind it."""

@@ -19,14 +19,17 @@ def _section(section: Section, paint: Paint, width: int | None) -> Iterator[str]
     yield paint(shown(section.title), "heading")
     yield from wrapped(shown(section.sentence, 600), "  ", width)
     if section.measures:
-        yield from columns([("figure", "value", "floor", "n", ""), *map(_row, section.measures)], "    ")
+        known = any(measure.ceiling is not None for measure in section.measures)
+        heads = ("figure", "value", "floor", *(["ceiling"] if known else []), "n", "")
+        yield from columns([heads, *(_row(measure, known) for measure in section.measures)], "    ")
 
 
-def _row(measure: Measure) -> tuple[str, ...]:
+def _row(measure: Measure, ceilings: bool) -> tuple[str, ...]:
     return (
         shown(measure.name),
         "not given" if measure.value is None else f"{figure(measure.value)} {shown(measure.unit)}".rstrip(),
         "" if measure.floor is None else figure(measure.floor),
+        *(["" if measure.ceiling is None else figure(measure.ceiling)] if ceilings else []),
         "" if measure.n is None else f"{measure.n:,}",
         shown(measure.says, 400),
     )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from tieconv.checkpoint.plan import (
+    AverageTensor,
     CopyTensor,
     DropFile,
     DropTensor,
@@ -20,6 +21,7 @@ from tieconv.checkpoint.plan import (
     ScaleTensor,
     SetConfig,
     SetMetadata,
+    SetTensor,
     ShareTensor,
     TrimStorage,
 )
@@ -63,6 +65,10 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
             return "add", shown(name), f"all zero, {list(shape)} {dtype}"
         case ScaleTensor(name, source, exponent):
             return "add", shown(name), f"{shown(source)} times 2**{exponent}, exact"
+        case AverageTensor(name, first, second):
+            return "mean", shown(name), f"of {shown(first)} and {shown(second)}, each element rounded once"
+        case SetTensor(name, because):
+            return "change", shown(name), shown(because)
         case ResizeTensor(name, before, after):
             return "resize", shown(name), f"{list(before)} becomes {list(after)}, {_resized(before, after)}"
         case ShareTensor(name, source):

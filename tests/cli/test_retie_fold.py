@@ -1,0 +1,177 @@
+"""`tieconv retie --fold-norm`: a head that holds a folded norm becomes the tied model that it was made from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import tieconv
+from tests.analysis.lm import build
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import bits_equal, config, edit, operations, plan, snapshot, tensors
+
+NORMS = {"llama": "model.norm.weight", "gemma2": "model.norm.weight", "gpt2": "transformer.ln_f.weight"}
+EMBEDS = {"gpt2": "transformer.wte.weight"}
+SHIFT, HEAD = "transformer.ln_f.bias", "lm_head.weight"
+
+
+def made(folder: Path, model_type: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A tied model, all of one type; its tensors."""
+    build(folder, model_type, tied=True)
+
+    def change(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            values[name] = value.to(dtype)
+        if model_type == "gpt2":
+            values[SHIFT] = torch.tensor([0.0, 0.5, -2.0, 1.0]).repeat(8).to(dtype)
+
+    edit(folder, change)
+    path = folder / "config.json"
+    path.write_text(json.dumps(config(folder) | {"dtype": str(dtype).removeprefix("torch.")}))
+    return tensors(folder)
+
+
+def fold(folder: Path, out: Path, model_type: str) -> None:
+    """As rotation and quantisation tools leave it: the norm's scale multiplied into an untied head, the norm at one."""
+    ok("untie", folder, "-o", out)
+    norm, embed = NORMS[model_type], EMBEDS.get(model_type, "model.embed_tokens.weight")
+
+    def change(values: dict[str, Any]) -> None:
+        gains = values[norm].float() + (1 if model_type == "gemma2" else 0)
+        values[HEAD] = (values[embed].float() * gains).to(values[embed].dtype)
+        values[norm] = torch.zeros_like(values[norm]) if model_type == "gemma2" else torch.ones_like(values[norm])
+        if SHIFT in values:  # β' = β / γ, where the quotient is exact
+            values[SHIFT] = torch.zeros_like(values[SHIFT])
+
+    edit(out, change)
+
+
+def logits(folder: Path) -> torch.Tensor:
+    ids = torch.arange(3, 40)[None]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        found: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_the_original_comes_back(tmp_path: Path, model_type: str, dtype: torch.dtype) -> None:
+    """Fold, then unfold: the tied model again, every byte but for a norm that the bytes of the head leave open."""
+    original = made(tmp_path / "tied", model_type, dtype)
+    fold(tmp_path / "tied", tmp_path / "folded", model_type)
+    told = tieconv.analyze(tmp_path / "folded")
+    assert told.relation == "diagonal" and told.verdict.startswith("Yes, exactly") and "--fold-norm" in told.verdict
+    result = ok("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "out")
+    after = tensors(tmp_path / "out")
+    assert after.keys() == original.keys()
+    for name, value in original.items():
+        if name != NORMS[model_type]:
+            assert bits_equal(after[name], value), name
+    near = 2e-3 if dtype is torch.bfloat16 else 1e-5  # what 160 rows of eight digits say of 1 + weight
+    assert torch.allclose(logits(tmp_path / "out"), logits(tmp_path / "tied"), rtol=near, atol=near)
+    if dtype is torch.bfloat16 and model_type == "llama":
+        assert bits_equal(after[NORMS[model_type]], original[NORMS[model_type]])
+    assert "had been rounded" in result.stdout
+    assert config(tmp_path / "out")["tie_word_embeddings"] is True
+    assert ok("check", tmp_path / "out").exit_code == 0
+
+
+def test_layer_norm_with_its_shift(tmp_path: Path) -> None:
+    """GPT-2: the factors go into weight and bias of the last norm, where both hold the products."""
+    made(tmp_path / "tied", "gpt2", torch.bfloat16)
+    fold(tmp_path / "tied", tmp_path / "folded", "gpt2")
+    shift = torch.tensor([0.0, 0.5, -2.0, 1.0]).repeat(8).bfloat16()
+    edit(tmp_path / "folded", lambda values: values.update({SHIFT: shift}))
+    gains = tensors(tmp_path / "tied")[NORMS["gpt2"]]
+    ok("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "out")
+    after = tensors(tmp_path / "out")
+    assert bits_equal(after[NORMS["gpt2"]], gains) and bits_equal(after[SHIFT], shift * gains)
+    assert torch.allclose(logits(tmp_path / "out"), logits(tmp_path / "folded"), rtol=2e-2, atol=2e-2)
+    edit(tmp_path / "folded", lambda values: values.update({SHIFT: gains.flip(0)}))
+    told = refused("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "no")
+    assert "take up exactly" in told and not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])
+def test_a_factor_of_four_changes_no_logit(tmp_path: Path, model_type: str) -> None:
+    """A power of two is exact everywhere: the logits are the same bits, and the note says that the function is."""
+    build(tmp_path / "m", model_type, tied=False)
+    embed, norm = EMBEDS.get(model_type, "model.embed_tokens.weight"), NORMS[model_type]
+
+    def change(values: dict[str, Any]) -> None:
+        values[HEAD] = values[embed] * 4
+        values[norm] = values[norm].bfloat16().float()  # 4·(1 + weight) − 1 has room
+
+    edit(tmp_path / "m", change)
+    result = ok("retie --fold-norm", tmp_path / "m", "-o", tmp_path / "out")
+    assert "the function is the same" in result.stdout
+    assert torch.equal(logits(tmp_path / "m"), logits(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("form", ["sharded", "torch", "in-place"])
+def test_every_layout(tmp_path: Path, form: str) -> None:
+    """Shards, torch files and the directory itself: the norm and the config change, the head goes, all else stays."""
+    original = made(tmp_path / "tied", "llama", torch.bfloat16)
+    fold(tmp_path / "tied", tmp_path / "folded", "llama")
+    source, out = tmp_path / "folded", tmp_path / "out"
+    if form == "sharded":
+        ok("convert --to safetensors --max-shard-size 20KB", source, "-o", tmp_path / "shards")
+        source = tmp_path / "shards"
+        assert len(list(source.glob("*.safetensors"))) > 1
+    if form == "torch":
+        ok("convert --to torch", source, "-o", tmp_path / "bin")
+        source = tmp_path / "bin"
+    target = ["--in-place"] if form == "in-place" else ["-o", str(out)]
+    ok("retie --fold-norm", source, *target)
+    out = source if form == "in-place" else out
+    after = tensors(out)
+    for file in out.glob("*.bin"):
+        after |= torch.load(file, weights_only=True)
+    assert after.keys() == original.keys()
+    assert all(bits_equal(after[name], original[name]) for name in original)
+
+
+def test_the_plan_says_so(tmp_path: Path) -> None:
+    """--json names the norm that changes and the head that goes; nothing is written without -o."""
+    made(tmp_path / "tied", "llama", torch.bfloat16)
+    fold(tmp_path / "tied", tmp_path / "folded", "llama")
+    before = snapshot(tmp_path / "folded")
+    document = plan("retie --fold-norm", tmp_path / "folded")
+    assert operations(document)["model.norm.weight"] == "SetTensor" and operations(document)[HEAD] == "DropTensor"
+    assert snapshot(tmp_path / "folded") == before
+
+
+def test_a_base_model_has_names_of_its_own(models: Path, tmp_path: Path) -> None:
+    """A checkpoint without the base model's prefix: the norm is changed under the name that is stored."""
+    ok("untie", models / "gpt2-unprefixed", "-o", tmp_path / "m")
+    edit(tmp_path / "m", lambda values: values[HEAD].mul_(4))
+    before = tensors(tmp_path / "m")
+    told = tieconv.analyze(tmp_path / "m").section("Re-tying")
+    assert told is not None and told.detail["fold"]["tensor"] == "ln_f.weight"  # type: ignore[index]
+    ok("retie --fold-norm", tmp_path / "m", "-o", tmp_path / "out")
+    after = tensors(tmp_path / "out")
+    assert HEAD not in after
+    assert all(bits_equal(after[f"ln_f.{part}"], before[f"ln_f.{part}"] * 4) for part in ("weight", "bias"))
+
+
+def test_what_is_no_fold_is_refused(tmp_path: Path, models: Path) -> None:
+    """Independent tables, a class whose last norm is not known, and a survivor beside it."""
+    assert "no factor gives column" in refused("retie --fold-norm", models / "llama-untied", "-o", tmp_path / "out")
+    assert run("retie --fold-norm --from head --force", models / "llama-untied").exit_code == 2
+    ok("untie", models / "t5", "-o", tmp_path / "t5")
+    edit(tmp_path / "t5", lambda values: values[HEAD].mul_(3))
+    assert "no norm with a weight is known" in refused("retie --fold-norm", tmp_path / "t5", "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_equal_tables_are_simply_tied(models: Path, tmp_path: Path) -> None:
+    """Where there is nothing to fold the copy goes and no norm is touched."""
+    document = plan("retie --fold-norm", models / "llama-duplicated", "-o", tmp_path / "out")
+    assert "SetTensor" not in operations(document).values()
+    assert operations(plan("retie --fold-norm", models / "llama-tied")) == {}

@@ -1,0 +1,128 @@
+"""The mean of two tensors: rounded once, against exact arithmetic; written, proved and refused."""
+
+from __future__ import annotations
+
+import os
+import struct
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tieconv.checkpoint.plan import Averaged, OutputTensor, OutputWeights, Plan, Promises
+from tieconv.errors import RefusedError
+from tieconv.execute import Target, execute
+from tieconv.execute import mean as arithmetic
+from tieconv.execute.mean import floats, midpoints, rounded
+
+from . import models
+from .test_scale import SHAPES, value
+from .test_verify import expect, flip
+
+WIDTHS = {"F16": 2, "BF16": 2, "F32": 4, "F64": 8}
+
+
+def nearest(exact: Fraction, dtype: str) -> set[int]:
+    """The encodings, sign aside, that are nearest to ``exact``; of two the even one."""
+    exponent_bits, fraction_bits = SHAPES[dtype]
+    low, high = 0, ((1 << exponent_bits) - 1) << fraction_bits  # magnitudes; the last is the first that is not finite
+    target = abs(exact)
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = value(middle, dtype)
+        assert found is not None
+        low, high = (middle, high) if found <= target else (low, middle)
+    below, above = value(low, dtype), value(high, dtype)
+    assert below is not None
+    if above is None or target - below < above - target:
+        return {low}
+    return {high} if target - below > above - target else {low if low % 2 == 0 else high}
+
+
+def mean(first: bytes, second: bytes, dtype: str) -> bytes:
+    return rounded(midpoints(floats(first, dtype), floats(second, dtype)), dtype)
+
+
+@settings(max_examples=600, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(sorted(SHAPES)))
+def test_the_mean_is_rounded_once(data: st.DataObject, dtype: str) -> None:
+    """Of any two finite numbers: the encoding nearest to (a + b) / 2, ties to even, never an overflow."""
+    width = WIDTHS[dtype]
+    finite = st.integers(0, (1 << 8 * width) - 1).filter(lambda bits: value(bits, dtype) is not None)
+    one = data.draw(finite)
+    near = (
+        st.integers(-9, 9)
+        .map(lambda step: max(0, one + step))
+        .filter(lambda bits: bits < 1 << 8 * width and value(bits, dtype) is not None)
+    )
+    other = data.draw(st.one_of(finite, near))
+    exact = (value(one, dtype) + value(other, dtype)) / 2  # type: ignore[operator]
+    found = int.from_bytes(mean(one.to_bytes(width, "little"), other.to_bytes(width, "little"), dtype), "little")
+    sign = 1 << (8 * width - 1)
+    assert found & ~sign in nearest(exact, dtype)
+    if exact:
+        assert bool(found & sign) == (exact < 0)
+
+
+@pytest.mark.parametrize("dtype", sorted(SHAPES))
+def test_the_mean_of_equal_numbers_is_the_number(dtype: str) -> None:
+    """Bit for bit: subnormals, the largest number and the sign of zero too."""
+    block = np.random.default_rng(0).bytes(8 * 4096)
+    width = WIDTHS[dtype]
+    kept = b"".join(
+        block[at : at + width]
+        for at in range(0, len(block), width)
+        if value(int.from_bytes(block[at : at + width], "little"), dtype) is not None
+    )
+    largest = (((1 << SHAPES[dtype][0]) - 1) << SHAPES[dtype][1]) - 1
+    kept += b"".join(bits.to_bytes(width, "little") for bits in (0, 1, largest, 1 << (8 * width - 1)))
+    assert mean(kept, kept, dtype) == kept
+
+
+def averaging(source: Path, first: bytes, second: bytes, dtype: str) -> Plan:
+    """The plan that stores the mean in place of both."""
+    source.mkdir()
+    shape = (len(first) // WIDTHS[dtype],)
+    path = source / "model.safetensors"
+    models.write_weights(path, {models.EMBED: (dtype, shape, first), models.HEAD: (dtype, shape, second)})
+    embed, head = models.checkpoint(source).files[0].tensors
+    content = Averaged(embed.range, head.range, dtype, (embed.name, head.name))
+    tensor = OutputTensor(models.EMBED, dtype, shape, content)
+    return models.plan_of(source, [OutputWeights(path.name, (tensor,), None)], promises=Promises(None, ()))
+
+
+@pytest.mark.parametrize("dtype", sorted(SHAPES))
+def test_many_blocks(tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written block by block as all at once."""
+    monkeypatch.setattr(arithmetic, "BLOCK", 1024)
+    count = 3001
+    first, second = (rounded(np.random.default_rng(seed).standard_normal(count), dtype) for seed in (1, 2))
+    plan = averaging(tmp_path / "source", first, second, dtype)
+    execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    assert models.tensor_bytes(tmp_path / "out" / "model.safetensors") == {models.EMBED: mean(first, second, dtype)}
+    assert plan.bytes_read == 2 * len(first) and plan.bytes_written == len(first)
+
+
+@pytest.mark.parametrize("verify", ["full", "structure"])
+@pytest.mark.parametrize("position", [-1, -70_000])
+def test_the_mean_is_proved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: str, position: int) -> None:
+    """One wrong bit anywhere is found, whatever is verified."""
+    first, second = models.numbers(50_000, 3), models.numbers(50_000, 4)
+    plan = averaging(tmp_path / "source", first, second, "BF16")
+    error = expect(plan, tmp_path / "out", monkeypatch, flip("model.safetensors", position), verify)
+    assert models.EMBED in error.message
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_not_finite_has_no_mean(tmp_path: Path, bad: float, side: int) -> None:
+    """Refused by the name of the tensor, and nothing is left."""
+    blocks = [struct.pack("<3f", 1, 2, 3), struct.pack("<3f", 4, 5, 6)]
+    blocks[side] = struct.pack("<3f", 1, bad, 3)
+    plan = averaging(tmp_path / "source", *blocks, "F32")
+    with pytest.raises(RefusedError, match=(models.EMBED, models.HEAD)[side]):
+        execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
+    assert os.listdir(tmp_path) == ["source"]

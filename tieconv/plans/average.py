@@ -1,0 +1,66 @@
+"""Re-tying to the mean: one table whose elements are the means of those of two."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.records import TensorRecord
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import refuse
+from tieconv.text import shell_word, shown
+
+_ALIKE = frozenset({State.NEAR, State.DISTINCT})
+"""States in which a mean may mean something: one is no transpose, multiple or cast of the other."""
+
+
+def merge(edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd: list[Member]) -> tuple[str, ...]:
+    """Store the mean of the input embedding and the head under the canonical name; the note says what is lost.
+
+    Raises `RefusedError` where a mean is doubtful: more than two tables that differ, two types, a multiple, a strided
+    view. Whether the elements are finite shows when they are read.
+    """
+    _guard_pair(inspection, reference, odd)
+    first, second = (inspection.checkpoint.tensors[member.name] for member in (reference, odd[0]))
+    _guard_records(inspection, first, second, odd[0])
+    for member in tie.members:
+        if member.stored and member.name != tie.canonical:
+            edits.drop(member.name, f"the mean is stored as {tie.canonical}")
+    edits.average(tie.canonical, first, second)
+    lost = " and ".join(sorted(map(shown, (first.name, second.name))))
+    return (f"not function-preserving: {lost} become their mean ({is_apart(odd[0])})",)
+
+
+def _guard_pair(inspection: Inspection, reference: Member, odd: list[Member]) -> None:
+    view = inspection.head
+    ends = {found.name for found in (view.input_embedding, view.output_head) if found}
+    if len(odd) == 1 and ends == {reference.name, odd[0].name}:
+        return
+    names = ", ".join(shown(member.name) for member in (reference, *odd))
+    refuse(
+        f"{names} differ, and a mean is that of one input embedding and one head",
+        f"choose whose values survive: {_command(inspection)} --from embed|head --force",
+        "mean.pair",
+    )
+
+
+def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRecord, odd: Member) -> None:
+    names = f"{shown(first.name)} and {shown(second.name)}"
+    one_of_them = f"choose whose values survive: {_command(inspection)} --from embed|head --force"
+    if first.dtype != second.dtype:
+        refuse(
+            f"{names} are {shown(first.dtype)} and {shown(second.dtype)}: which the mean should have is not said",
+            one_of_them,
+            "mean.dtype",
+        )
+    if odd.state not in _ALIKE:
+        refuse(f"{names} have no sensible mean: {is_apart(odd)}", one_of_them, "mean.state")
+    if first.stride is not None or second.stride is not None:
+        refuse(
+            f"{names} are not both stored row after row",
+            f"store them so first: tieconv convert {shell_word(inspection.checkpoint.source)} -o OUT --to safetensors",
+            "mean.stride",
+        )
+
+
+def _command(inspection: Inspection) -> str:
+    return f"tieconv retie {shell_word(inspection.checkpoint.source)}"

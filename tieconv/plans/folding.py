@@ -1,0 +1,47 @@
+"""Re-tying a head that holds a folded norm: its factors go into the norm, and the embedding is then the head."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.inspection import Inspection, Member, Tie
+from tieconv.checkpoint.plan import NormFold
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import inspect_hint, refuse
+from tieconv.text import shown
+
+
+def merge(
+    edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd: list[Member], fold: NormFold
+) -> tuple[str, ...]:
+    """Drop the head, change the norm; the note says how far the stored head had been rounded.
+
+    Raises `RefusedError` where another tensor of the group differs too.
+    """
+    if [member.name for member in odd] != [fold.head]:
+        names = ", ".join(shown(member.name) for member in odd)
+        refuse(
+            f"{names} differ from {shown(reference.name)}, and a norm is folded into the head alone",
+            inspect_hint(inspection),
+            "fold.group",
+        )
+    tensors = inspection.checkpoint.tensors
+    norms = " and ".join(map(shown, fold.values))
+    for name, data in fold.values.items():
+        edits.give(tensors[name], data, f"its values times the factors of the columns of {fold.head}, exact")
+    for member in tie.members:
+        if member.stored and member.name not in (tie.canonical, reference.name):
+            edits.drop(
+                member.name,
+                f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte",
+            )
+    if reference.name != tie.canonical:
+        edits.rename(reference.name, tie.canonical)
+    return (_note(fold, norms),)
+
+
+def _note(fold: NormFold, norms: str) -> str:
+    if not fold.rounded:
+        return f"the factors of the head went into {norms}: every product is exact, so the function is the same"
+    return (
+        f"the factors of the head went into {norms}: {fold.rounded:,} of {fold.elements:,} elements of "
+        f"{shown(fold.head)} had been rounded, and logits change by that rounding, which is undone"
+    )
