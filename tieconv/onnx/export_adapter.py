@@ -28,7 +28,7 @@ _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
 
 
 def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> Any:
-    """The model traced with ``inputs``, every axis free: transformers' `ExportedModel`, before it torch's `ONNXProgram`.
+    """The model traced with ``inputs``, every axis free: an `ExportedModel`, or before it torch's `ONNXProgram`.
 
     Raises `RefusedError` where the installed exporter is not the one that this was written for, and where it cannot
     export the model; both name the versions.
@@ -121,9 +121,14 @@ def _failed(model: Any, error: Exception) -> TieconvError:
     lines = str(error).strip().splitlines() or [""]
     return RefusedError(
         f"transformers' exporter cannot export {type(model).__name__}: {type(error).__name__}: {shown(lines[0], 400)}",
-        f"installed: {_told(versions())}; tried with: {_told(TRIED)}; --traceback shows where it stopped",
+        f"{tried()}; --traceback shows where it stopped",
         "export.failed",
     )
+
+
+def tried() -> str:
+    """What is installed beside what this was tried with, for a hint."""
+    return f"installed: {_told(versions())}; tried with: {_told(TRIED)}"
 
 
 @contextlib.contextmanager
