@@ -82,7 +82,8 @@ def _machine(measured: dict[str, Any]) -> Iterator[str]:
     yield f"onnxruntime {ort['version']} built for CUDA {ort['cuda']};"
     yield f"torch {torch['version']} with CUDA {torch['cuda']} and cuDNN {torch['cudnn']};"
     yield f"transformers {packages.get('transformers')}, onnx {packages.get('onnx')}, Python {machine['python']}."
-    yield f"{measured['seconds']:.0f} s in all."
+    sources = sorted({row["source"] for rows in measured["parts"].values() for row in rows if "source" in row})
+    yield f"{measured['seconds']:.0f} s in all; SHA-256 of tieconv's sources: {', '.join(sources) or 'unknown'}."
 
 
 def _errors(rows: list[Row]) -> Iterator[str]:
@@ -198,8 +199,8 @@ def _not_run(rows: list[Row]) -> Iterator[str]:
 
 def _latency(rows: list[Row]) -> Iterator[str]:
     forms = list(dict.fromkeys(row["form"] for row in rows if "form" in row))
-    yield "Milliseconds: the median, and in brackets what a tenth of the runs are below and above. All passes begin with"
-    yield "an empty cache and give the logits of every token; torch is eager with its own attention."
+    yield "Milliseconds: the median, and in brackets what a tenth of the runs are below and above. All passes begin"
+    yield "with an empty cache and give the logits of every token; torch is eager with its own attention."
     yield ""
     yield from _head("precision", "tokens", *forms)
     cells = {(row["precision"], row["sequence"], row["form"]): row for row in rows if "form" in row}

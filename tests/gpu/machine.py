@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -12,6 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import tieconv
 from tieconv.onnx.session_provider import CUDA
 
 PACKAGES = (
@@ -102,6 +104,15 @@ def _processor() -> str:
     except OSError:
         named = None
     return named[1].strip() if named else platform.processor()
+
+
+def source() -> str:
+    """The code that measures: a digest of tieconv's modules, as a version says too little of a checkout."""
+    root = Path(tieconv.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]
 
 
 def loaded_libraries() -> list[str]:

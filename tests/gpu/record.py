@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.machine import source
 from tieconv.version import VERSION
 
 SCHEMA = "tieconv.gpu/1"
@@ -24,6 +25,7 @@ class Record:
 
     def __init__(self, path: Path, provider: str, machine: dict[str, Any], *, small: bool) -> None:
         self.path = path
+        self.source = source()
         now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         self.document: dict[str, Any] = {
             "schema": SCHEMA,
@@ -54,6 +56,8 @@ class Record:
         return any(row["key"] == key and "error" not in row for row in self.document["parts"][part])
 
     def add(self, part: str, row: Row) -> None:
+        """``row`` with the code that it was measured with, in the place of one with its key."""
+        row = {**row, "source": self.source}
         rows = self.document["parts"][part]
         rows[:] = [other for other in rows if other["key"] != row["key"]] + [row]
         self.write()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ pytest.importorskip("torch")
 from tests.gpu import machine, measure
 from tests.gpu.job import key_of, rows
 from tests.gpu.latency import LENGTHS, latency_rows, quantiles
-from tests.gpu.memory import memory_row
+from tests.gpu.memory import memory_row, open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config, matrix_bytes
 from tests.gpu.record import PARTS, SCHEMA, OtherMeasurementError, Record
 from tests.gpu.refusals import CASES, refusal_row
@@ -45,7 +47,7 @@ def test_every_row_is_on_disk_at_once(record: Record) -> None:
     assert record.done("verdicts", "llama/fp32")
     found = read(record.path)
     assert found["schema"] == SCHEMA
-    assert found["parts"]["verdicts"] == [{"key": "llama/fp32", "verdict": "passed"}]
+    assert found["parts"]["verdicts"] == [{"key": "llama/fp32", "verdict": "passed", "source": machine.source()}]
     assert list(found["parts"]) == list(PARTS)
 
 
@@ -116,6 +118,29 @@ def test_without_a_gpu_nothing_is_measured(
     assert measure.main(["-o", str(tmp_path / "gpu.json")]) == 2
     assert "nothing was measured: torch finds no GPU" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_gpu_says_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name, memory and driver of the device, from torch and nvidia-smi; without the latter there is no driver."""
+    made = SimpleNamespace(name="NVIDIA TEST", major=9, minor=0, multi_processor_count=132, total_memory=150 << 30)
+    fake = SimpleNamespace(cuda=SimpleNamespace(get_device_properties=lambda index: made))
+    answer = subprocess.CompletedProcess([], 0, stdout="NVIDIA TEST, 580.159.03, 143771\n")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *given, **more: answer)
+    found = machine._gpu(fake)
+    assert (found["name"], found["driver"], found["capability"]) == ("NVIDIA TEST", "580.159.03", "9.0")
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    assert machine._gpu(fake)["driver"] is None
+    assert machine.describe("cpu")["gpu"] is None
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_a_session_on_the_cpu_is_not_measured_as_a_device(workshop: Workshop) -> None:
+    """Memory and latency ask for CUDA; what onnxruntime gives instead raises, and is never a figure of a GPU."""
+    if not machine.without_gpu():
+        pytest.skip("there is a GPU")
+    with pytest.raises(RuntimeError, match=r"session on the CPU|CUDA failure"):
+        open_with(workshop.graph("llama", "fp32"), "cuda", "exact", "float32")
 
 
 def test_a_verdict_keeps_every_gate(workshop: Workshop) -> None:

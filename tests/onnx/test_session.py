@@ -14,6 +14,7 @@ import torch
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.onnx.parity.forward import as_tensor
 from tieconv.onnx.session import open_session
+from tieconv.onnx.session_diagnosis import UNKNOWN, Cause
 from tieconv.onnx.session_provider import CPU, CUDA
 from tieconv.reference.packages import need
 
@@ -243,6 +244,22 @@ def test_a_full_device(monkeypatch, packages) -> None:
     with pytest.raises(NotRunError, match="memory ran out") as refused:
         open_session("model.onnx", "cuda")
     assert "nvidia-smi" in refused.value.hint
+
+
+def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
+    """The CPU cannot do the graph's first product: told is why CUDA did not start, not that a kernel is missing."""
+    said = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Mul(14) node"
+    Runtime(fails=said).install(monkeypatch)
+    found = Cause("libcuda.so.1 is not found", "install the driver", "session.no-driver")
+    monkeypatch.setattr("tieconv.onnx.session.diagnose", lambda ort, said="": found)
+    with pytest.raises(NotRunError, match=r"does not start: libcuda\.so\.1") as refused:
+        open_session("model.onnx", "cuda", precision="bfloat16")
+    assert (refused.value.hint, refused.value.active) == ("install the driver", CPU)
+    with pytest.raises(NotRunError, match="bf16"):
+        open_session("model.onnx", "auto", precision="bfloat16")
+    found = Cause("all is well", "", UNKNOWN)
+    with pytest.raises(NotRunError, match=r"no kernel for a node.*Mul\(14\)"):
+        open_session("model.onnx", "cuda", precision="bfloat16")
 
 
 def test_half_a_package(monkeypatch) -> None:

@@ -10,13 +10,14 @@ from typing import Any
 
 from tieconv.checkpoint.parity import ProviderUse
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.session_diagnosis import diagnose
+from tieconv.onnx.session_diagnosis import UNKNOWN, diagnose
 from tieconv.onnx.session_placement import check_placement
 from tieconv.onnx.session_provider import CPU, CUDA, Choice, choose, runtime, versions
 from tieconv.text import shown
 
 ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
 """ONNX element types by number."""
+_NO_KERNEL = "session.kernel"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,10 +70,8 @@ def open_session(
     choice = choose(ort, provider, tf32=tf32)
     if choice.providers == [CPU]:
         _check_precision(precision)
-    inner, notes = _start(ort, os.fspath(path), provider, choice)
+    inner, notes = _start(ort, os.fspath(path), provider, choice, precision)
     active = str(inner.get_providers()[0])
-    if active != CUDA:
-        _check_precision(precision)
     use = ProviderUse(
         provider,
         active,
@@ -84,10 +83,11 @@ def open_session(
     return Session(inner, ort, use)
 
 
-def _start(ort: Any, path: str, provider: str, choice: Choice) -> tuple[Any, tuple[str, ...]]:
+def _start(ort: Any, path: str, provider: str, choice: Choice, precision: str) -> tuple[Any, tuple[str, ...]]:
     """The session, and notes for the report; `NotRunError` with the cause where CUDA was asked for and is not there.
 
-    onnxruntime answers a CUDA that does not start with a session on the CPU, or with an error from the driver.
+    onnxruntime answers a CUDA that does not start with a session on the CPU, or with an error from the driver, or
+    with an operator that the CPU cannot do.
     """
     if choice.providers[0] == CPU:
         return _open(ort, path, choice.providers), choice.notes
@@ -97,12 +97,16 @@ def _start(ort: Any, path: str, provider: str, choice: Choice) -> tuple[Any, tup
             inner = _open(ort, path, choice.providers)
     except StartError as error:
         said = str(error)
+    except NotRunError as stop:
+        if stop.code != _NO_KERNEL or diagnose(ort).code == UNKNOWN:
+            raise
     if inner is not None and str(inner.get_providers()[0]) == CUDA:
         return inner, choice.notes
     cause = diagnose(ort, said)
     if provider == "cuda":
         told = f"onnxruntime silently gave a CPU session: {cause.why}" if inner else f"it does not start: {cause.why}"
         raise NotRunError(f"CUDA was asked for and {told}", cause.hint, cause.code, active=CPU)
+    _check_precision(precision)
     note = f"onnxruntime has a CUDA provider that does not start here, and the CPU was used: {cause.why}"
     return inner or _open(ort, path, [CPU]), (*choice.notes, note)
 
@@ -153,13 +157,13 @@ def _open(ort: Any, path: str, providers: list[Any]) -> Any:
                 "run it on a larger machine or GPU, or free the one that is there: nvidia-smi",
                 "session.memory",
             ) from error
-        if "CUDA failure" in str(error):
+        if any(f"{library} failure" in str(error) for library in ("CUDA", "CUBLAS", "CUDNN")):
             raise StartError(str(error)) from error
         if "NOT_IMPLEMENTED" in str(error):
             raise NotRunError(
                 f"{shown(path)}: onnxruntime {ort.__version__} has no kernel for a node: {shown(error, 300)}",
                 "run it on another provider, or export in another precision or opset",
-                "session.kernel",
+                _NO_KERNEL,
             ) from error
         raise UnreadableError(
             f"{shown(path)}: onnxruntime {ort.__version__} cannot load it: {shown(error, 300)}",

@@ -14,6 +14,8 @@ from typing import Any
 from tieconv.text import shown
 
 INSTALL = "pip install --upgrade 'tieconv[gpu]'"
+UNKNOWN = "session.fallback"
+"""The code where nothing is found that stands against CUDA."""
 _DRIVER = "nvidia-smi must list a GPU: install the NVIDIA driver; in a container, start it with its GPU (--gpus all)"
 _ABSENT = re.compile(r"(lib[\w-]+\.so(?:\.\d+)*): cannot open shared object file")
 _FAILURE = re.compile(r"CUDA failure (\d+)")
@@ -41,7 +43,7 @@ def diagnose(ort: Any, said: str = "", load: Load = ctypes.CDLL) -> Cause:
         or Cause(
             shown(said, 300) or "its libraries load and a device answers, so the cause is not known",
             f"what onnxruntime says of it: python -c 'import onnxruntime as o; o.print_debug_info()'; then {INSTALL}",
-            "session.fallback",
+            UNKNOWN,
         )
     )
 
