@@ -100,6 +100,16 @@ def test_an_old_driver(runtime: SimpleNamespace) -> None:
     assert "580 or newer" in found.hint
 
 
+def test_a_driver_without_a_function(runtime: SimpleNamespace) -> None:
+    """A driver of CUDA 11 lacks a function that the provider's library is linked to: it is old, not the package broken."""
+    found = diagnose(runtime, load=loader("p.so: undefined symbol: cuTensorMapEncodeTiled", version=11080))
+    assert found.code == "session.old-driver"
+    assert "serves CUDA 11.8" in found.why
+    assert diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020)).why == found.why.replace(
+        "11.8", "12.2"
+    )
+
+
 @pytest.mark.parametrize("answers", [{"status": 100}, {"count": 0}])
 def test_no_device(runtime: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, answers: dict[str, int]) -> None:
     """A driver without a GPU; where the variable hides it, the variable is what to change."""

@@ -37,7 +37,7 @@ class Cause:
 def diagnose(ort: Any, said: str = "", load: Load = ctypes.CDLL) -> Cause:
     """The first thing that stands against CUDA: ``said`` by onnxruntime, a library, the driver, the device."""
     return (
-        _said(ort, said)
+        _said(ort, said, load)
         or _libraries(ort, load)
         or _device(ort, load)
         or Cause(
@@ -54,11 +54,11 @@ def _major(ort: Any) -> int:
     return int(told) if told.isdecimal() else 0
 
 
-def _said(ort: Any, said: str) -> Cause | None:
+def _said(ort: Any, said: str, load: Load) -> Cause | None:
     failure = _FAILURE.search(said)
     number = int(failure[1]) if failure else 0
-    if number == 35:
-        return _old_driver(ort, "an older CUDA")
+    if number in (35, 36):
+        return _old_driver(ort, load)
     if number in (100, 101):
         return _no_device()
     if number == 209 or "no kernel image" in said:
@@ -83,6 +83,8 @@ def _libraries(ort: Any, load: Load) -> Cause | None:
         absent = _ABSENT.search(str(error))
         if absent:
             return _absent(ort, absent[1])
+        if "undefined symbol: cu" in str(error):
+            return _old_driver(ort, load)
         # Its own host functions come from onnxruntime: past the libraries that it needs, the loader stops at them.
         if "undefined symbol: Provider_" not in str(error):
             return Cause(f"{name} does not load: {shown(error, 300)}", INSTALL, "session.library")
@@ -113,13 +115,11 @@ def _torch_cuda() -> str:
 
 def _device(ort: Any, load: Load) -> Cause | None:
     """What the driver says of itself and of its devices."""
+    count = ctypes.c_int(0)
     try:
-        driver = load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-        version, count = ctypes.c_int(0), ctypes.c_int(0)
-        driver.cuDriverGetVersion(ctypes.byref(version))
-        told = version.value
-        if told and told // 1000 < _major(ort):
-            return _old_driver(ort, f"CUDA {told // 1000}.{told % 1000 // 10}")
+        driver = _driver(load)
+        if 0 < _serves(driver) // 1000 < _major(ort):
+            return _old_driver(ort, load)
         status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     except (OSError, AttributeError):
         return Cause("the NVIDIA driver's library does not load", _DRIVER, "session.no-driver")
@@ -128,7 +128,23 @@ def _device(ort: Any, load: Load) -> Cause | None:
     return Cause(f"the NVIDIA driver does not start (error {status})", _DRIVER, "session.no-driver") if status else None
 
 
-def _old_driver(ort: Any, serves: str) -> Cause:
+def _driver(load: Load) -> Any:
+    return load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def _serves(driver: Any) -> int:
+    """The newest CUDA that the driver serves: 12040 is 12.4."""
+    version = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def _old_driver(ort: Any, load: Load) -> Cause:
+    try:
+        version = _serves(_driver(load))
+    except (OSError, AttributeError):
+        version = 0
+    serves = f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "an older CUDA"
     needed = _OLDEST.get(_major(ort), "")
     return Cause(
         f"the NVIDIA driver is too old: it serves {serves}, and onnxruntime {ort.__version__} is built for CUDA "
