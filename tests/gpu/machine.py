@@ -53,7 +53,7 @@ def describe(provider: str) -> dict[str, Any]:
         "python": platform.python_version(),
         "onnxruntime": {"version": onnxruntime.__version__, "cuda": getattr(onnxruntime, "cuda_version", "") or None},
         "torch": {
-            "version": torch.__version__,
+            "version": str(torch.__version__),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
         },

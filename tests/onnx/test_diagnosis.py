@@ -101,7 +101,7 @@ def test_an_old_driver(runtime: SimpleNamespace) -> None:
 
 
 def test_a_driver_without_a_function(runtime: SimpleNamespace) -> None:
-    """A driver of CUDA 11 lacks a function that the provider's library is linked to: it is old, not the package broken."""
+    """A driver of CUDA 11 lacks a function that the provider links to: the driver is old, not the package broken."""
     found = diagnose(runtime, load=loader("p.so: undefined symbol: cuTensorMapEncodeTiled", version=11080))
     assert found.code == "session.old-driver"
     assert "serves CUDA 11.8" in found.why
