@@ -108,11 +108,11 @@ def _verdicts(rows: list[Row]) -> Iterator[str]:
         what = (row.get("model", row["key"]), row.get("precision", ""), row["verdict"])
         yield _line(*what, *ratios, _figure(tf32), _nodes(row))
     for row in rows:
-        if row["verdict"] != "passed":
-            why = row.get("reason") or "beyond its limit: " + ", ".join(f"`{name}`" for name in row["failed"])
-            yield f"\n{row['key']}: {why}"
+        if row["verdict"] == "failed":
+            yield f"\n{row['key']}: beyond its limit: " + ", ".join(f"`{name}`" for name in row["failed"])
+    yield from _not_run(rows)
     yield ""
-    yield from _room(passed)
+    yield from _room([row for row in rows if "rms_ratio" in row.get("gates", {})])
     yield ""
     yield f"On the CPU: {_elsewhere(rows)}."
 
@@ -131,37 +131,43 @@ def _elsewhere(rows: list[Row]) -> str:
 
 
 def _room(rows: list[Row]) -> Iterator[str]:
-    """How near healthy models come to the limits."""
-    yield "The largest figure of a graph that passed, by precision:"
+    """How near healthy models come to the limits, those that are beyond one included."""
+    yield "The largest figure of any of these graphs, by precision, and the model that it is of:"
     yield ""
     names = ("rms_ratio", "max_ratio", "case_ratio", "steps_rms_ratio", "steps_max_ratio")
     limits = {name: row["gates"][name]["limit"] for row in rows for name in names if name in row["gates"]}
     yield from _head("precision", *(f"`{name}` (≤ {limits[name]:g})" for name in names if name in limits))
     for precision in dict.fromkeys(row["precision"] for row in rows):
-        chosen = [row["gates"] for row in rows if row["precision"] == precision]
-        largest = (
-            max((gates[name]["value"] or 0 for gates in chosen if name in gates), default=None)
-            for name in names
-            if name in limits
-        )
-        yield _line(precision, *map(_figure, largest))
+        chosen = [row for row in rows if row["precision"] == precision]
+        yield _line(precision, *(_largest(chosen, name) for name in names if name in limits))
+
+
+def _largest(rows: list[Row], name: str) -> str:
+    """A figure that is no finite number is beyond all others."""
+    found = {row["model"]: row["gates"][name]["value"] for row in rows if name in row["gates"]}
+    if not found:
+        return ""
+    model = max(found, key=lambda key: float("inf") if found[key] is None else found[key])
+    return f"{_figure(found[model]) or 'infinite'} {model}"
 
 
 def _faults(rows: list[Row]) -> Iterator[str]:
     caught = [row for row in rows if row["verdict"] == "failed"]
-    yield f"{len(caught)} of {len(rows)} were caught. The figures are the smallest RMS ratios of the models that each"
+    run = [row for row in rows if row["verdict"] != "not_run"]
+    yield f"{len(caught)} of {len(run)} were caught. The figures are the smallest RMS ratios of the models that each"
     yield "was planted in."
     yield ""
     yield from _head("fault", "caught", "fp32", "fp16", "bf16", "gates that failed")
-    for label in dict.fromkeys(row["fault"] for row in rows):
-        chosen = [row for row in rows if row["fault"] == label]
+    for label in dict.fromkeys(row["fault"] for row in run):
+        chosen = [row for row in run if row["fault"] == label]
         gates = dict.fromkeys(name for row in chosen for name in row["failed"] if not name.startswith("steps_"))
         yield _line(label, f"{sum(row['verdict'] == 'failed' for row in chosen)} of {len(chosen)}",
                     *(_smallest(chosen, precision) for precision in ("fp32", "fp16", "bf16")),
                     ", ".join(f"`{name}`" for name in gates))  # fmt: skip
-    for row in rows:
+    for row in run:
         if row["verdict"] != "failed":
-            yield f"\n**Not caught**: {row['key']}: {row['verdict']} {row.get('reason') or ''}".rstrip()
+            yield f"\n**Not caught**: {row['key']}"
+    yield from _not_run(rows)
 
 
 def _smallest(rows: list[Row], precision: str) -> str:
@@ -192,9 +198,13 @@ def _memory(rows: list[Row]) -> Iterator[str]:
 
 
 def _not_run(rows: list[Row]) -> Iterator[str]:
+    """What has no verdict, by reason."""
+    reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.get("verdict") == "not_run":
-            yield f"\n{row['key']}: not run: {row['reason']}"
+            reasons.setdefault(row["reason"], []).append(row["key"])
+    for reason, keys in reasons.items():
+        yield f"\n**Not run**: {', '.join(keys)}: {reason}"
 
 
 def _latency(rows: list[Row]) -> Iterator[str]:

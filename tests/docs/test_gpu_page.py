@@ -58,6 +58,8 @@ def document(**more: Any) -> dict[str, Any]:
                  "active": CUDA, "failed": ["rms_ratio"], "gates": gates(71_000.0)},
                 {"key": "llama/bf16/rope", "fault": "rope", "model": "llama", "precision": "bf16", "verdict": "passed",
                  "active": CUDA, "failed": [], "gates": gates(1.2)},
+                *({"key": f"{name}/bf16/mask", "verdict": "not_run", "reason": "no kernel for Gelu"}
+                  for name in ("llama", "bert")),
             ],
             "refusals": [{"key": "no device, auto", "case": "no device, auto", "verdict": "passed", "active": CPU,
                           "reason": None, "hint": None, "notes": ["the CPU was used"]}],
@@ -102,10 +104,13 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     assert "| llama | fp32 | passed | 1.04 | 1.04 | 1.04 |  | 8.1e+02 | 10 + 3 |" in text
     assert "bert/bf16: beyond its limit: `case_ratio`" in text
     assert "**Not measured**, opt/fp32: RuntimeError: CUDA error 700" in text
-    assert "| fp32 | 1.04 | 1.04 | 1.04 |" in text
+    assert "| fp32 | 1.04 llama | 1.04 llama | 1.04 llama |" in text
+    assert "| bf16 | 1.04 bert | 1.04 bert | 1.04 bert |" in text
     assert "On the CPU: Shape." in text
     assert "| rope | 1 of 2 | 7.1e+04 |  | 1.20 | `rms_ratio` |" in text
-    assert "**Not caught**: llama/bf16/rope: passed" in text
+    assert "**Not caught**: llama/bf16/rope" in text
+    assert "**Not run**: llama/bf16/mask, bert/bf16/mask: no kernel for Gelu" in text
+    assert "1 of 2 were caught" in text
     assert "| no device, auto | passed | CPUExecutionProvider | the CPU was used |" in text
     assert "| fp32 | gemm | 1024 | 1536 | 1536 | 1536 | 0.00 | 1536 | 1536 |" in text
     assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in text
