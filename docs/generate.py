@@ -17,7 +17,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from pages import architectures, cases, cli, consumers, export, matrix, outputs, parity, rules, silence, states  # noqa: E402
+from pages import architectures, cases, cli, consumers, export, gpu, matrix, outputs, parity, rules, silence, states  # noqa: E402
 
 PAGES: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
@@ -29,6 +29,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "consumers.md": consumers.page,
     HERE / "parity.md": parity.page,
     HERE / "export.md": export.page,
+    HERE / "gpu.md": gpu.page,
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),

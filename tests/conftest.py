@@ -16,6 +16,15 @@ os.environ.setdefault("TQDM_DISABLE", "1")
 ROOT = Path(__file__).parent.parent
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test marked `gpu` runs where CUDA does, and is skipped with the reason elsewhere."""
+    if item.get_closest_marker("gpu"):
+        from tests.gpu.machine import without_gpu
+
+        if reason := without_gpu():
+            pytest.skip(reason)
+
+
 @pytest.fixture(scope="session")
 def models() -> Path:
     """The committed fixtures."""

@@ -69,11 +69,11 @@ left out; small vectors that an exporter folded away are listed and judged by th
 
 `--provider auto` takes CUDA where it starts and else the CPU, and says which. With `--provider cuda` nothing but a
 whole run on CUDA counts. It exits 2, verdict `not_run`, where the installed onnxruntime has no CUDA provider, where
-onnxruntime silently gave a CPU session, where both `onnxruntime` and `onnxruntime-gpu` are installed (they share one
-directory), and where a product, norm, attention or lookup of a weight was placed on the CPU; shape arithmetic belongs
-there. `use_tf32=0` is set for the verdict, since torch does not round to TF32; the error with TF32 is reported apart.
-bf16 graphs need CUDA: the CPU provider has no kernels for them. The CUDA path is tested against a stand-in for
-onnxruntime; a run on a GPU is a test marked `gpu`.
+onnxruntime silently gave a CPU session (with the cause), where both `onnxruntime` and `onnxruntime-gpu` are installed
+in one directory, and where a product, norm, attention or lookup of a weight was placed on the CPU; shape arithmetic
+belongs there. `use_tf32=0` is set for the verdict, since torch does not round to TF32; the error with TF32 is reported
+apart. bf16 graphs need CUDA: the CPU provider has no kernels for them. What was measured on a GPU, how to measure it
+there, and how each cause of a CUDA that does not start is told: [On a GPU](gpu.md).
 
 ## Limits
 

@@ -123,7 +123,9 @@ def export(model: Any, directory: Path) -> None:
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
         warnings.simplefilter("ignore")
         made = OnnxExporter().export(model, _inputs(model), OnnxConfig(dynamic=True))
-        made.save_pretrained(directory)
+        # Before transformers had a class of its own for it, what it gave was torch's ONNXProgram.
+        save = getattr(made, "save_pretrained", None)
+        save(directory) if save else made.save(str(directory / "model.onnx"), external_data=True)
     assert (directory / "model.onnx").exists()
 
 

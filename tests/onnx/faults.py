@@ -57,7 +57,15 @@ def mask_dropped(model: ModelProto) -> None:
 
 def rope(model: ModelProto) -> None:
     """The rotary frequencies are one percent too high."""
-    _change(model, lambda name, values: "inv_freq" in name, lambda values: values * 1.01)
+
+    def is_series(name: str, values: np.ndarray) -> bool:
+        # By its values, 1, q, q² …: exporters name it after the buffer, or after what they fold into it.
+        flat = values.ravel().astype("f8")
+        if flat.size < 3 or flat[0] != 1 or not 0 < flat[1] < 1:
+            return False
+        return bool(np.allclose(flat, flat[1] ** np.arange(flat.size), rtol=1e-2, atol=0))
+
+    _change(model, is_series, lambda values: values * 1.01)
 
 
 def head_rows_swapped(model: ModelProto) -> None:

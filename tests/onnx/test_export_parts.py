@@ -145,7 +145,7 @@ class _Other(_Exporter):
         ({}, "has no exporters.OnnxExporter"),
         ({"OnnxExporter": _Later, "OnnxConfig": _Config}, "arguments are others"),
         ({"OnnxExporter": _Exporter, "OnnxConfig": object}, "arguments are others"),
-        ({"OnnxExporter": _Other, "OnnxConfig": _Config}, "no ExportedModel"),
+        ({"OnnxExporter": _Other, "OnnxConfig": _Config}, "neither an ExportedModel nor an ONNXProgram"),
     ],
 )
 def test_an_exporter_that_moved(monkeypatch: pytest.MonkeyPatch, names: dict[str, Any], why: str) -> None:
@@ -158,6 +158,36 @@ def test_an_exporter_that_moved(monkeypatch: pytest.MonkeyPatch, names: dict[str
     assert transformers.__version__ in caught.value.message
     assert "tried with transformers 5.23.0" in caught.value.hint
     assert caught.value.code == "export.moved"
+
+
+class _Program:
+    """torch's ONNXProgram, which transformers 5.17 returns."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def save(self, path: str, *, external_data: bool) -> None:
+        assert external_data
+        ir.save(self.model, path, external_data=f"{Path(path).name}.data")
+
+
+class _Earlier(_Exporter):
+    def export(self, model: Any, kwargs: Any, config: Any) -> Any:
+        ids = ir.Value(name="input_ids", shape=ir.Shape(["s1", "s2"]), type=ir.TensorType(ir.DataType.INT64))
+        node = ir.node("Identity", [ids])
+        node.metadata_props["pkg.torch.onnx.stack_trace"] = "a line of modelling code"
+        node.outputs[0].name = "logits"
+        return _Program(ir.Model(ir.Graph([ids], node.outputs, nodes=[node], opset_imports={"": 20}), ir_version=10))
+
+
+def test_an_exporter_that_gives_a_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """transformers 5.17 gives torch's ONNXProgram: axes are named and notes go all the same, and it has no document."""
+    exporters(monkeypatch, OnnxExporter=_Earlier, OnnxConfig=_Config)
+    made = export_adapter.export_graph(None, {}, None)
+    assert export_adapter.save(made, tmp_path) == {}
+    graph = ir.load(tmp_path / "model.onnx").graph
+    assert [str(side) for side in graph.inputs[0].shape or ()] == ["batch", "sequence"]
+    assert not graph[0].metadata_props
 
 
 def test_a_model_that_the_exporter_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import shutil
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -15,6 +14,7 @@ import torch
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.onnx.parity.forward import as_tensor
 from tieconv.onnx.session import open_session
+from tieconv.onnx.session_diagnosis import UNKNOWN, Cause
 from tieconv.onnx.session_provider import CPU, CUDA
 from tieconv.reference.packages import need
 
@@ -41,13 +41,16 @@ class Runtime:
 
     providers: list[str] = field(default_factory=lambda: [CUDA, CPU])
     starts: bool = True
+    fails: str = ""
     parts: list[Part] = field(default_factory=lambda: [Part(CUDA, [Node("MatMul", "head")])])
     asked: list[Any] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
     preloaded: int = 0
+    severity: int = 2
+    module: ModuleType = field(default_factory=lambda: ModuleType("onnxruntime"))
 
     def install(self, monkeypatch: pytest.MonkeyPatch, *, placement: bool = True) -> Runtime:
-        runtime, module = self, ModuleType("onnxruntime")
+        runtime = self
 
         class Options:
             log_severity_level = 2
@@ -56,8 +59,11 @@ class Runtime:
                 runtime.entries[key] = value
 
         class Inference:
-            def __init__(self, path: str, options: Options, providers: list[Any]) -> None:
+            def __init__(self, path: str, options: Options, providers: list[Any], enable_fallback: int) -> None:
+                assert not enable_fallback
                 runtime.asked = providers
+                if runtime.fails and providers != [CPU]:
+                    raise RuntimeError(runtime.fails)
 
             def get_providers(self) -> list[str]:
                 names = [entry if isinstance(entry, str) else entry[0] for entry in runtime.asked]
@@ -71,29 +77,42 @@ class Runtime:
         def preload() -> None:
             runtime.preloaded += 1
 
-        module.__dict__.update(
+        def severity(level: int) -> None:
+            runtime.severity = level
+
+        self.module.__dict__.update(
             __version__="1.31.1", cuda_version="13.0", SessionOptions=Options, InferenceSession=Inference,
             get_available_providers=lambda: runtime.providers, preload_dlls=preload,
+            set_default_logger_severity=severity, __file__="/site/onnxruntime/__init__.py",
         )  # fmt: skip
-        monkeypatch.setitem(sys.modules, "onnxruntime", module)
+        monkeypatch.setitem(sys.modules, "onnxruntime", self.module)
         return runtime
 
 
-@pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Which of the two packages is installed, for the test to change."""
-    versions = {"onnxruntime-gpu": "1.31.1"}
-    genuine = importlib.metadata.version
+@dataclass
+class Distribution:
+    version: str
+    site: str = "/site"
 
-    def version(name: str) -> str:
+    def locate_file(self, name: str) -> str:
+        return f"{self.site}/{name}"
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch) -> dict[str, Distribution]:
+    """Which of the two packages is installed and where, for the test to change."""
+    found = {"onnxruntime-gpu": Distribution("1.31.1")}
+    genuine = importlib.metadata.distribution
+
+    def distribution(name: str) -> Any:
         if not name.startswith("onnxruntime"):
             return genuine(name)
-        if name not in versions:
+        if name not in found:
             raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
+        return found[name]
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    return versions
+    monkeypatch.setattr(importlib.metadata, "distribution", distribution)
+    return found
 
 
 @pytest.mark.parametrize("provider", ["auto", "cuda"])
@@ -175,13 +194,72 @@ def test_an_unknown_placement_is_no_run(monkeypatch, packages) -> None:
 
 def test_both_packages_at_once(monkeypatch, packages) -> None:
     """onnxruntime and onnxruntime-gpu share a directory: refused for CUDA, explained otherwise."""
-    packages["onnxruntime"] = "1.30.0"
+    packages["onnxruntime"] = Distribution("1.30.0")
     Runtime().install(monkeypatch)
     with pytest.raises(NotRunError, match=r"1\.30\.0 and onnxruntime-gpu 1\.31\.1 are both installed") as refused:
         open_session("model.onnx", "cuda")
     assert refused.value.hint.startswith("pip uninstall -y onnxruntime onnxruntime-gpu && ")
     (note,) = open_session("model.onnx", "cpu").use.notes
     assert "share one directory" in note
+
+
+def test_two_packages_in_two_directories(monkeypatch, packages) -> None:
+    """A package that lies elsewhere on the path overwrites nothing: the first one runs, on CUDA where it can."""
+    packages["onnxruntime"] = Distribution("1.30.0", "/other")
+    runtime = Runtime().install(monkeypatch)
+    assert open_session("model.onnx", "cuda").use.notes == ()
+    runtime.providers = [CPU]
+    runtime.module.__file__ = "/other/onnxruntime/__init__.py"
+    with pytest.raises(NotRunError, match=r"onnxruntime-gpu 1\.31\.1 has one and comes behind it") as refused:
+        open_session("model.onnx", "cuda")
+    assert refused.value.hint == "pip uninstall -y onnxruntime, or PYTHONPATH=/site"
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("CUDA failure 35: CUDA driver version is insufficient for CUDA runtime version", "session.old-driver"),
+        ("CUDA failure 100: no CUDA-capable device is detected", "session.no-device"),
+        ("CUDA failure 209: no kernel image is available for execution on the device", "session.architecture"),
+    ],
+)
+def test_a_driver_that_says_no(monkeypatch, packages, capfd, said: str, code: str) -> None:
+    """An error of the driver is a refusal with its cause under cuda, and the CPU with a note under auto."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    runtime = Runtime(fails=f"cuda_call.cc:123 {said} ; GPU=0 ; hostname=h").install(monkeypatch)
+    with pytest.raises(NotRunError, match="does not start") as refused:
+        open_session("model.onnx", "cuda")
+    assert refused.value.code == code
+    assert refused.value.hint
+    session = open_session("model.onnx", "auto")
+    assert (session.use.active, runtime.asked) == (CPU, [CPU])
+    assert any("the CPU was used" in note for note in session.use.notes)
+    assert runtime.severity == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_full_device(monkeypatch, packages) -> None:
+    """Memory that runs out is no fault of the graph's, and not measured rather than unreadable."""
+    Runtime(fails="CUDA failure 2: out of memory ; GPU=0").install(monkeypatch)
+    with pytest.raises(NotRunError, match="memory ran out") as refused:
+        open_session("model.onnx", "cuda")
+    assert "nvidia-smi" in refused.value.hint
+
+
+def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
+    """The CPU cannot do the graph's first product: told is why CUDA did not start, not that a kernel is missing."""
+    said = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Mul(14) node"
+    Runtime(fails=said).install(monkeypatch)
+    found = Cause("libcuda.so.1 is not found", "install the driver", "session.no-driver")
+    monkeypatch.setattr("tieconv.onnx.session.diagnose", lambda ort, said="": found)
+    with pytest.raises(NotRunError, match=r"does not start: libcuda\.so\.1") as refused:
+        open_session("model.onnx", "cuda", precision="bfloat16")
+    assert (refused.value.hint, refused.value.active) == ("install the driver", CPU)
+    with pytest.raises(NotRunError, match="bf16"):
+        open_session("model.onnx", "auto", precision="bfloat16")
+    found = Cause("all is well", "", UNKNOWN)
+    with pytest.raises(NotRunError, match=r"no kernel for a node.*Mul\(14\)"):
+        open_session("model.onnx", "cuda", precision="bfloat16")
 
 
 def test_half_a_package(monkeypatch) -> None:
@@ -224,14 +302,8 @@ def test_bf16_logits_are_read() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_parity_on_cuda(exported, dtype: str) -> None:
     """On a GPU: passed on CUDA with nothing heavy on the CPU, TF32 reported apart for float32."""
-    import onnxruntime
-
     import tieconv
 
-    if CUDA not in onnxruntime.get_available_providers():
-        pytest.skip("no onnxruntime with a CUDA provider is installed here")
-    if shutil.which("nvidia-smi") is None:
-        pytest.skip("there is no NVIDIA driver here")
     made = exported("llama", dtype)
     report = tieconv.parity(made.graph, made.model, provider="cuda")
     assert report.verdict == "passed", report.reason or [gate for gate in report.gates if not gate.passed]

@@ -22,13 +22,13 @@ from tieconv.reference.packages import need
 from tieconv.text import shown
 
 TRIED = {"transformers": "5.23.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxscript": "0.7.2"}
-"""The versions that this adapter was tried with."""
+"""The versions that this adapter was tried with; it serves transformers 5.17.0 too."""
 _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
 """Notes of the tracer: stack traces with the source lines of the modelling code, as large as a small graph."""
 
 
 def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> Any:
-    """The model traced with ``inputs``, every axis free, as transformers' `ExportedModel`.
+    """The model traced with ``inputs``, every axis free: an `ExportedModel`, or before it torch's `ONNXProgram`.
 
     Raises `RefusedError` where the installed exporter is not the one that this was written for, and where it cannot
     export the model; both name the versions.
@@ -42,16 +42,30 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> An
         except Exception as error:
             # The tracer, the translator and the optimiser raise what they like.
             raise _failed(model, error) from error
-    if not hasattr(made, "save_pretrained") or not hasattr(getattr(made, "program", None), "graph"):
-        raise _moved("what it returns is no ExportedModel with a program")
-    _strip(made.program)
-    name_axes(made.program)
+    program = _program(made)
+    _strip(program)
+    name_axes(program)
     return made
 
 
+def _program(made: Any) -> Any:
+    """The graph as onnx-ir has it: in transformers 5.17 of torch's `ONNXProgram`, in 5.23 of an `ExportedModel`."""
+    for attribute, saves in (("program", "save_pretrained"), ("model", "save")):
+        program = getattr(made, attribute, None)
+        if hasattr(made, saves) and hasattr(program, "graph"):
+            return program
+    raise _moved("what it returns is neither an ExportedModel nor an ONNXProgram")
+
+
 def save(made: Any, directory: Path) -> dict[str, Any]:
-    """`model.onnx` and `model.onnx.data` in ``directory``; what the exporter says of them, which its loader needs."""
+    """`model.onnx` and `model.onnx.data` in ``directory``; what the exporter says of them, which its loader needs.
+
+    That is nothing where the exporter has no loader: it gives an `ONNXProgram` then.
+    """
     with _silence():
+        if not hasattr(made, "save_pretrained"):
+            made.save(str(directory / "model.onnx"), external_data=True)
+            return {}
         made.save_pretrained(directory)
     for name in ("model.onnx", "export.json"):
         if not (directory / name).is_file():
@@ -107,9 +121,14 @@ def _failed(model: Any, error: Exception) -> TieconvError:
     lines = str(error).strip().splitlines() or [""]
     return RefusedError(
         f"transformers' exporter cannot export {type(model).__name__}: {type(error).__name__}: {shown(lines[0], 400)}",
-        f"installed: {_told(versions())}; tried with: {_told(TRIED)}; --traceback shows where it stopped",
+        f"{tried()}; --traceback shows where it stopped",
         "export.failed",
     )
+
+
+def tried() -> str:
+    """What is installed beside what this was tried with, for a hint."""
+    return f"installed: {_told(versions())}; tried with: {_told(TRIED)}"
 
 
 @contextlib.contextmanager

@@ -152,7 +152,7 @@ class _Job:
         if fault is not None:
             raise VerificationError(
                 f"{shown(self.plan.source)}: the exported graph is not that model: {fault.sentence}",
-                "nothing was written; please report this with the model's class",
+                f"nothing was written; an older exporter freezes axes that a later one frees: {export_adapter.tried()}",
                 "export.graph",
             )
         return identity

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from tieconv.checkpoint.parity import ProviderUse
 from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.session_diagnosis import UNKNOWN, diagnose
 from tieconv.onnx.session_placement import check_placement
-from tieconv.onnx.session_provider import CPU, CUDA, choose, runtime, versions
+from tieconv.onnx.session_provider import CPU, CUDA, Choice, choose, runtime, versions
 from tieconv.text import shown
 
 ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BFLOAT16": 16}
 """ONNX element types by number."""
+_NO_KERNEL = "session.kernel"
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,7 @@ class Session:
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
             binding.bind_output(name, "cpu" if name == host else self.device)
+        binding.synchronize_inputs()
         self.inner.run_with_iobinding(binding)
         binding.synchronize_outputs()
         return dict(zip(outputs, binding.get_outputs(), strict=True))
@@ -66,19 +70,8 @@ def open_session(
     choice = choose(ort, provider, tf32=tf32)
     if choice.providers == [CPU]:
         _check_precision(precision)
-    inner = _open(ort, os.fspath(path), choice.providers)
+    inner, notes = _start(ort, os.fspath(path), provider, choice, precision)
     active = str(inner.get_providers()[0])
-    notes = choice.notes
-    if active != CUDA and choice.providers[0] != CPU:
-        if provider == "cuda":
-            raise NotRunError(
-                "CUDA was asked for and onnxruntime silently gave a CPU session: no device, driver or CUDA library",
-                "look at nvidia-smi, then: pip install 'tieconv[gpu]'",
-                "session.fallback",
-                active=active,
-            )
-        _check_precision(precision)
-        notes = (*notes, "onnxruntime has a CUDA provider that does not start here: the CPU was used")
     use = ProviderUse(
         provider,
         active,
@@ -88,6 +81,54 @@ def open_session(
         notes=notes,
     )
     return Session(inner, ort, use)
+
+
+def _start(ort: Any, path: str, provider: str, choice: Choice, precision: str) -> tuple[Any, tuple[str, ...]]:
+    """The session, and notes for the report; `NotRunError` with the cause where CUDA was asked for and is not there.
+
+    onnxruntime answers a CUDA that does not start with a session on the CPU, or with an error from the driver, or
+    with an operator that the CPU cannot do.
+    """
+    if choice.providers[0] == CPU:
+        return _open(ort, path, choice.providers), choice.notes
+    inner, said = None, ""
+    try:
+        with _unlogged(ort):
+            inner = _open(ort, path, choice.providers)
+    except StartError as error:
+        said = str(error)
+    except NotRunError as stop:
+        if stop.code != _NO_KERNEL or diagnose(ort).code == UNKNOWN:
+            raise
+    if inner is not None and str(inner.get_providers()[0]) == CUDA:
+        return inner, choice.notes
+    cause = diagnose(ort, said)
+    if provider == "cuda":
+        told = f"onnxruntime silently gave a CPU session: {cause.why}" if inner else f"it does not start: {cause.why}"
+        raise NotRunError(f"CUDA was asked for and {told}", cause.hint, cause.code, active=CPU)
+    _check_precision(precision)
+    note = f"onnxruntime has a CUDA provider that does not start here, and the CPU was used: {cause.why}"
+    return inner or _open(ort, path, [CPU]), (*choice.notes, note)
+
+
+class StartError(Exception):
+    """The provider, not the graph, is what a session could not be made of."""
+
+
+@contextmanager
+def _unlogged(ort: Any) -> Iterator[None]:
+    """Without what onnxruntime logs of a provider that does not start: the cause is told in a sentence."""
+    ort.set_default_logger_severity(4)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(2)
+
+
+def out_of_memory(error: Exception) -> bool:
+    """Whether the runtime says that memory ran out, its own or the device's."""
+    told = str(error)
+    return isinstance(error, MemoryError) or "llocate memory" in told or "out of memory" in told
 
 
 def _check_precision(precision: str) -> None:
@@ -106,14 +147,23 @@ def _open(ort: Any, path: str, providers: list[Any]) -> Any:
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        return ort.InferenceSession(path, options, providers=providers)
+        # With its own fallback it would print to stdout and go on elsewhere.
+        return ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
     except Exception as error:
         # Each status of the runtime is an exception class of its own, all made in C++.
+        if out_of_memory(error):
+            raise NotRunError(
+                f"{shown(path)}: memory ran out while a session was made of it",
+                "run it on a larger machine or GPU, or free the one that is there: nvidia-smi",
+                "session.memory",
+            ) from error
+        if any(f"{library} failure" in str(error) for library in ("CUDA", "CUBLAS", "CUDNN")):
+            raise StartError(str(error)) from error
         if "NOT_IMPLEMENTED" in str(error):
             raise NotRunError(
                 f"{shown(path)}: onnxruntime {ort.__version__} has no kernel for a node: {shown(error, 300)}",
                 "run it on another provider, or export in another precision or opset",
-                "session.kernel",
+                _NO_KERNEL,
             ) from error
         raise UnreadableError(
             f"{shown(path)}: onnxruntime {ort.__version__} cannot load it: {shown(error, 300)}",

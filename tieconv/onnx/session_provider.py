@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import io
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.reference.packages import need
+from tieconv.text import shown
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -33,12 +35,25 @@ def runtime() -> Any:
     return ort
 
 
-def installed() -> dict[str, str]:
-    """Versions of the distributions that provide the module onnxruntime."""
-    found = {}
+@dataclass(frozen=True)
+class Package:
+    """A distribution that provides the module onnxruntime, and the directory that it does so in."""
+
+    name: str
+    version: str
+    directory: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
+
+def installed() -> list[Package]:
+    """The distributions that provide the module onnxruntime, the first of each name on the path."""
+    found = []
     for name in ("onnxruntime", "onnxruntime-gpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+            made = importlib.metadata.distribution(name)
+            found.append(Package(name, made.version, os.path.realpath(str(made.locate_file("onnxruntime")))))
     return found
 
 
@@ -50,21 +65,28 @@ def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
     if CUDA not in ort.get_available_providers():
         if provider == "auto":
             return Choice([CPU], notes)
-        raise NotRunError(
-            f"the installed onnxruntime {ort.__version__} has no CUDA provider",
-            "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'",
-            "session.no-cuda",
-        )
+        raise _no_provider(ort)
     preload(ort)
     # Without use_tf32=0 float32 products are rounded to 10 bits on the tensor cores; torch does not do so.
     return Choice([(CUDA, {"use_tf32": "1" if tf32 else "0"}), CPU], notes)
 
 
+def _no_provider(ort: Any) -> NotRunError:
+    told, hint = f"the installed onnxruntime {ort.__version__} has no CUDA provider", ""
+    here = os.path.realpath(os.path.dirname(getattr(ort, "__file__", None) or ""))
+    for package in installed():
+        if package.name == "onnxruntime-gpu" and package.directory != here:
+            told += f"; {package} has one and comes behind it on Python's path"
+            hint = f"pip uninstall -y onnxruntime, or PYTHONPATH={shown(os.path.dirname(package.directory))}"
+    return NotRunError(told, hint or "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'", "session.no-cuda")
+
+
 def _clash_notes(provider: str) -> tuple[str, ...]:
+    """Two packages in one directory overwrite each other; in two, the first on the path is whole."""
     both = installed()
-    if len(both) < 2:
+    if len({package.directory for package in both}) == len(both):
         return ()
-    told = " and ".join(f"{name} {version}" for name, version in both.items())
+    told = " and ".join(map(str, both))
     sentence = f"{told} are both installed: they share one directory, and whichever came last runs"
     if provider == "cuda":
         raise NotRunError(sentence, _CLASH, "session.packages")

@@ -25,11 +25,11 @@ class GraphModel:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """Logits (batch × sequence × vocabulary) of one pass without a past."""
-        return self._run(batch, 0, self._no_past(batch))[0]
+        return self._run(batch, 0, self.no_past(batch))[0]
 
     def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[torch.Tensor]:
         """Logits of consecutive ``pieces`` of the sequence, the cache of each fed to the next."""
-        past, start = self._no_past(batch), 0
+        past, start = self.no_past(batch), 0
         for length in pieces:
             end = start + length
             logits, past = self._run(Batch(batch.ids[:, :end], batch.mask[:, :end]), start, past)
@@ -38,7 +38,7 @@ class GraphModel:
 
     def generate(self, batch: Batch, steps: int) -> torch.Tensor:
         """Greedy tokens (batch × steps), each fed back with the cache."""
-        past, start, tokens = self._no_past(batch), 0, []
+        past, start, tokens = self.no_past(batch), 0, []
         for _ in range(steps):
             logits, past = self._run(batch, start, past)
             start = batch.ids.shape[1]
@@ -47,14 +47,18 @@ class GraphModel:
         return torch.stack(tokens, 1)
 
     def _run(self, batch: Batch, start: int, past: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
-        roles = self.bindings.inputs.items()
-        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
-        feeds |= {value.name: self._window_feed(value) for value in self.bindings.windows}
+        feeds = self.feeds(batch, start)
         logits = self.bindings.logits
         names = [logits, *(cache.present for cache in self.bindings.caches)]
         made = self.session.run(feeds | past, names, logits)
         carried = {cache.past.name: made[cache.present] for cache in self.bindings.caches}
         return as_tensor(made[logits]), carried
+
+    def feeds(self, batch: Batch, start: int) -> dict[str, Any]:
+        """Values of every input but the caches, from position ``start`` on."""
+        roles = self.bindings.inputs.items()
+        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
+        return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
 
     def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:
         given = {
@@ -70,7 +74,8 @@ class GraphModel:
     def _window_feed(self, value: Value) -> Any:
         return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
 
-    def _no_past(self, batch: Batch) -> dict[str, Any]:
+    def no_past(self, batch: Batch) -> dict[str, Any]:
+        """Caches without a position."""
         rows = batch.ids.shape[0]
         empty = {}
         for cache in self.bindings.caches:

@@ -13,6 +13,7 @@ from tieconv.onnx.parity.bindings import Kind, Role
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
 from tieconv.onnx.parity.forward import GraphModel
 from tieconv.onnx.parity.store import LogitStore
+from tieconv.onnx.session import out_of_memory
 from tieconv.reference import Batch, Reference
 from tieconv.text import shown
 
@@ -84,7 +85,7 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> Gr
             store.put((name, cell), work.judged(cell, logits))
         except Exception as error:
             # Each status of the runtime is an exception class of its own, all made in C++.
-            if "llocate memory" in str(error) or isinstance(error, MemoryError):
+            if out_of_memory(error):
                 raise NotRunError("memory ran out while the graph was run", "run it on a larger machine") from error
             found.errors[cell] = shown(error, 300)
     return found

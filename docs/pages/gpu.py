@@ -1,0 +1,252 @@
+"""`gpu.md`: how to measure on a GPU, and what was measured; where nothing was, it says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MEASURED = Path(__file__).parents[1] / "measured" / "gpu.json"
+INTRO = Path(__file__).with_name("gpu_text.md")
+SCHEMA, CUDA = "tieconv.gpu/1", "CUDAExecutionProvider"
+Row = dict[str, Any]
+
+
+def page() -> str:
+    """The text, then every part of the committed document."""
+    text = INTRO.read_text(encoding="utf-8")
+    return "\n".join((text, *figures(read(MEASURED)), ""))
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """The document at ``path``, ``None`` where there is none. A run that was not on CUDA is no measurement."""
+    if not path.exists():
+        return None
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    wrong = next(_wrong(found), None)
+    if wrong:
+        raise ValueError(f"{path} is no measurement on a GPU: {wrong}")
+    return found
+
+
+def _wrong(found: dict[str, Any]) -> Iterator[str]:
+    if found.get("schema") != SCHEMA:
+        yield f"schema {found.get('schema')}"
+    if found.get("provider") != "cuda" or found.get("rehearsal") is not False:
+        yield f"provider {found.get('provider')}, rehearsal {found.get('rehearsal')}"
+    if not (found.get("machine", {}).get("gpu") or {}).get("name"):
+        yield "no device"
+    for part in ("verdicts", "faults", "memory", "latency"):
+        for row in found.get("parts", {}).get(part, ()):
+            if row.get("verdict") != "not_run" and row.get("active") not in (CUDA, "cuda", None):
+                yield f"{part} {row['key']} ran on {row['active']}"
+            if row.get("memory", "device") != "device":
+                yield f"{part} {row['key']} is of the {row['memory']}"
+
+
+def figures(measured: dict[str, Any] | None) -> Iterator[str]:
+    """Every part: its tables, or that it was not run."""
+    yield "## Measured"
+    yield ""
+    if measured is None:
+        yield (
+            "**Nothing was measured on a GPU yet.** Not run: "
+            + ", ".join(f"`{part}`" for part in PARTS)
+            + ". The same code is"
+        )
+        yield "tested on the CPU and against a stand-in for onnxruntime, which proves no figure of a GPU."
+        return
+    yield from _machine(measured)
+    for part, (title, table) in PARTS.items():
+        yield from ("", f"### {title}", "")
+        rows = measured["parts"].get(part, [])
+        if rows:
+            yield from table([row for row in rows if "error" not in row])
+            yield from _errors(rows)
+        else:
+            yield "Not run."
+    left = measured.get("left") or []
+    if left:
+        yield ""
+        yield f"Not run for want of time: {', '.join(f'`{name}`' for name in left)}."
+
+
+def _machine(measured: dict[str, Any]) -> Iterator[str]:
+    machine = measured["machine"]
+    gpu, torch, ort = machine["gpu"], machine["torch"], machine["onnxruntime"]
+    packages = machine["packages"]
+    device = f"{gpu['name']} (compute capability {gpu['capability']}, {gpu['bytes'] / 2**30:.0f} GiB)"
+    yield f"{measured['date']}, tieconv {measured['tieconv']}: {device},"
+    yield f"driver {gpu['driver'] or 'unknown'} serving CUDA {gpu['driver_cuda']};"
+    yield f"onnxruntime {ort['version']} built for CUDA {ort['cuda']};"
+    yield f"torch {torch['version']} with CUDA {torch['cuda']} and cuDNN {torch['cudnn']};"
+    yield f"transformers {packages.get('transformers')}, onnx {packages.get('onnx')}, Python {machine['python']}."
+    sources = sorted({row["source"] for rows in measured["parts"].values() for row in rows if "source" in row})
+    yield f"{measured['seconds']:.0f} s in all; SHA-256 of tieconv's sources: {', '.join(sources) or 'unknown'}."
+
+
+def _errors(rows: list[Row]) -> Iterator[str]:
+    for row in rows:
+        if "error" in row:
+            yield f"\n**Not measured**, {row['key']}: {row['error']}"
+
+
+def _verdicts(rows: list[Row]) -> Iterator[str]:
+    passed = [row for row in rows if row["verdict"] == "passed"]
+    yield f"{len(passed)} of {len(rows)} passed. *TF32*: the RMS ratio where float32 products may be rounded to TF32,"
+    yield "which is not judged. *nodes*: on CUDA, and on the CPU."
+    yield ""
+    yield from _head(
+        "model", "precision", "verdict", "RMS ratio", "max ratio", "worst case", "cached steps", "TF32", "nodes"
+    )
+    for row in rows:
+        gates = row.get("gates", {})
+        names = ("rms_ratio", "max_ratio", "case_ratio", "steps_rms_ratio")
+        tf32 = ((row.get("tf32") or {}).get("logits") or {}).get("ratio")
+        ratios = (_figure(gates.get(name, {}).get("value")) for name in names)
+        what = (row.get("model", row["key"]), row.get("precision", ""), row["verdict"])
+        yield _line(*what, *ratios, _figure(tf32), _nodes(row))
+    for row in rows:
+        if row["verdict"] == "failed":
+            yield f"\n{row['key']}: beyond its limit: " + ", ".join(f"`{name}`" for name in row["failed"])
+    yield from _not_run(rows)
+    yield ""
+    yield from _room([row for row in rows if "rms_ratio" in row.get("gates", {})])
+    yield ""
+    yield f"On the CPU: {_elsewhere(rows)}."
+
+
+def _nodes(row: Row) -> str:
+    placed = {name: sum(operators.values()) for name, operators in row.get("placement", {}).items()}
+    return f"{placed.get(CUDA, 0)} + {sum(placed.values()) - placed.get(CUDA, 0)}" if placed else ""
+
+
+def _elsewhere(rows: list[Row]) -> str:
+    found: set[str] = set()
+    for row in rows:
+        for name, operators in row.get("placement", {}).items():
+            found |= set(operators) if name != CUDA else set()
+    return ", ".join(sorted(found)) or "nothing"
+
+
+def _room(rows: list[Row]) -> Iterator[str]:
+    """How near healthy models come to the limits, those that are beyond one included."""
+    yield "The largest figure of any of these graphs, by precision, and the model that it is of:"
+    yield ""
+    names = ("rms_ratio", "max_ratio", "case_ratio", "steps_rms_ratio", "steps_max_ratio")
+    limits = {name: row["gates"][name]["limit"] for row in rows for name in names if name in row["gates"]}
+    yield from _head("precision", *(f"`{name}` (≤ {limits[name]:g})" for name in names if name in limits))
+    for precision in dict.fromkeys(row["precision"] for row in rows):
+        chosen = [row for row in rows if row["precision"] == precision]
+        yield _line(precision, *(_largest(chosen, name) for name in names if name in limits))
+
+
+def _largest(rows: list[Row], name: str) -> str:
+    """A figure that is no finite number is beyond all others."""
+    found = {row["model"]: row["gates"][name]["value"] for row in rows if name in row["gates"]}
+    if not found:
+        return ""
+    model = max(found, key=lambda key: float("inf") if found[key] is None else found[key])
+    return f"{_figure(found[model]) or 'infinite'} {model}"
+
+
+def _faults(rows: list[Row]) -> Iterator[str]:
+    caught = [row for row in rows if row["verdict"] == "failed"]
+    run = [row for row in rows if row["verdict"] != "not_run"]
+    yield f"{len(caught)} of {len(run)} were caught. The figures are the smallest RMS ratios of the models that each"
+    yield "was planted in."
+    yield ""
+    yield from _head("fault", "caught", "fp32", "fp16", "bf16", "gates that failed")
+    for label in dict.fromkeys(row["fault"] for row in run):
+        chosen = [row for row in run if row["fault"] == label]
+        gates = dict.fromkeys(name for row in chosen for name in row["failed"] if not name.startswith("steps_"))
+        yield _line(label, f"{sum(row['verdict'] == 'failed' for row in chosen)} of {len(chosen)}",
+                    *(_smallest(chosen, precision) for precision in ("fp32", "fp16", "bf16")),
+                    ", ".join(f"`{name}`" for name in gates))  # fmt: skip
+    for row in run:
+        if row["verdict"] != "failed":
+            yield f"\n**Not caught**: {row['key']}"
+    yield from _not_run(rows)
+
+
+def _smallest(rows: list[Row], precision: str) -> str:
+    found = [row["gates"].get("rms_ratio", {}).get("value") for row in rows if row["precision"] == precision]
+    return _figure(min((value for value in found if value is not None), default=None))
+
+
+def _refusals(rows: list[Row]) -> Iterator[str]:
+    yield from _head("case", "verdict", "ran on", "told", "hint")
+    for row in rows:
+        told = row.get("reason") or "; ".join(row.get("notes", ()))
+        yield _line(row["case"], row["verdict"], row["active"] or "", told, row.get("hint") or "")
+
+
+def _memory(rows: list[Row]) -> Iterator[str]:
+    yield "What the device has less of (MiB), after the session was made and after one token. *beyond*: what that is"
+    yield "more than the stored weights, in matrices; 1 is a second copy. The session asks for what it needs"
+    yield "(`kSameAsRequested`); *default*: with onnxruntime's own allocator, which takes powers of two."
+    yield ""
+    heads = ("precision", "form", "matrix", "stored", "loaded", "after a run", "beyond")
+    yield from _head(*heads, "default: loaded", "default: after a run")
+    default = {(row["precision"], row["form"]): row for row in rows if row.get("arena") == "default"}
+    for row in (row for row in rows if row.get("arena") == "exact"):
+        other = default.get((row["precision"], row["form"]), {})
+        exact = (*(_mib(row[name]) for name in ("matrix", "stored", "loaded", "ran")), f"{row['beyond_stored']:.2f}")
+        yield _line(row["precision"], row["form"], *exact, *(_mib(other.get(name)) for name in ("loaded", "ran")))
+    yield from _not_run(rows)
+
+
+def _not_run(rows: list[Row]) -> Iterator[str]:
+    """What has no verdict, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("verdict") == "not_run":
+            reasons.setdefault(row["reason"], []).append(row["key"])
+    for reason, keys in reasons.items():
+        yield f"\n**Not run**: {', '.join(keys)}: {reason}"
+
+
+def _latency(rows: list[Row]) -> Iterator[str]:
+    forms = list(dict.fromkeys(row["form"] for row in rows if "form" in row))
+    yield "Milliseconds: the median, and in brackets what a tenth of the runs are below and above. All passes begin"
+    yield "with an empty cache and give the logits of every token; torch is eager with its own attention."
+    yield ""
+    yield from _head("precision", "tokens", *forms)
+    cells = {(row["precision"], row["sequence"], row["form"]): row for row in rows if "form" in row}
+    for precision, sequence in dict.fromkeys(key[:2] for key in cells):
+        found = (cells.get((precision, sequence, form)) for form in forms)
+        yield _line(precision, sequence, *(_span(row) if row else "" for row in found))
+    yield from _not_run(rows)
+
+
+def _span(row: Row) -> str:
+    return f"{row['median']:.3g} ({row['low']:.3g}–{row['high']:.3g})"
+
+
+def _mib(value: int | None) -> str:
+    return "" if value is None else f"{value / 2**20:.0f}"
+
+
+def _head(*titles: str) -> Iterator[str]:
+    yield _line(*titles)
+    yield "|---" * len(titles) + "|"
+
+
+def _line(*cells: object) -> str:
+    return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if value < 100 else f"{value:.1e}"
+
+
+PARTS: dict[str, tuple[str, Callable[[list[Row]], Iterator[str]]]] = {
+    "verdicts": ("Verdicts", _verdicts),
+    "faults": ("Planted faults", _faults),
+    "refusals": ("Refusals", _refusals),
+    "memory": ("Memory", _memory),
+    "latency": ("Latency", _latency),
+}

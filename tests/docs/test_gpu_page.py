@@ -1,0 +1,156 @@
+"""The page of the GPU measurement: tables from a document of a GPU, "not run" without, and nothing else becomes one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
+PARTS = ("verdicts", "faults", "refusals", "memory", "latency")
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield importlib.import_module("pages.gpu")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pages"]:
+        del sys.modules[name]
+
+
+def gates(rms: float) -> dict[str, Any]:
+    return {
+        name: {"value": rms, "limit": limit}
+        for name, limit in (("rms_ratio", 2.0), ("max_ratio", 4.0), ("case_ratio", 5.0))
+    }
+
+
+def document(**more: Any) -> dict[str, Any]:
+    """A measurement as a GPU would give it."""
+    verdict = {"active": CUDA, "failed": [], "gates": gates(1.04), "reason": None,
+               "tf32": {"logits": {"ratio": 812.0, "max_ratio": 700.0}},
+               "placement": {CUDA: {"MatMul": 9, "Gemm": 1}, CPU: {"Shape": 3}}}  # fmt: skip
+    memory = {"precision": "fp32", "matrix": 1 << 30, "stored": 3 << 29, "memory": "device", "active": CUDA}
+    return {
+        "schema": "tieconv.gpu/1", "tieconv": "0.1.0", "provider": "cuda", "rehearsal": False, "date": "2026-11-21",
+        "seconds": 512.3, "left": ["latency/bf16"],
+        "machine": {
+            "gpu": {"name": "NVIDIA TEST", "capability": "9.0", "bytes": 150 << 30, "driver": "580.1",
+                    "driver_cuda": "13.0"},
+            "onnxruntime": {"version": "1.31.1", "cuda": "13.0"}, "python": "3.12.3",
+            "torch": {"version": "2.11.0", "cuda": "13.0", "cudnn": 91900},
+            "packages": {"transformers": "5.17.0", "onnx": "1.23.1"},
+        },
+        "parts": {
+            "verdicts": [
+                {"key": "llama/fp32", "model": "llama", "precision": "fp32", "verdict": "passed", **verdict},
+                {"key": "bert/bf16", "model": "bert", "precision": "bf16", "verdict": "failed", **verdict,
+                 "failed": ["case_ratio"], "tf32": None},
+                {"key": "opt/fp32", "error": "RuntimeError: CUDA error 700", "about": ["opt", "fp32"]},
+            ],
+            "faults": [
+                {"key": "llama/fp32/rope", "fault": "rope", "model": "llama", "precision": "fp32", "verdict": "failed",
+                 "active": CUDA, "failed": ["rms_ratio"], "gates": gates(71_000.0)},
+                {"key": "llama/bf16/rope", "fault": "rope", "model": "llama", "precision": "bf16", "verdict": "passed",
+                 "active": CUDA, "failed": [], "gates": gates(1.2)},
+                *({"key": f"{name}/bf16/mask", "verdict": "not_run", "reason": "no kernel for Gelu"}
+                  for name in ("llama", "bert")),
+            ],
+            "refusals": [{"key": "no device, auto", "case": "no device, auto", "verdict": "passed", "active": CPU,
+                          "reason": None, "hint": None, "notes": ["the CPU was used"]}],
+            "memory": [
+                {"key": f"fp32/{form}/{arena}", "form": form, "arena": arena, **memory, "loaded": loaded << 29,
+                 "ran": loaded << 29, "beyond_stored": beyond}
+                for form, loaded, beyond in (("gemm", 3, 0.0), ("transformers", 5, 1.0))
+                for arena in ("exact", "default")
+            ],
+            "latency": [
+                {"key": f"fp32/{form}/1", "precision": "fp32", "form": form, "sequence": 1, "active": where,
+                 "rounds": 50, "median": 1.5, "low": 1.4, "high": 1.75}
+                for form, where in (("gemm", CUDA), ("torch", "cuda"))
+            ],
+        },
+    } | more  # fmt: skip
+
+
+def page(gpu: Any, path: Path, made: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> str:
+    path.write_text(json.dumps(made))
+    monkeypatch.setattr(gpu, "MEASURED", path)
+    return str(gpu.page())
+
+
+def test_without_a_document_nothing_was_run(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part is named as not run, and no table of figures is shown; the command is."""
+    monkeypatch.setattr(gpu, "MEASURED", tmp_path / "gpu.json")
+    text = gpu.page()
+    told = text.partition("## Measured")[2]
+    assert "Nothing was measured on a GPU yet" in told
+    assert all(f"`{part}`" in told for part in PARTS)
+    assert "|" not in told
+    assert "python -m tests.gpu.measure -o docs/measured/gpu.json" in text
+
+
+def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Date, device and versions; every row; what failed, was not caught, not measured or left is told in words."""
+    text = page(gpu, tmp_path / "gpu.json", document(), monkeypatch)
+    assert "2026-11-21, tieconv 0.1.0: NVIDIA TEST" in text
+    assert "driver 580.1 serving CUDA 13.0" in text
+    assert "1 of 2 passed" in text
+    assert "| llama | fp32 | passed | 1.04 | 1.04 | 1.04 |  | 8.1e+02 | 10 + 3 |" in text
+    assert "bert/bf16: beyond its limit: `case_ratio`" in text
+    assert "**Not measured**, opt/fp32: RuntimeError: CUDA error 700" in text
+    assert "| fp32 | 1.04 llama | 1.04 llama | 1.04 llama |" in text
+    assert "| bf16 | 1.04 bert | 1.04 bert | 1.04 bert |" in text
+    assert "On the CPU: Shape." in text
+    assert "| rope | 1 of 2 | 7.1e+04 |  | 1.20 | `rms_ratio` |" in text
+    assert "**Not caught**: llama/bf16/rope" in text
+    assert "**Not run**: llama/bf16/mask, bert/bf16/mask: no kernel for Gelu" in text
+    assert "1 of 2 were caught" in text
+    assert "| no device, auto | passed | CPUExecutionProvider | the CPU was used |" in text
+    assert "| fp32 | gemm | 1024 | 1536 | 1536 | 1536 | 0.00 | 1536 | 1536 |" in text
+    assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in text
+    assert "| fp32 | 1 | 1.5 (1.4–1.75) | 1.5 (1.4–1.75) |" in text
+    assert "Not run for want of time: `latency/bf16`" in text
+    assert "generator object" not in text
+
+
+def test_a_part_that_is_empty_was_not_run(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of some parts says so of the others."""
+    made = document()
+    made["parts"]["latency"] = []
+    text = page(gpu, tmp_path / "gpu.json", made, monkeypatch)
+    assert "Not run." in text.partition("### Latency")[2]
+    assert "Not run." not in text.partition("### Latency")[0]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"provider": "cpu"},
+        {"rehearsal": True},
+        {"schema": "tieconv.gpu/2"},
+        {"machine": {"gpu": None}},
+        {"parts": {"verdicts": [{"key": "llama/fp32", "verdict": "passed", "active": CPU}]}},
+        {"parts": {"memory": [{"key": "fp32/gemm/exact", "active": CUDA, "memory": "host"}]}},
+    ],
+)
+def test_a_cpu_run_becomes_no_page(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """A rehearsal, and any row that did not run on CUDA, stops the generator."""
+    with pytest.raises(ValueError, match="no measurement on a GPU"):
+        page(gpu, tmp_path / "gpu.json", document(**more), monkeypatch)
+
+
+def test_parts_are_those_of_the_script(gpu: Any) -> None:
+    """The page knows every part that is measured, and the document's schema."""
+    from tests.gpu.record import PARTS as MEASURED
+    from tests.gpu.record import SCHEMA
+
+    assert tuple(gpu.PARTS) == MEASURED == PARTS
+    assert gpu.SCHEMA == SCHEMA

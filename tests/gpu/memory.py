@@ -1,0 +1,80 @@
+"""Memory of a session of the large model with its head in one form: what the device has less of for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+
+from tests.gpu.models import Workshop, matrix_bytes
+from tests.onnx.stored import disk
+from tieconv.checkpoint.exported import PRECISIONS
+from tieconv.checkpoint.parity import ProviderUse
+from tieconv.onnx.parity.bindings import bind
+from tieconv.onnx.parity.forward import GraphModel
+from tieconv.onnx.parity.reading import read_graph
+from tieconv.onnx.session import Session, open_session
+from tieconv.onnx.session_provider import CPU, CUDA, preload
+from tieconv.reference import Batch
+
+ARENAS = {"exact": "kSameAsRequested", "default": "kNextPowerOfTwo"}
+"""The allocator asks the device for what is needed, or (onnxruntime's default) for the next power of two."""
+
+
+def memory_row(workshop: Workshop, provider: str, precision: str, form: str, arena: str) -> dict[str, Any]:
+    graph = workshop.form(precision, form)
+    warm(workshop, provider)
+    free = _free(provider)
+    session = open_with(graph, provider, arena, PRECISIONS[precision])
+    loaded = free - _free(provider)
+    run_once(session, graph)
+    ran = free - _free(provider)
+    matrix = matrix_bytes(precision, small=workshop.small)
+    stored = disk(graph.parent)
+    return {
+        "precision": precision, "form": form, "arena": arena, "active": session.use.active,
+        "memory": "device" if provider == "cuda" else "host", "matrix": matrix, "stored": stored,
+        "loaded": loaded, "ran": ran, "beyond_stored": round((loaded - stored) / matrix, 3),
+    }  # fmt: skip
+
+
+def warm(workshop: Workshop, provider: str) -> None:
+    """A first session, so that the context, the handles and the kernels of CUDA are counted before."""
+    graph = workshop.graph("llama", "fp32")
+    run_once(open_with(graph, provider, "exact", "float32"), graph)
+    if provider == "cuda":
+        torch.cuda.init()
+        torch.empty(1, device="cuda")
+
+
+def open_with(graph: Path, provider: str, arena: str, dtype: str) -> Session:
+    """A session as parity opens it, with an allocator of choice; one that is not on the provider raises."""
+    if provider == "cpu":
+        return open_session(graph, "cpu", precision=dtype)
+    preload(ort)
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    asked = {"use_tf32": "0", "arena_extend_strategy": ARENAS[arena]}
+    made = ort.InferenceSession(str(graph), options, providers=[(CUDA, asked), CPU], enable_fallback=0)
+    if made.get_providers()[0] != CUDA:
+        raise RuntimeError("onnxruntime gave a session on the CPU")
+    return Session(made, ort, ProviderUse(provider, CUDA))
+
+
+def run_once(session: Session, graph: Path) -> None:
+    """One token without a past, through the same binding as parity's."""
+    model = GraphModel(session, bind(read_graph(str(graph)), masked=False))
+    ids = torch.from_numpy(np.array([[3]], np.int64))
+    model.logits(Batch(ids, torch.ones_like(ids)))
+
+
+def _free(provider: str) -> int:
+    """Bytes that the device has free; on a CPU, less what this process holds."""
+    if provider == "cuda":
+        torch.cuda.synchronize()
+        return int(torch.cuda.mem_get_info()[0])
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
+    return -1024 * (int(lines["RssAnon"].split()[0]) + int(lines["RssFile"].split()[0]))

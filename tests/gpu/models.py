@@ -1,0 +1,126 @@
+"""The models that are measured, built where they are measured: tiny ones of many architectures, and a large one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import torch
+import transformers as tr
+
+import tieconv
+from tests.onnx import exported
+from tests.onnx.architectures import ARCHITECTURES
+from tests.onnx.export_table import make
+from tieconv.checkpoint.exported import PRECISIONS
+from tieconv.onnx import graph_proof
+
+LARGE = "llama-large"
+FORMS = ("gemm", "fused", "transpose", "transformers")
+"""The heads that `dedup` writes, and what transformers' own exporter does."""
+SMALL = ("llama", "bert")
+"""What a rehearsal measures."""
+
+
+def large_config(*, small: bool) -> tr.LlamaConfig:
+    """V = 131072 and H = 2048: a matrix of 1 GiB in float32; 1.7 GiB in all. ``small`` for a rehearsal."""
+    rows, width, layers = (8192, 64, 2) if small else (131_072, 2048, 4)
+    return tr.LlamaConfig(
+        vocab_size=rows,
+        hidden_size=width,
+        intermediate_size=width * 11 // 4,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 16 if small else 16,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+
+
+def matrix_bytes(precision: str, *, small: bool) -> int:
+    """Bytes of the large model's tied matrix."""
+    config = large_config(small=small)
+    return int(config.vocab_size * config.hidden_size * (4 if precision == "fp32" else 2))
+
+
+class Workshop:
+    """Models and graphs under one directory, each made once, whichever process asks first."""
+
+    def __init__(self, directory: Path, *, small: bool) -> None:
+        self.directory = directory
+        self.small = small
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def model(self, name: str) -> Path:
+        """The model's directory, float32."""
+
+        def build(out: Path) -> None:
+            if name == LARGE:
+                torch.manual_seed(0)
+                made = tr.LlamaForCausalLM(large_config(small=self.small))
+                made.generation_config = tr.GenerationConfig()
+            else:
+                made = make(name)
+            made.save_pretrained(out)
+
+        return self._once(f"{name}/model", build)
+
+    def graph(self, name: str, precision: str) -> Path:
+        """tieconv's own export, its axes and weights proved and its parity not yet measured."""
+
+        def build(out: Path) -> None:
+            tieconv.export(model, out, precision=precision, parity=False)
+
+        model = self.model(name)
+        return self._once(f"{name}/{precision}", build) / "model.onnx"
+
+    def form(self, precision: str, form: str) -> Path:
+        """The large model's graph with a head in one form, or as transformers' exporter leaves it."""
+        raw = self._once(f"{LARGE}/{precision}-transformers", lambda out: self._raw(precision, out))
+        if form == "transformers":
+            return raw / "model.onnx"
+        return self._once(f"{LARGE}/{precision}-{form}", lambda out: _dedup(raw, form, precision, out)) / "model.onnx"
+
+    def forms(self, precision: str) -> None:
+        """All of them."""
+        for form in FORMS:
+            self.form(precision, form)
+        (self.directory / f"forms-{precision}").touch()
+
+    def _raw(self, precision: str, out: Path) -> None:
+        dtype = getattr(torch, PRECISIONS[precision])
+        exported.export(tr.LlamaForCausalLM.from_pretrained(self.model(LARGE), dtype=dtype).eval(), out)
+
+    def _once(self, name: str, build: Callable[[Path], None]) -> Path:
+        out = self.directory / name
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.with_name(f"{out.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not out.exists():
+                staged = out.with_name(f"{out.name}.new")
+                shutil.rmtree(staged, ignore_errors=True)
+                build(staged)
+                os.rename(staged, out)
+        return out
+
+
+def _dedup(raw: Path, form: str, precision: str, out: Path) -> None:
+    planned = tieconv.plan_graph_dedup(raw, head_form=form)
+    if (form, precision) == ("transpose", "fp16"):
+        # The CPU's session holds this one as float32 and turned round, which takes minutes to compare bit by bit. What
+        # a session on the device holds is measured instead.
+        with mock.patch.object(graph_proof, "has_onnxruntime", lambda: False):
+            planned.execute(out)
+    else:
+        planned.execute(out)
+
+
+def tiny(*, small: bool) -> tuple[str, ...]:
+    return SMALL if small else tuple(ARCHITECTURES)

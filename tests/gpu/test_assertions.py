@@ -1,0 +1,97 @@
+"""What `test_on_gpu` asserts, held against rows made for it: it accepts what must be, and each deviation fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.gpu import test_on_gpu as on_gpu
+from tests.gpu.refusals import CASES
+from tieconv.onnx.session_provider import CPU, CUDA
+
+VERDICT = {
+    "verdict": "passed", "active": CUDA, "fallback_nodes": 0, "reason": None, "failed": [], "tf32": {"logits": {}},
+    "placement": {CUDA: {"Gemm": 1}, CPU: {"Shape": 2}},
+}  # fmt: skip
+FAULT = {"verdict": "failed", "active": CUDA, "failed": ["rms_ratio"], "gates": {}}
+MEMORY = {"memory": "device", "active": CUDA, "form": "gemm", "beyond_stored": 0.02}
+LATENCY = {"active": CUDA, "rounds": 50, "low": 1.0, "median": 1.1, "high": 1.2}
+HIDDEN = {
+    "exit": 2,
+    "verdict": "not_run",
+    "reason": "CUDA_VISIBLE_DEVICES is empty",
+    "hint": "unset CUDA_VISIBLE_DEVICES",
+}
+AUTO = {"exit": 0, "active": CPU, "notes": ["the CPU was used: no GPU"]}
+HEAVY = {"verdict": "not_run", "code": "session.fallback-nodes", "reason": "run on the CPU: MatMulInteger product"}
+
+
+def healthy(row: Any) -> None:
+    on_gpu.test_healthy_graphs_pass(row, "llama/fp32")
+
+
+def caught(row: Any) -> None:
+    on_gpu.test_faults_are_caught(row, "llama/fp32/rope")
+
+
+def copies(row: Any) -> None:
+    on_gpu.test_the_second_copy(row, "fp32/gemm/exact")
+
+
+def timed(row: Any) -> None:
+    on_gpu.test_latency_was_measured(row, "fp32/gemm/1")
+
+
+def giving(*rows: dict[str, Any]) -> Any:
+    """A fixture that finds these rows, the first for every key but those of the refusals."""
+    return lambda part, key: rows[CASES.index(key)] if part == "refusals" else rows[0]
+
+
+@pytest.mark.parametrize(
+    ("check", "rows"),
+    [
+        (healthy, [VERDICT]),
+        (caught, [FAULT]),
+        (caught, [FAULT | {"active": None, "failed": ["structure"]}]),
+        (copies, [MEMORY]),
+        (copies, [MEMORY | {"form": "transformers", "beyond_stored": 1.01}]),
+        (timed, [LATENCY]),
+        (on_gpu.test_no_device_is_no_run, [HIDDEN, AUTO]),
+        (on_gpu.test_a_silent_fallback_is_detected, [HIDDEN, AUTO, HEAVY]),
+    ],
+)
+def test_what_must_be_is_accepted(check: Callable[[Any], None], rows: list[dict[str, Any]]) -> None:
+    """A row of a GPU that does what is promised."""
+    check(giving(*rows))
+
+
+@pytest.mark.parametrize(
+    ("check", "rows"),
+    [
+        (healthy, [VERDICT | {"verdict": "failed"}]),
+        (healthy, [VERDICT | {"active": CPU}]),
+        (healthy, [VERDICT | {"fallback_nodes": 1}]),
+        (healthy, [VERDICT | {"tf32": None}]),
+        (healthy, [VERDICT | {"placement": {CUDA: {"Gemm": 1}, CPU: {"MatMul": 1}}}]),
+        (healthy, [VERDICT | {"placement": {CUDA: {"Add": 1}}}]),
+        (caught, [FAULT | {"verdict": "passed"}]),
+        (caught, [FAULT | {"verdict": "not_run"}]),
+        (caught, [FAULT | {"active": CPU}]),
+        (copies, [MEMORY | {"beyond_stored": 1.0}]),
+        (copies, [MEMORY | {"memory": "host"}]),
+        (copies, [MEMORY | {"form": "transpose"}]),
+        (timed, [LATENCY | {"active": CPU}]),
+        (timed, [LATENCY | {"rounds": 3}]),
+        (on_gpu.test_no_device_is_no_run, [HIDDEN | {"verdict": "passed"}, AUTO]),
+        (on_gpu.test_no_device_is_no_run, [HIDDEN, AUTO | {"notes": []}]),
+        (on_gpu.test_a_silent_fallback_is_detected, [HIDDEN, AUTO, {"verdict": "ran", "code": None, "reason": None}]),
+    ],
+)
+def test_a_deviation_fails(check: Callable[[Any], None], rows: list[dict[str, Any]]) -> None:
+    """Every promise that is broken is seen."""
+    with pytest.raises(AssertionError):
+        check(giving(*rows))

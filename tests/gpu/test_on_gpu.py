@@ -1,0 +1,115 @@
+"""What must hold on a GPU. ``TIECONV_GPU_JSON`` names a document that was measured here; without it, it is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from tests.gpu import measure
+from tests.gpu.machine import describe
+from tests.gpu.record import PARTS
+from tests.gpu.refusals import CASES
+from tests.onnx.test_export_table import EXPERTS
+from tieconv.onnx.session_placement import HEAVY
+from tieconv.onnx.session_provider import CPU, CUDA
+
+pytestmark = pytest.mark.gpu
+SPECS = measure.measured(measure.plan(PARTS, small=False))
+
+
+def of(part: str) -> list[str]:
+    """The keys of a part."""
+    return [key for spec in SPECS if spec[0] == part for key in measure.keys(spec)]
+
+
+@pytest.fixture(scope="session")
+def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    named = os.environ.get("TIECONV_GPU_JSON")
+    path = Path(named) if named else tmp_path_factory.mktemp("gpu") / "gpu.json"
+    if not named:
+        measure.main(["-o", str(path)])
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture
+def row(document: dict[str, Any]) -> Any:
+    def find(part: str, key: str) -> dict[str, Any]:
+        found = [row for row in document["parts"][part] if row["key"] == key]
+        assert found, f"{part}: {key} was not measured"
+        assert "error" not in found[0], found[0]["error"]
+        return found[0]
+
+    return find
+
+
+def test_it_was_measured_here(document: dict[str, Any]) -> None:
+    """On CUDA, with the whole models, on this machine with these packages."""
+    assert (document["provider"], document["rehearsal"]) == ("cuda", False)
+    assert document["machine"] == describe("cuda")
+    assert document["machine"]["gpu"]["name"]
+
+
+@pytest.mark.parametrize("key", of("verdicts"))
+def test_healthy_graphs_pass(row, key: str) -> None:
+    """Every model and precision passed on CUDA, no product, norm or attention on the CPU; fp32 with TF32 apart."""
+    name, precision = key.split("/")
+    found = row("verdicts", key)
+    assert (found["active"], found["fallback_nodes"]) == (CUDA, 0), found["reason"]
+    assert not HEAVY & set(found["placement"].get(CPU, {}))
+    assert HEAVY & set(found["placement"][CUDA])
+    assert (found["tf32"] is not None) == (precision == "fp32")
+    if name not in EXPERTS or precision == "fp32":
+        assert found["verdict"] == "passed", found["failed"]
+
+
+@pytest.mark.parametrize("key", of("faults"))
+def test_faults_are_caught(row, key: str) -> None:
+    """Every planted fault fails on CUDA; a frozen axis before a session is made."""
+    found = row("faults", key)
+    assert found["verdict"] == "failed", found["gates"]
+    assert found["active"] == CUDA or found["failed"] == ["structure"]
+
+
+def test_no_device_is_no_run(row) -> None:
+    """Without a visible GPU, cuda is not run and says why; auto runs on the CPU and says so."""
+    found = row("refusals", CASES[0])
+    assert (found["exit"], found["verdict"]) == (2, "not_run")
+    assert "CUDA_VISIBLE_DEVICES" in found["reason"]
+    assert found["hint"] == "unset CUDA_VISIBLE_DEVICES"
+    found = row("refusals", CASES[1])
+    assert (found["exit"], found["active"]) == (0, CPU)
+    assert any("the CPU was used" in note for note in found["notes"])
+
+
+def test_a_silent_fallback_is_detected(row) -> None:
+    """A product that onnxruntime leaves on the CPU is named, and nothing is measured."""
+    found = row("refusals", CASES[2])
+    assert (found["verdict"], found["code"]) == ("not_run", "session.fallback-nodes")
+    assert "MatMulInteger product" in found["reason"]
+
+
+@pytest.mark.parametrize("key", [key for key in of("memory") if key.endswith("/exact")])
+def test_the_second_copy(row, key: str) -> None:
+    """The device holds the matrix twice in transformers' own export and behind a Transpose, and once else."""
+    found = row("memory", key)
+    assert (found["memory"], found["active"]) == ("device", CUDA)
+    if found["form"] in ("transformers", "transpose"):
+        assert found["beyond_stored"] > 0.9
+    else:
+        assert found["beyond_stored"] < 0.5
+
+
+@pytest.mark.parametrize("key", of("latency"))
+def test_latency_was_measured(row, key: str) -> None:
+    """Medians of many passes on the device."""
+    found = row("latency", key)
+    assert found["active"] in (CUDA, "cuda")
+    assert found["rounds"] >= 30
+    assert 0 < found["low"] <= found["median"] <= found["high"]
