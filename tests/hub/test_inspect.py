@@ -14,6 +14,7 @@ import pytest
 from tests.hub.conftest import TOKEN, Run
 from tests.hub.models import CONFIG, HEAD, ROWS, WIDTH, same_head, sharded
 from tests.hub.stub import Fault, Hub
+from tieconv import inspect
 
 SIZE = ROWS * WIDTH * 2
 NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "models").iterdir())
@@ -22,6 +23,11 @@ NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "
 def inspected(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
     assert result.returncode == 0, result.stderr
     return dict(json.loads(result.stdout))
+
+
+def local(path: Path, **options: object) -> dict[str, object]:
+    """What `inspect --json` says of a directory."""
+    return dict(json.loads(str(inspect(path, **options))))  # type: ignore[arg-type]
 
 
 def states(document: dict[str, object]) -> dict[str, tuple[str, dict[str, object]]]:
@@ -47,7 +53,7 @@ def test_verdict_is_that_of_the_local_model(name: str, depth: str, hub: Hub, tie
     """Where nothing or everything is compared, a model on the Hub is judged as its directory is."""
     repo = hub.add(f"org/{name}", models / name)
     far = inspected(tieconv("inspect", f"hf://org/{name}", "--depth", depth, "--json"))
-    near = inspected(tieconv("inspect", models / name, "--depth", depth, "--json"))
+    near = local(models / name, depth=depth)
     assert verdict(far) == verdict(near)
     assert far["model"]["revision"] == repo.commit  # type: ignore[index]
 
@@ -57,7 +63,7 @@ def test_samples_never_contradict_the_whole(name: str, hub: Hub, tieconv: Run, m
     """By samples a tied name is what it is by every byte, or `unread`; `distinct` may be nearer by figures."""
     hub.add(f"org/{name}", models / name)
     far = states(inspected(tieconv("inspect", f"hf://org/{name}", "--json")))
-    near = states(inspected(tieconv("inspect", models / name, "--json")))
+    near = states(local(models / name))
     unequal = {"distinct", "near", "scaled"}
     for member, (state, _) in far.items():
         whole = near[member][0]
@@ -103,10 +109,9 @@ def test_question_about_ties_alone(hub: Hub, tieconv: Run, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ties_alone_are_the_same(name: str, tieconv: Run, models: Path) -> None:
+def test_ties_alone_are_the_same(name: str, models: Path) -> None:
     """What --ties-only says of ties and head is what the whole model says, of a local one as well."""
-    few = inspected(tieconv("inspect", models / name, "--ties-only", "--json"))
-    whole = inspected(tieconv("inspect", models / name, "--json"))
+    few, whole = local(models / name, ties_only=True), local(models / name)
     assert (few["ties"], few["head"], few["config"]) == (whole["ties"], whole["head"], whole["config"])
 
 
@@ -255,12 +260,12 @@ def test_revision(revision: str, hub: Hub, tieconv: Run, models: Path) -> None:
     assert result.returncode == 0 and repo.commit in result.stdout
 
 
-def test_token_stays_at_the_hub(hub: Hub, tieconv: Run, models: Path) -> None:
+def test_token_stays_at_the_hub(hub: Hub, hasty: Run, models: Path) -> None:
     """The login goes to the endpoint and to no storage behind it, and is never printed."""
     hub.add("org/m", models / "llama-tied", gated=True)
     hub.faults["config.json"] = Fault("status", value="500")
     for words in (("inspect", "hf://org/m", "--json"), ("inspect", "hf://org/m", "--traceback")):
-        result = tieconv(*words, HF_TOKEN=TOKEN)
+        result = hasty(*words, HF_TOKEN=TOKEN)
         assert TOKEN not in result.stdout + result.stderr
         assert "signed-secret" not in result.stdout + result.stderr
     asked = {one.authorization for one in hub.requests if one.server == "hub" and "/resolve/" in one.path}
