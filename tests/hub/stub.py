@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LFS = (".safetensors", ".bin", ".pt", ".gguf", ".onnx")
+LFS = (".safetensors", ".bin", ".pt", ".gguf", ".onnx", ".onnx_data", ".data", ".distcp", ".metadata")
 
 
 @dataclass

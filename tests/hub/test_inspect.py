@@ -14,37 +14,10 @@ import pytest
 from tests.hub.conftest import TOKEN, Run
 from tests.hub.models import CONFIG, HEAD, ROWS, WIDTH, same_head, sharded
 from tests.hub.stub import Fault, Hub
-from tieconv import inspect
+from tests.hub.verdicts import inspected, local, states, verdict
 
 SIZE = ROWS * WIDTH * 2
 NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "models").iterdir())
-
-
-def inspected(result: subprocess.CompletedProcess[str]) -> dict[str, object]:
-    assert result.returncode == 0, result.stderr
-    return dict(json.loads(result.stdout))
-
-
-def local(path: Path, **options: object) -> dict[str, object]:
-    """What `inspect --json` says of a directory."""
-    return dict(json.loads(str(inspect(path, **options))))  # type: ignore[arg-type]
-
-
-def states(document: dict[str, object]) -> dict[str, tuple[str, dict[str, object]]]:
-    ties = document["ties"]
-    assert isinstance(ties, list)
-    return {member["name"]: (member["state"], member["detail"]) for tie in ties for member in tie["members"]}
-
-
-def verdict(document: dict[str, object]) -> dict[str, object]:
-    """What does not depend on where the model is."""
-    model = dict(document["model"])  # type: ignore[call-overload]
-    for key in ("source", "revision", "fetched"):
-        model.pop(key, None)
-    told = json.loads(json.dumps({**document, "model": model}))
-    for finding in told["findings"]:
-        finding["remedy"] = finding["remedy"] and finding["remedy"]["safe"]
-    return dict(told)
 
 
 @pytest.mark.parametrize("depth", ["header", "full"])

@@ -74,6 +74,6 @@ def command(
         text=text,
         embed=embed,
         head=head,
-        drop_other_formats=arguments.drop_other_formats,
+        **arguments.planning,
     )
     finish(planned, arguments, as_json=as_json)

@@ -31,8 +31,13 @@ class CountingReader:
 
 
 def is_costly(reader: ByteReader) -> bool:
-    """Whether the bytes come over a network: unless all are asked for, samples must do."""
+    """Whether the bytes come over a network, so that none should be read twice."""
     return bool(getattr(reader, "costly", False))
+
+
+def is_sampled(reader: ByteReader) -> bool:
+    """Whether samples must do where bytes come over a network: unless all are asked for, or a plan needs a proof."""
+    return is_costly(reader) and not getattr(reader, "proving", False)
 
 
 def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:

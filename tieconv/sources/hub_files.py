@@ -37,18 +37,19 @@ _STREAMS = 8
 class HubFiles:
     """A `Files` and `ByteReader` over one commit; files that the local cache holds are read there.
 
-    ``costly`` says that bytes travel: inspections sample where they would else compare. ``bytes_read`` counts what was
-    read of tensors.
+    ``costly`` says that bytes travel: inspections sample where they would else compare, unless ``proving``.
+    ``bytes_read`` counts what was read of tensors.
     """
 
-    def __init__(self, client: Client, found: Found, tick: Tick | None = None) -> None:
+    def __init__(self, client: Client, found: Found, tick: Tick | None = None, *, proving: bool = False) -> None:
         self.client, self.found = client, found
         self.bytes_read = 0
+        self.proving = proving
         self._tick = tick
         self._held: dict[str, list[tuple[int, bytes]]] = {}
         self._streams: OrderedDict[tuple[str, int], Body] = OrderedDict()
         self._cached = _cached_files(found)
-        self._local = FileSet(snapshot(found.repo, found.commit))
+        self._local = FileSet(_cached_root(found))
         self.costly = any(stored.sha256 and name not in self._cached for name, stored in found.stored.items())
 
     def __enter__(self) -> HubFiles:
@@ -70,7 +71,7 @@ class HubFiles:
         stored = self._stored(name)
         if stored.sha256:
             return FileState(-1, int(stored.sha256, 16), stored.size, 0)
-        place = sha256(f"{self.found.repo}@{self.found.commit}/{name}".encode()).hexdigest()
+        place = sha256(f"{self.found.repo}@{self.found.commit}/{self.found.below}{name}".encode()).hexdigest()
         return FileState(-2, int(place, 16), stored.size, 0)
 
     def content_id(self, name: str) -> str | None:
@@ -188,7 +189,7 @@ class HubFiles:
         return self.client.open(self._url(name), self._what(name), start, end, stored.size, self.found.commit)
 
     def _url(self, name: str) -> str:
-        return url_of(self.found.repo, name, self.found.commit)
+        return url_of(self.found.repo, self.found.below + name, self.found.commit)
 
     def _what(self, name: str) -> str:
         return f"{shown(self.found.listing.source)}: {shown(name)}"
@@ -206,9 +207,13 @@ def _is_document(stored: Stored) -> bool:
     return stored.sha256 is None and stored.size <= DOCUMENT
 
 
+def _cached_root(found: Found) -> str:
+    return os.path.join(snapshot(found.repo, found.commit), found.below).removesuffix("/")
+
+
 def _cached_files(found: Found) -> frozenset[str]:
     """The files of the commit that the local cache holds whole."""
-    root = snapshot(found.repo, found.commit)
+    root = _cached_root(found)
     if not os.path.isdir(root):
         return frozenset()
     return frozenset(name for name, stored in found.stored.items() if _size_at(os.path.join(root, name)) == stored.size)
