@@ -69,6 +69,7 @@ class Hub:
     uploads: dict[str, bytes] = field(default_factory=dict)
     lies: dict[str, int] = field(default_factory=dict)
     read_only: bool = False
+    delay: float = 0
     lock: Any = field(default_factory=threading.Lock)
     digests: dict[tuple[str, int], str] = field(default_factory=dict)
     url: str = ""
@@ -143,6 +144,7 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             )
             with hub.lock:
                 hub.requests.append(self.asked)
+            time.sleep(hub.delay)
             length = int(self.headers.get("Content-Length") or 0)
             self.body = self.rfile.read(length) if length else b""
             if self.headers.get("Transfer-Encoding") == "chunked":

@@ -50,7 +50,14 @@ def parse(source: str) -> Place:
     """``hf://org/name[@revision][/path]``. Raises `UnreadableError` for anything else."""
     match = _NAMED.fullmatch(source.removeprefix(PREFIX))
     repo = match["repo"] if match else ""
-    if match is None or not _REPOSITORY.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith(".git") or repo.startswith(_KINDS):
+    if (
+        match is None
+        or not _REPOSITORY.fullmatch(repo)
+        or ".." in repo
+        or "--" in repo
+        or repo.endswith(".git")
+        or repo.startswith(_KINDS)
+    ):
         raise UnreadableError(f"{shown(source)} names no model of the Hub", _SYNTAX, "hub.name")
     revision = match["revision"].replace("%2F", "/") if match["at"] else None
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from types import TracebackType
@@ -24,6 +24,8 @@ READ_AHEAD = 64 * 1024
 """Bytes of a file's head, or tail, that one request brings: the header of most shards is smaller."""
 SMALL = 4096
 """The least that a request elsewhere brings."""
+GAP = 16 * 1024
+"""Bytes between two ranges that are fetched with them rather than with a request more."""
 STREAMED = 32 * 1024
 """Reads of at least so many bytes open a stream that the next read goes on with."""
 SECTION = 64 << 20
@@ -32,6 +34,10 @@ DOCUMENT = 16 << 20
 """The largest file that is fetched whole; what is no LFS file is smaller on the Hub."""
 WORKERS = 8
 _STREAMS = 8
+
+
+Place = tuple[str, int, int]
+"""A file, the first byte of a range of it and the last + 1."""
 
 
 class HubFiles:
@@ -46,6 +52,7 @@ class HubFiles:
         self.bytes_read = 0
         self.proving = proving
         self._tick = tick
+        self._announced: dict[Place, bytes] = {}
         self._held: dict[str, list[tuple[int, bytes]]] = {}
         self._streams: OrderedDict[tuple[str, int], Body] = OrderedDict()
         self._cached = _cached_files(found)
@@ -83,6 +90,29 @@ class HubFiles:
         stored = self._stored(name)
         return ("sha256", stored.sha256) if stored.sha256 else ("git", stored.blob)
 
+    def announce(self, spans: Iterable[ByteRange]) -> None:
+        """Fetch small ranges that will each be read once, a few at a time, neighbours with one request.
+
+        They are held until they are read, or until others are announced.
+        """
+        self._announced.clear()
+        wanted = sorted({(one.file, one.start, one.end) for one in spans if self._travels(one)})
+        if len(wanted) < 2:
+            return
+        runs = list(_runs(wanted))
+        with ThreadPoolExecutor(min(WORKERS, len(runs))) as pool:
+            for run, data in zip(runs, pool.map(self._fetch_run, runs), strict=True):
+                first = run[0][1]
+                for file, start, end in run:
+                    self._announced[file, start, end] = data[start - first : end - first]
+
+    def _travels(self, span: ByteRange) -> bool:
+        held = span.file in self._cached or self._from_held(span.file, span.start, span.end) is not None
+        return not held and span.size > 0 and span.end <= self._stored(span.file).size
+
+    def _fetch_run(self, run: list[Place]) -> bytes:
+        return self._fetch(run[0][0], run[0][1], max(end for _, _, end in run))
+
     def prepare(self, names: Iterable[str]) -> None:
         """Fetch the heads of files that will be read next, a few at a time."""
         wanted = [name for name in names if name not in self._cached and name not in self._held]
@@ -118,13 +148,18 @@ class HubFiles:
             raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch it again", "path.shrank")
         if span.file in self._cached:
             self._local.read_into(span, offset, buffer)
-        elif (found := self._from_held(span.file, start, end)) is not None:
+        elif (found := self._at_hand((span.file, start, end))) is not None:
             buffer[:] = found
         elif len(buffer) < STREAMED and (span.file, start) not in self._streams:
             buffer[:] = self._fetch(span.file, start, end)
         else:
             self._stream(span, start, buffer)
         self.bytes_read += len(buffer)
+
+    def _at_hand(self, place: Place) -> bytes | None:
+        """What was announced, and is then let go, or is held."""
+        found = self._announced.pop(place, None)
+        return self._from_held(*place) if found is None else found
 
     def _stream(self, span: ByteRange, start: int, buffer: memoryview) -> None:
         """Go on with the stream that stands at ``start``, or open one to the end of the tensor."""
@@ -201,6 +236,20 @@ class HubFiles:
             raise UnreadableError(
                 f"{self._what(name)} is not in the repository", "check the name", "hub.no-file"
             ) from None
+
+
+def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
+    """Sorted ranges that lie so near to each other that one request brings them, or overlap."""
+    run: list[Place] = []
+    reach = 0
+    for place in places:
+        if run and (place[0] != run[0][0] or place[1] > reach + GAP or place[2] > run[0][1] + READ_AHEAD):
+            yield run
+            run = []
+        reach = max(reach, place[2]) if run else place[2]
+        run.append(place)
+    if run:
+        yield run
 
 
 def _is_document(stored: Stored) -> bool:
