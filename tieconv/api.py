@@ -720,10 +720,13 @@ def plan_action(action: Action) -> PlannedWrite:
 def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:
     """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
 
+    The description is the plan as it follows from the two models: what becomes of each tensor and config value, and of
+    the files. Bytes are compared where the local cache holds the commit, as it does after a verb on ``hf://``.
     Weight and index files that the repository's model uses and the directory lacks are to be deleted. Raises
     `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
     """
     from tieconv.checkpoint.push import Push
+    from tieconv.comparison.effects import effects
     from tieconv.reporters.push_text import description, title
     from tieconv.sources.hub import guard_push, parse, require
 
@@ -742,10 +745,14 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
             raise RefusedError(
                 f"{shown(directory)} is no directory of regular files", "give the model's directory", "push.directory"
             )
-        before = _inspected(far, Depth.HEADER, None, None)
+        # What the local cache holds of the commit is compared; what would have to be fetched is not.
+        compares = not far[1].costly
+        before = _inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
         after = _inspected(near, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
         found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
+        same = set(near[0].entries) - {change.name for change in found}
+        told = effects(before, after, (far[1], near[1]), same, compares=compares)
     return Push(
         directory=str(directory),
         repo=place.repo,
@@ -753,7 +760,8 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
         commit=far[2],
         pull_request=pull_request,
         title=message or title(found),
-        description=description(found, before, after),
+        description=description(told, found, before, after),
+        effects=told,
         changes=found,
     )
 
