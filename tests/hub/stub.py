@@ -60,7 +60,10 @@ class Fault:
 
 @dataclass
 class Hub:
-    """The state of both servers. ``requests`` is everything that was asked, in order."""
+    """The state of both servers. ``requests`` is everything that was asked, in order, ``most`` the most at a time.
+
+    Each answer is ``delay`` seconds late.
+    """
 
     repos: dict[str, Repo] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
@@ -70,6 +73,8 @@ class Hub:
     lies: dict[str, int] = field(default_factory=dict)
     read_only: bool = False
     delay: float = 0
+    open: int = 0
+    most: int = 0
     lock: Any = field(default_factory=threading.Lock)
     digests: dict[tuple[str, int], str] = field(default_factory=dict)
     url: str = ""
@@ -144,7 +149,16 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             )
             with hub.lock:
                 hub.requests.append(self.asked)
-            time.sleep(hub.delay)
+                hub.open += 1
+                hub.most = max(hub.most, hub.open)
+            try:
+                time.sleep(hub.delay)
+                self.route()
+            finally:
+                with hub.lock:
+                    hub.open -= 1
+
+        def route(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             self.body = self.rfile.read(length) if length else b""
             if self.headers.get("Transfer-Encoding") == "chunked":

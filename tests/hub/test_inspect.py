@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub.conftest import TOKEN, Run
-from tests.hub.models import CONFIG, HEAD, ROWS, WIDTH, same_head, sharded
+from tests.hub.models import CONFIG, EMBEDDING, HEAD, ROWS, WIDTH, noise, same_head, sharded, write_shard
 from tests.hub.stub import Fault, Hub
 from tests.hub.verdicts import inspected, local, states, verdict
 
@@ -128,6 +128,42 @@ def test_each_byte_once(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "hf-home" / "hub").exists()
 
 
+def layered(path: Path, layers: int = 24) -> Path:
+    """A model of three shards: in each layer a matrix and two norms beside it, all of one shape each."""
+    path.mkdir()
+    weight_map = {}
+    for shard in range(3):
+        name = f"model-0000{shard + 1}-of-00003.safetensors"
+        tensors = {EMBEDDING: ((ROWS, WIDTH), same_head())} if not shard else {}
+        tensors |= {HEAD: ((ROWS, WIDTH), same_head())} if shard == 2 else {}
+        for layer in range(shard * layers // 3, (shard + 1) * layers // 3):
+            start = f"model.layers.{layer}"
+            tensors[f"{start}.mlp.up_proj.weight"] = ((WIDTH, WIDTH), noise(WIDTH * WIDTH * 2, layer))
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                tensors[f"{start}.{norm}.weight"] = ((WIDTH,), noise(WIDTH * 2, 7))
+        write_shard(path / name, tensors)
+        weight_map |= dict.fromkeys(tensors, name)
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return path
+
+
+def test_small_reads_travel_together(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """At full depth samples come eight at a time and neighbours in one request; the verdict is that of all bytes."""
+    hub.add("org/m", layered(tmp_path / "m"))
+    hub.delay = 0.02
+    far = inspected(tieconv("inspect", "hf://org/m", "--depth", "full", "--json"))
+    assert verdict(far) == verdict(local(tmp_path / "m", depth="full"))
+    [norms] = [found for found in far["duplicates"] if "norm" in found["tensors"][0]]  # type: ignore[attr-defined]
+    assert len(norms["tensors"]) == 48
+    asked = [one for one in hub.requests if one.server == "storage"]
+    ranges = [(one.path, one.range) for one in asked]
+    assert len(ranges) == len(set(ranges))
+    # Three headers; a sample, both ends and the norms behind each of 24 matrices; six samples and two streams of a pair.
+    assert len(asked) <= 3 + 24 + 25 + 24 + 6 + 4
+    assert 4 <= hub.most <= 8 + 1
+
+
 def test_equal_hashes_of_files(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     """Files of one hash are equal: a diff of two repositories fetches no tensor of them."""
     sharded(tmp_path / "a")
@@ -147,6 +183,7 @@ def test_diff_with_a_directory(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     hub.add("org/a", tmp_path / "a")
     assert tieconv("diff", "hf://org/a", tmp_path / "b").returncode == 0
+    assert hub.sent < 9 * 65536 + 16384  # every shard has the hash of its neighbour on disk
     (tmp_path / "b" / "config.json").write_text((tmp_path / "b" / "config.json").read_text() + "\n")
     (tmp_path / "a" / "notes.txt").write_text("one")
     (tmp_path / "b" / "notes.txt").write_text("two")
