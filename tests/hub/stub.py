@@ -70,6 +70,8 @@ class Hub:
     requests: list[Request] = field(default_factory=list)
     commits: list[dict[str, Any]] = field(default_factory=list)
     uploads: dict[str, bytes] = field(default_factory=dict)
+    xorbs: dict[str, bytes] = field(default_factory=dict)
+    shards: list[bytes] = field(default_factory=list)
     lies: dict[str, int] = field(default_factory=dict)
     read_only: bool = False
     delay: float = 0
@@ -408,7 +410,29 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 objects.append({**wanted, "authenticated": True, "actions": action})
             self.json({"transfer": "basic", "objects": objects})
 
+        def xet_token(self, name: str, revision: str) -> None:
+            """Where chunks go, for the client of xet."""
+            if self.repo(name, None) is None:
+                return
+            values = {"accessToken": "xet-secret", "exp": int(time.time()) + 3600, "casUrl": f"{hub.storage}/cas"}
+            names = {"X-Xet-Access-Token": "accessToken", "X-Xet-Token-Expiration": "exp", "X-Xet-Cas-Url": "casUrl"}
+            self.json(values, headers={header: str(values[key]) for header, key in names.items()})
+
+        def xorb(self, digest: str) -> None:
+            if fault := hub.fault("upload"):
+                self.fail(int(fault.value))
+                return
+            hub.xorbs[digest] = self.body
+            self.json({"was_inserted": True})
+
+        def shard(self) -> None:
+            hub.shards.append(self.body)
+            self.json({"result": 1})
+
         def upload(self, oid: str) -> None:
+            if fault := hub.fault("upload"):
+                self.fail(int(fault.value))
+                return
             hub.uploads[oid] = self.body
             self.json({})
 
@@ -437,12 +461,18 @@ ROUTES: dict[str, list[tuple[str, str]]] = {
         (rf"/api/models/{_REPO}/tree/([^/]+)", "tree"),
         (rf"/api/models/{_REPO}/preupload/(.+)", "preupload"),
         (rf"/api/models/{_REPO}/commit/(.+)", "commit"),
+        (rf"/api/models/{_REPO}/xet-write-token/(.+)", "xet_token"),
         (rf"/api/models/{_REPO}", "info"),
         (r"/api/validate-yaml", "yaml"),
         (rf"/{_REPO}\.git/info/lfs/objects/batch", "batch"),
         (rf"/{_REPO}/resolve/([^/]+)/(.+)", "resolve"),
     ],
-    "storage": [(r"/lfs/([^/]+)/([^/]+)/(.+)", "stored"), (r"/upload/([0-9a-f]+)", "upload")],
+    "storage": [
+        (r"/lfs/([^/]+)/([^/]+)/(.+)", "stored"),
+        (r"/upload/([0-9a-f]+)", "upload"),
+        (r"/cas/v1/xorbs/default/([0-9a-f]{64})", "xorb"),
+        (r"/cas/v1/shards", "shard"),
+    ],
 }
 
 

@@ -159,7 +159,7 @@ def test_small_reads_travel_together(hub: Hub, tieconv: Run, tmp_path: Path) -> 
     asked = [one for one in hub.requests if one.server == "storage"]
     ranges = [(one.path, one.range) for one in asked]
     assert len(ranges) == len(set(ranges))
-    # Three headers; a sample, both ends and the norms behind each of 24 matrices; six samples and two streams of a pair.
+    # Three headers; a sample, the ends and the norms behind each of 24 matrices; six samples and two streams.
     assert len(asked) <= 3 + 24 + 25 + 24 + 6 + 4
     assert 4 <= hub.most <= 8 + 1
 

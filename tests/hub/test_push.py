@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.hub.conftest import TOKEN, Run
 from tests.hub.models import HEAD, same_head, sharded
-from tests.hub.stub import Hub
+from tests.hub.stub import Fault, Hub
 
 
 def operations(hub: Hub) -> dict[str, str]:
@@ -190,3 +191,64 @@ def test_words_from_files_are_no_markup(hub: Hub, tieconv: Run, models: Path, tm
     page = MarkdownIt("commonmark", {"html": True}).enable("table").render(push["description"])
     assert page.count("<table>") == 3
     assert not any(mark in page for mark in ("<img", "<a ", "<strong", "<h1"))
+
+
+def stored_chunks(xorb: bytes) -> bytes:
+    """The chunks of a xorb that are stored as they are: each has eight bytes of version, sizes and compression."""
+    found, at = b"", 0
+    while at + 8 <= len(xorb) and xorb[at : at + 1] == b"\0":
+        size = int.from_bytes(xorb[at + 1 : at + 4], "little")
+        assert xorb[at + 4] == 0, "noise cannot be compressed"
+        found += xorb[at + 8 : at + 8 + size]
+        at += 8 + size
+    return found
+
+
+@pytest.fixture
+def noisy(hub: Hub, tmp_path: Path) -> Path:
+    """A directory that adds a weight file of noise to its repository."""
+    from tieconv.formats.safetensors import encode_header
+
+    for name, seed in (("far", 1), ("near", 2)):
+        (tmp_path / name).mkdir()
+        data = random.Random(seed).randbytes(40_000)
+        path = tmp_path / name / "model.safetensors"
+        path.write_bytes(encode_header([("x", "U8", (40_000,), 40_000)], None) + data)
+    hub.add("org/m", tmp_path / "far")
+    return tmp_path / "near"
+
+
+def test_by_xet(noisy: Path, hub: Hub, tieconv: Run) -> None:
+    """Where hf_xet is installed huggingface_hub uploads chunks, and the commit names the file by its hash."""
+    pytest.importorskip("hf_xet")
+    result = tieconv("push", noisy, "hf://org/m", "--yes", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET="0")
+    assert result.returncode == 0, result.stderr
+    data = (noisy / "model.safetensors").read_bytes()
+    assert b"".join(stored_chunks(xorb) for xorb in hub.xorbs.values()) == data
+    assert len(hub.shards) == 1 and hub.uploads == {}
+    [line] = [line["value"] for line in hub.commits[0]["lines"] if line["key"] == "lfsFile"]
+    assert (line["oid"], line["size"]) == (hub.sha256(noisy / "model.safetensors"), len(data))
+
+
+@pytest.mark.parametrize(
+    ("xet", "status", "says"), [("0", "403", ""), ("1", "403", "may not write"), ("1", "400", "HTTP")]
+)
+def test_upload_that_fails(xet: str, status: str, says: str, noisy: Path, hub: Hub, tieconv: Run) -> None:
+    """What goes wrong below huggingface_hub is one sentence without the server's words, and nothing is committed."""
+    hub.faults["upload"] = Fault("status", value=status)
+    result = tieconv("push", noisy, "hf://org/m", "--yes", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET=xet)
+    assert result.returncode == 2 and hub.commits == []
+    lines = [line for line in result.stderr.splitlines() if line]
+    assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
+    assert says in lines[0] and "fault of tieconv" not in lines[1]
+    for secret in (TOKEN, "xet-secret", "secret words", hub.storage):
+        assert secret not in result.stdout + result.stderr
+
+
+def test_upload_error_of_no_known_kind() -> None:
+    """An exception that nobody documents is a failed upload, and none of its words are repeated."""
+    from tieconv.sources.hub_push import _cause, _untaken
+
+    told = _untaken(_cause(RuntimeError("https://x?Signature=abc")), "hf://org/m")
+    assert told.code == "hub.upload" and "HF_HUB_DISABLE_XET=1" in told.hint
+    assert "Signature" not in told.message + told.hint
