@@ -52,6 +52,7 @@ class HubFiles:
         self.bytes_read = 0
         self.proving = proving
         self._tick = tick
+        self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
         self._announced: dict[Place, bytes] = {}
         self._held: dict[str, list[tuple[int, bytes]]] = {}
         self._streams: OrderedDict[tuple[str, int], Body] = OrderedDict()
@@ -150,11 +151,18 @@ class HubFiles:
             self._local.read_into(span, offset, buffer)
         elif (found := self._at_hand((span.file, start, end))) is not None:
             buffer[:] = found
-        elif len(buffer) < STREAMED and (span.file, start) not in self._streams:
+        elif len(buffer) < STREAMED and not self._goes_on(span.file, start):
             buffer[:] = self._fetch(span.file, start, end)
+            self._ends[span.file, end] = None
+            while len(self._ends) > _STREAMS:
+                self._ends.popitem(last=False)
         else:
             self._stream(span, start, buffer)
         self.bytes_read += len(buffer)
+
+    def _goes_on(self, name: str, start: int) -> bool:
+        """Whether a read goes on where an earlier one of the file ended: then what follows comes as a stream."""
+        return (name, start) in self._streams or self._ends.pop((name, start), "") is None
 
     def _at_hand(self, place: Place) -> bytes | None:
         """What was announced, and is then let go, or is held."""
