@@ -231,8 +231,9 @@ def test_torch_storages_without_their_local_headers(tmp_path: Path) -> None:
         assert read_archive(pread, len(data), sparse=True) == read_archive(pread, len(data))
 
 
-def test_memory_of_a_proof(hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
-    """A proof over two tensors of 96 MB keeps within 64 MiB, whatever their size."""
+@pytest.mark.parametrize("state", ["identical", "near"])
+def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    """A proof over two tensors of 96 MB keeps within 64 MiB, whatever their size, reads each once and as a stream."""
     from tieconv.formats.safetensors import encode_header
 
     size = 96 << 20
@@ -248,6 +249,10 @@ def test_memory_of_a_proof(hub: Hub, environment: dict[str, str], tmp_path: Path
         os.truncate(tmp_path / "m" / file, len(header) + size)
     (tmp_path / "m" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     (tmp_path / "m" / "config.json").write_text(json.dumps(CONFIG))
+    if state == "near":
+        with (tmp_path / "m" / weight_map[HEAD]).open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x01")
     hub.add("org/m", tmp_path / "m")
     program = (
         "import resource, sys; from tieconv.cli import main\n"
@@ -255,11 +260,20 @@ def test_memory_of_a_proof(hub: Hub, environment: dict[str, str], tmp_path: Path
         "print([line for line in open('/proc/self/status') if 'VmHWM' in line][0].split()[1], file=sys.stderr)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300
     )
-    assert states(json.loads(result.stdout))[HEAD][0] == "identical", result.stderr
+    assert states(json.loads(result.stdout))[HEAD][0] == state, result.stderr
     assert int(result.stderr.split()[-1]) < 64 * 1024
     assert hub.sent < 2 * size + (1 << 20)
+    assert len([one for one in hub.requests if one.server == "storage"]) < 70
+
+
+def test_through_a_proxy(hub: Hub, tieconv: Run, models: Path) -> None:
+    """The proxy of the environment is used, as huggingface_hub uses it; a host that only it knows is found."""
+    hub.add("org/m", models / "llama-tied")
+    given = {"HF_ENDPOINT": "http://hub.invalid", "HTTP_PROXY": hub.url, "http_proxy": hub.url}
+    assert tieconv("inspect", "hf://org/m", **given).returncode == 0
+    assert all(one.path.startswith("http://hub.invalid/") for one in hub.requests if one.server == "hub")
 
 
 @pytest.mark.parametrize("revision", ["main", "commit"])
