@@ -265,7 +265,7 @@ def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_
     assert states(json.loads(result.stdout))[HEAD][0] == state, result.stderr
     assert int(result.stderr.split()[-1]) < 64 * 1024
     assert hub.sent < 2 * size + (1 << 20)
-    assert len([one for one in hub.requests if one.server == "storage"]) < 70
+    assert len([one for one in hub.requests if one.server == "storage"]) < 110
 
 
 def test_through_a_proxy(hub: Hub, tieconv: Run, models: Path) -> None:
