@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 import sys
@@ -266,6 +267,23 @@ def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_
     assert int(result.stderr.split()[-1]) < 64 * 1024
     assert hub.sent < 2 * size + (1 << 20)
     assert len([one for one in hub.requests if one.server == "storage"]) < 110
+
+
+def test_progress(hub: Hub, environment: dict[str, str], tieconv: Run, tmp_path: Path) -> None:
+    """Headers that arrive are counted on stderr where that is a terminal; stdout has the result alone."""
+    hub.add("org/m", sharded(tmp_path / "m"))
+    piped = tieconv("inspect", "hf://org/m")
+    assert "headers" not in piped.stderr
+    master, slave = pty.openpty()
+    words = [sys.executable, "-P", "-m", "tieconv", "inspect", "hf://org/m"]
+    done = subprocess.run(
+        words, env={**environment, "TERM": "xterm"}, stdout=subprocess.PIPE, stderr=slave, timeout=120
+    )
+    os.close(slave)
+    said = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert done.stdout.decode() == piped.stdout
+    assert "headers" in said and "100%" in said and "fetched" in said
 
 
 def test_through_a_proxy(hub: Hub, tieconv: Run, models: Path) -> None:
