@@ -1,5 +1,7 @@
 """One function a use case: paths in, frozen evidence or an executable plan out.
 
+A planner reads of a model on the Hub its headers and what a proof needs; ``execute`` then fetches it into the local
+cache, which ``fetch`` does at once.
 Where a directory holds the model in two formats, a planner raises `RefusedError`; with ``drop_other_formats`` it plans
 for the one that loaders prefer, which is the one that `inspect` reads, and leaves the files of the other out.
 """
@@ -20,7 +22,7 @@ from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub
 from tieconv.sources.local import locate, open_files
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -91,11 +93,11 @@ _Model = tuple["Listing", "HubFiles | FileSet", str]
 
 
 @contextmanager
-def _opened(source: str, tick: Tick | None = None) -> Iterator[_Model]:
+def _opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> Iterator[_Model]:
     if is_hub(source):
         from tieconv.sources.hub import open_model
 
-        with open_model(source, tick) as model:
+        with open_model(source, tick, proving=proving) as model:
             yield model
         return
     listing = locate(source)
@@ -115,10 +117,13 @@ def _inspected(
         from tieconv.consumers import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
+    return replace(evidence, fetched=_fetched(files), findings=run_checks(evidence))
+
+
+def _fetched(files: object) -> Fetched | None:
+    """What came over the network so far; ``None`` for local files."""
     client = getattr(files, "client", None)
-    if client is not None:
-        evidence = replace(evidence, fetched=Fetched(client.requests, client.bytes))
-    return replace(evidence, findings=run_checks(evidence))
+    return None if client is None else Fetched(client.requests, client.bytes)
 
 
 def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
@@ -153,8 +158,8 @@ def _with_base(evidence: Inspection) -> Inspection:
     return replace(evidence, base=base)
 
 
-def _on_disk(path: str | Path, drop_other_formats: bool, *, refuses: bool = True) -> str | Path:
-    """The directory of a model on the Hub in the local cache, fetched where it is not there; any other path as it is.
+def _on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool = True) -> str | Path:
+    """The model on the Hub in the local cache, fetched where it is not there; any other path as it is.
 
     What the plan would refuse for its layout is refused before anything is fetched, unless ``refuses`` is false; the
     files of a format that is to be dropped are not fetched.
@@ -169,16 +174,24 @@ def _on_disk(path: str | Path, drop_other_formats: bool, *, refuses: bool = True
 
     with _opened(source) as (listing, files, _):
         checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)
+        _refuse_far_graphs(checkpoint)
         if drop_other_formats:
             checkpoint = alone(checkpoint)
         if refuses:
             guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
-    return fetch(source, tuple(set(listing.entries) - set(_names(checkpoint))))
+    return fetch(listing, (*checkpoint.states, *checkpoint.companions))
 
 
-def _names(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The files that make up a checkpoint and lie beside it, but for weights in other formats."""
-    return (*checkpoint.states, *checkpoint.companions)
+def _refuse_far_graphs(checkpoint: Checkpoint) -> None:
+    """Raise `RefusedError` for graphs on the Hub: they are inspected there, and that is all."""
+    if not checkpoint.graphs or not is_hub(checkpoint.source):
+        return
+    repository = "/".join(checkpoint.source.removeprefix("hf://").partition("@")[0].split("/")[:2])
+    raise RefusedError(
+        f"{shown(checkpoint.source)} holds ONNX graphs, which are inspected on the Hub and nothing more",
+        f"fetch them, then name the directory: hf download {shell_word(repository)} --local-dir DIR",
+        "hub.graphs",
+    )
 
 
 def _planned(
@@ -188,18 +201,49 @@ def _planned(
     embed: str | None,
     head: str | None,
     drop_other_formats: bool,
+    fetch: bool,
 ) -> PlannedWrite:
-    """The plan that ``make`` makes of the evidence, and what it takes to carry it out."""
+    """The plan that ``make`` makes of the evidence, and what it takes to carry it out.
+
+    Of a model on the Hub headers are read, and what a proof needs; it is fetched at once with ``fetch``, else when the
+    plan is carried out.
+    """
     from tieconv.planned import PlannedWrite
     from tieconv.plans.other_formats import alone, dropping
 
+    def near() -> PlannedWrite:
+        return _planned(make, _on_disk(path, drop_other_formats), depth, embed, head, drop_other_formats, False)
+
     refuse_graphs(path)
-    evidence = inspect(_on_disk(path, drop_other_formats), depth=depth, embed=embed, head=head)
+    far = is_hub(str(path))
+    if far and fetch:
+        return near()
+    evidence = _proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:
         plan = make(evidence)
-    return PlannedWrite(plan, lambda out: inspect(out, embed=embed, head=head))
+    reinspect = partial(inspect, embed=embed, head=head)
+    return PlannedWrite(plan, reinspect, near if far else None, evidence.fetched)
+
+
+def _proved(source: str, depth: Depth, embed: str | None, head: str | None) -> Inspection:
+    """Evidence about a model on the Hub as a plan needs it: compared where `inspect` takes samples."""
+    with _opened(source, proving=True) as model:
+        evidence = _inspected(model, depth, embed, head)
+    _refuse_far_graphs(evidence.checkpoint)
+    return evidence
+
+
+@contextmanager
+def _reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
+    """A reader of a checkpoint that was read before, of the same commit where it is on the Hub."""
+    if not checkpoint.revision or not is_hub(checkpoint.root):
+        with open_files(checkpoint.root) as files:
+            yield files
+        return
+    with _opened(checkpoint.root) as model:
+        yield model[1]
 
 
 def plan_retie(
@@ -214,6 +258,7 @@ def plan_retie(
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that drops the redundant copies of tied tensors and sets the config to tied.
 
@@ -231,11 +276,12 @@ def plan_retie(
         if kept is None:
             raise ValueError("max_kl needs a survivor")
         maker = partial(_within, partial(maker, force=True), str(kept), max_kl, _words(text))
+        fetch = True  # what it costs is computed from every number of both tables
     if fold_norm:
         if kept is not None:
             raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
-        maker = partial(_unfolded, maker)
-    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+        maker, fetch = partial(_unfolded, maker), True
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
 
 
 def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
@@ -268,6 +314,7 @@ def plan_untie(
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that stores the head, and every other tied name, as a tensor of its own.
 
@@ -277,7 +324,7 @@ def plan_untie(
     from tieconv.plans import plan_untie as make
 
     maker = partial(make, bias=BiasChoice(bias), keep_flag=keep_flag)
-    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
 
 
 def plan_bias(
@@ -289,6 +336,7 @@ def plan_bias(
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that changes the head bias and leaves the tie as it is.
 
@@ -302,7 +350,7 @@ def plan_bias(
 
     def resize(evidence: Inspection) -> Plan:
         def is_zero(record: TensorRecord) -> bool:
-            with open_files(evidence.checkpoint.root) as files:
+            with _reading(evidence.checkpoint) as files:
                 return bias_summary(files, record)[0] is BiasState.ZERO
 
         return bias_verbs.plan_bias_resize(evidence, rows, is_zero)
@@ -315,7 +363,7 @@ def plan_bias(
     }
     if action not in makers:
         raise ValueError(f"{action!r} is not one of {', '.join(makers)}")
-    return _planned(makers[action], path, Depth.CANDIDATES, embed, head, drop_other_formats)
+    return _planned(makers[action], path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
 
 
 def plan_set_tie(
@@ -326,6 +374,7 @@ def plan_set_tie(
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that writes ``tie_word_embeddings`` at every level of the config and touches no tensor.
 
@@ -336,7 +385,7 @@ def plan_set_tie(
     from tieconv.plans.set_tie import plan_set_tie as make
 
     maker = partial(make, flag=Flag(flag), force=force)
-    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
 
 
 def plan_dedup(
@@ -345,6 +394,7 @@ def plan_dedup(
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that stores every byte-identical group once, as far as loaders restore what is dropped.
 
@@ -352,7 +402,7 @@ def plan_dedup(
     """
     from tieconv.plans.dedup import plan_dedup as make
 
-    return _planned(make, path, Depth.FULL, embed, head, drop_other_formats)
+    return _planned(make, path, Depth.FULL, embed, head, drop_other_formats, fetch)
 
 
 def is_graph(path: str | Path = ".") -> bool:
@@ -399,6 +449,7 @@ def plan_convert(
     embed: str | None = None,
     head: str | None = None,
     drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that stores the model as ``to`` (``safetensors`` or ``torch``) in shards of at most that size.
 
@@ -411,10 +462,12 @@ def plan_convert(
 
     limit = max_shard_size if isinstance(max_shard_size, int) else parse_size(max_shard_size)
     maker = partial(make, to=Format(to), max_shard_size=limit)
-    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats)
+    return _planned(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
 
 
-def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_formats: bool = False) -> PlannedWrite:
+def plan_reindex(
+    path: str | Path = ".", *, prune: bool = False, drop_other_formats: bool = False, fetch: bool = False
+) -> PlannedWrite:
     """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
 
     ``prune`` leaves the weight files outside the index out.
@@ -429,17 +482,24 @@ def plan_reindex(path: str | Path = ".", *, prune: bool = False, drop_other_form
     from tieconv.plans.other_formats import alone, dropping
     from tieconv.plans.reindex import plan_reindex as make
 
+    def near() -> PlannedWrite:
+        there = _on_disk(path, drop_other_formats, refuses=False)
+        return plan_reindex(there, prune=prune, drop_other_formats=drop_other_formats)
+
     refuse_graphs(path)
-    listing = locate(str(_on_disk(path, drop_other_formats, refuses=False)))
-    with open_files(listing.root) as files:
+    far = is_hub(str(path))
+    if far and fetch:
+        return near()
+    with _opened(str(path)) as (listing, files, commit):
 
         def same(a: TensorRecord, b: TensorRecord) -> bool:
             reader, (one, two) = readable(files, (a, b))
             return equal(reader, one.range, two.range)
 
-        checkpoint = read_shards(listing, files)
+        checkpoint = replace(read_shards(listing, files), revision=commit)
         plan = make(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune)
-    return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed)
+        fetched = _fetched(files)
+    return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, near if far else None, fetched)
 
 
 def _indexed(out: Path) -> Inspection:
@@ -463,6 +523,7 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     with _opened(str(a)) as model_a, _opened(str(b)) as model_b:
         one, two = (_inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
         for evidence in (one, two):
+            _refuse_far_graphs(evidence.checkpoint)
             if evidence.checkpoint.headers_only:
                 raise UnreadableError(
                     f"{evidence.checkpoint.source}: tensor bytes of this format are not read, so nothing can be "
@@ -508,8 +569,8 @@ def analyze(
 
     words = _words(text)
     refuse_graphs(path)
-    listing = locate(str(_on_disk(path, True)))
-    against, second = (None if other is None else _on_disk(other, True) for other in (against, second))
+    listing = locate(str(_on_disk(path)))
+    against, second = (None if other is None else _on_disk(other) for other in (against, second))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
@@ -676,10 +737,13 @@ def plan_action(action: Action) -> PlannedWrite:
 def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:
     """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
 
+    The description is the plan as it follows from the two models: what becomes of each tensor and config value, and of
+    the files. Bytes are compared where the local cache holds the commit, as it does after a verb on ``hf://``.
     Weight and index files that the repository's model uses and the directory lacks are to be deleted. Raises
     `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
     """
     from tieconv.checkpoint.push import Push
+    from tieconv.comparison.effects import effects
     from tieconv.reporters.push_text import description, title
     from tieconv.sources.hub import guard_push, parse, require
 
@@ -698,10 +762,14 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
             raise RefusedError(
                 f"{shown(directory)} is no directory of regular files", "give the model's directory", "push.directory"
             )
-        before = _inspected(far, Depth.HEADER, None, None)
+        # What the local cache holds of the commit is compared; what would have to be fetched is not.
+        compares = not far[1].costly
+        before = _inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
         after = _inspected(near, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
         found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
+        same = set(near[0].entries) - {change.name for change in found}
+        told = effects(before, after, (far[1], near[1]), same, compares=compares)
     return Push(
         directory=str(directory),
         repo=place.repo,
@@ -709,7 +777,8 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
         commit=far[2],
         pull_request=pull_request,
         title=message or title(found),
-        description=description(found, before, after),
+        description=description(told, found, before, after),
+        effects=told,
         changes=found,
     )
 
@@ -739,7 +808,7 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.onnx.parity.run import run_parity
 
     refuse_graphs(model)
-    evidence = inspect(model, depth=Depth.HEADER)
+    evidence = inspect(_on_disk(model), depth=Depth.HEADER)
 
     return run_parity(str(onnx), evidence, provider, reference)
 
@@ -770,7 +839,7 @@ def plan_export(
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export import plan_export as make
 
-    return make(inspect(path), precision, HeadForm(head_form), opset, provider, parity=parity)
+    return make(inspect(_on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
 
 
 def export(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Fetched, Inspection
 from tieconv.checkpoint.plan import Outcome, Plan
-from tieconv.execute import Target, check_target, execute, replaces_directory
+from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
 
 Progress = Callable[[int, int], None]
 Verify = Literal["full", "structure"]
@@ -26,10 +26,16 @@ class WriteOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrite:
-    """A plan and what it needs to be carried out. ``str()`` gives the `tieconv.plan/1` JSON."""
+    """A plan and what it needs to be carried out. ``str()`` gives the `tieconv.plan/1` JSON.
+
+    Of a model on the Hub ``fetch`` brings it into the local cache and plans anew there; ``fetched`` is what was read of
+    it so far.
+    """
 
     plan: Plan
     reinspect: Callable[[Path], Inspection]
+    fetch: Callable[[], PlannedWrite] | None = None
+    fetched: Fetched | None = None
 
     def outcome(self) -> Outcome:
         """The plan as it stands, not executed."""
@@ -37,7 +43,8 @@ class PlannedWrite:
 
     def check(self, out: str | Path | None = None, **options: Unpack[WriteOptions]) -> None:
         """Every refusal that needs no writing, as `execute` would make it."""
-        check_target(self.plan, self._target(out, options))
+        target = self._target(out, options)
+        (check_target if self.fetch is None else check_far_target)(self.plan, target)
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Whether writing exchanges a whole directory: a shell that stands in it must enter it again."""
@@ -50,9 +57,21 @@ class PlannedWrite:
 
         Raises a `TieconvError` and leaves the source as it was and ``out`` absent (or old) where anything fails.
         """
+        if self.fetch is not None:
+            self.check(out, **options)
+            return self._near().execute(out, progress=progress, **options)
         target = self._target(out, options)
         execute(self.plan, target, reinspect=self.reinspect, progress=progress)
         return Outcome(self.plan, executed=True, verified=True, output=str(target.path))
+
+    def _near(self) -> PlannedWrite:
+        """The same plan for what was fetched. Raises `StalePlanError` where the branch moved on meanwhile."""
+        assert self.fetch is not None
+        near = self.fetch()
+        commit = self.plan.checkpoint.revision
+        if commit and commit not in Path(near.plan.checkpoint.root).parts:
+            raise stale(self.plan.checkpoint.source)
+        return near
 
     def _target(self, out: str | Path | None, options: WriteOptions) -> Target:
         in_place = options.get("in_place", False)

@@ -63,6 +63,30 @@ def tieconv(environment: dict[str, str], tmp_path: Path) -> Run:
 
 
 @pytest.fixture
+def hasty(environment: dict[str, str], tmp_path: Path) -> Run:
+    """As ``tieconv``, with the pauses between retries cut to a hundredth, and a ``silence`` (seconds) of its own."""
+    program = (
+        "import sys; from huggingface_hub import constants; from tieconv.sources import hub_client\n"
+        "hub_client.FIRST_PAUSE, hub_client.SPREAD = 0.003, 0.002\n"
+        "constants.HF_HUB_DOWNLOAD_TIMEOUT = float(sys.argv.pop(1))\n"
+        "from tieconv.cli import main; main()"
+    )
+
+    def call(*words: str | Path, silence: float = 30, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-P", "-c", program, str(silence), *map(str, words)],
+            env={**environment, **more},
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    return call
+
+
+@pytest.fixture
 def python(environment: dict[str, str], tmp_path: Path) -> Run:
     """A Python program in that environment."""
 

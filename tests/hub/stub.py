@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-LFS = (".safetensors", ".bin", ".pt", ".gguf", ".onnx")
+LFS = (".safetensors", ".bin", ".pt", ".gguf", ".onnx", ".onnx_data", ".data", ".distcp", ".metadata")
 
 
 @dataclass
@@ -46,6 +46,7 @@ class Request:
     range: str | None
     authorization: str | None
     sent: int = 0
+    at: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -59,15 +60,23 @@ class Fault:
 
 @dataclass
 class Hub:
-    """The state of both servers. ``requests`` is everything that was asked, in order."""
+    """The state of both servers. ``requests`` is everything that was asked, in order, ``most`` the most at a time.
+
+    Each answer is ``delay`` seconds late.
+    """
 
     repos: dict[str, Repo] = field(default_factory=dict)
     faults: dict[str, Fault] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     commits: list[dict[str, Any]] = field(default_factory=list)
     uploads: dict[str, bytes] = field(default_factory=dict)
+    xorbs: dict[str, bytes] = field(default_factory=dict)
+    shards: list[bytes] = field(default_factory=list)
     lies: dict[str, int] = field(default_factory=dict)
     read_only: bool = False
+    delay: float = 0
+    open: int = 0
+    most: int = 0
     lock: Any = field(default_factory=threading.Lock)
     digests: dict[tuple[str, int], str] = field(default_factory=dict)
     url: str = ""
@@ -116,13 +125,11 @@ class Hub:
 def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
         asked: Request
 
         def log_message(self, *_: object) -> None:
             return
-
-        def send_response(self, code: int, message: str | None = None) -> None:
-            super().send_response(code, message)
 
         # -- dispatch
 
@@ -144,6 +151,16 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             )
             with hub.lock:
                 hub.requests.append(self.asked)
+                hub.open += 1
+                hub.most = max(hub.most, hub.open)
+            try:
+                time.sleep(hub.delay)
+                self.route()
+            finally:
+                with hub.lock:
+                    hub.open -= 1
+
+        def route(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
             self.body = self.rfile.read(length) if length else b""
             if self.headers.get("Transfer-Encoding") == "chunked":
@@ -393,7 +410,29 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 objects.append({**wanted, "authenticated": True, "actions": action})
             self.json({"transfer": "basic", "objects": objects})
 
+        def xet_token(self, name: str, revision: str) -> None:
+            """Where chunks go, for the client of xet."""
+            if self.repo(name, None) is None:
+                return
+            values = {"accessToken": "xet-secret", "exp": int(time.time()) + 3600, "casUrl": f"{hub.storage}/cas"}
+            names = {"X-Xet-Access-Token": "accessToken", "X-Xet-Token-Expiration": "exp", "X-Xet-Cas-Url": "casUrl"}
+            self.json(values, headers={header: str(values[key]) for header, key in names.items()})
+
+        def xorb(self, digest: str) -> None:
+            if fault := hub.fault("upload"):
+                self.fail(int(fault.value))
+                return
+            hub.xorbs[digest] = self.body
+            self.json({"was_inserted": True})
+
+        def shard(self) -> None:
+            hub.shards.append(self.body)
+            self.json({"result": 1})
+
         def upload(self, oid: str) -> None:
+            if fault := hub.fault("upload"):
+                self.fail(int(fault.value))
+                return
             hub.uploads[oid] = self.body
             self.json({})
 
@@ -422,12 +461,18 @@ ROUTES: dict[str, list[tuple[str, str]]] = {
         (rf"/api/models/{_REPO}/tree/([^/]+)", "tree"),
         (rf"/api/models/{_REPO}/preupload/(.+)", "preupload"),
         (rf"/api/models/{_REPO}/commit/(.+)", "commit"),
+        (rf"/api/models/{_REPO}/xet-write-token/(.+)", "xet_token"),
         (rf"/api/models/{_REPO}", "info"),
         (r"/api/validate-yaml", "yaml"),
         (rf"/{_REPO}\.git/info/lfs/objects/batch", "batch"),
         (rf"/{_REPO}/resolve/([^/]+)/(.+)", "resolve"),
     ],
-    "storage": [(r"/lfs/([^/]+)/([^/]+)/(.+)", "stored"), (r"/upload/([0-9a-f]+)", "upload")],
+    "storage": [
+        (r"/lfs/([^/]+)/([^/]+)/(.+)", "stored"),
+        (r"/upload/([0-9a-f]+)", "upload"),
+        (r"/cas/v1/xorbs/default/([0-9a-f]{64})", "xorb"),
+        (r"/cas/v1/shards", "shard"),
+    ],
 }
 
 
@@ -444,7 +489,7 @@ def start() -> tuple[Hub, Callable[[], None]]:
     servers = [Quiet(("127.0.0.1", 0), handler(hub, name)) for name in ("hub", "storage")]
     hub.url, hub.storage = (f"http://127.0.0.1:{server.server_address[1]}" for server in servers)
     for server in servers:
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def stop() -> None:
         for server in servers:

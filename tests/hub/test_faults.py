@@ -12,7 +12,7 @@ from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
 
 SHARD = "model-00005-of-00009.safetensors"
-IMPATIENT = {"stall": {"HF_HUB_DOWNLOAD_TIMEOUT": "1"}}
+IMPATIENT = {"stall": {"silence": 0.2}}
 
 
 def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
@@ -47,28 +47,52 @@ def model(hub: Hub, tmp_path: Path) -> str:
         ("retry-after", "3600", "no more requests for now"),
         ("hang-up", "", "connection to the Hub failed (5 attempts)"),
         ("truncate", "", "connection to the Hub failed"),
-        ("stall", "2", "did not answer in time (5 attempts)"),
+        ("stall", "0.5", "did not answer in time (5 attempts)"),
     ],
 )
-def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub, tieconv: Run) -> None:
+def test_fault_that_stays(kind: str, value: str, says: str, model: str, hub: Hub, hasty: Run) -> None:
     """Each ends in one sentence that names the file."""
     hub.faults[SHARD] = Fault(kind, value=value)
-    error, _ = refused(tieconv("inspect", model, HF_TOKEN=TOKEN, **IMPATIENT.get(kind, {})))
+    error, _ = refused(hasty("inspect", model, HF_TOKEN=TOKEN, **IMPATIENT.get(kind, {})))
     assert says in error and SHARD in error
 
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "3"), ("hang-up", ""),
-     ("retry-after", "1")],
+    [("status", "429"), ("status", "503"), ("status", "500"), ("truncate", ""), ("stall", "0.5"), ("hang-up", "")],
 )  # fmt: skip
-def test_fault_that_passes(kind: str, value: str, model: str, hub: Hub, tieconv: Run) -> None:
+def test_fault_that_passes(kind: str, value: str, model: str, hub: Hub, hasty: Run) -> None:
     """What passes is met with patience: the answer is the one of a sound server."""
-    sound = tieconv("inspect", model, "--depth", "full")
+    sound = hasty("inspect", model, "--depth", "full")
     hub.faults[SHARD] = Fault(kind, 2, value)
-    result = tieconv("inspect", model, "--depth", "full", **IMPATIENT.get(kind, {}))
+    result = hasty("inspect", model, "--depth", "full", **IMPATIENT.get(kind, {}))
     assert (result.returncode, result.stdout) == (0, sound.stdout), result.stderr
     assert hub.faults[SHARD].times == 0
+
+
+def test_asked_to_wait(model: str, hub: Hub, hasty: Run) -> None:
+    """The next request comes no sooner than `Retry-After` says, and then the answer is that of a sound server."""
+    sound = hasty("inspect", model)
+    hub.requests.clear()
+    hub.faults[SHARD] = Fault("retry-after", 1, "1")
+    assert hasty("inspect", model).stdout == sound.stdout
+    first, second = (one for one in hub.requests if SHARD in one.path and one.server == "storage")
+    assert second.at - first.at >= 1
+
+
+def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not say how long is asked again after 0.3, 0.6, 1.2 and 2.4 seconds and a random quarter at most."""
+    from tieconv.errors import UnreadableError
+    from tieconv.sources import hub_client
+
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    for attempt in range(1, hub_client.ATTEMPTS):
+        hub_client.again(ConnectionError(), attempt, "m")
+    assert all(least <= pause <= least + 0.25 for least, pause in zip((0.3, 0.6, 1.2, 2.4), waited, strict=True))
+    with pytest.raises(UnreadableError, match="5 attempts"):
+        hub_client.again(ConnectionError(), hub_client.ATTEMPTS, "m")
+    assert len(waited) == 4
 
 
 def test_answer_that_is_too_long(model: str, hub: Hub, tieconv: Run) -> None:
@@ -87,12 +111,12 @@ def test_ignored_range_is_not_read(model: str, hub: Hub, tieconv: Run) -> None:
     assert len([one for one in hub.requests if SHARD in one.path and one.server == "storage"]) == 1
 
 
-def test_busy_api(model: str, hub: Hub, tieconv: Run) -> None:
+def test_busy_api(model: str, hub: Hub, hasty: Run) -> None:
     """The listing is asked for again where the server is busy."""
     hub.faults["api:org/m"] = Fault("status", 2, "503")
-    assert tieconv("inspect", model).returncode == 0
+    assert hasty("inspect", model).returncode == 0
     hub.faults["api:org/m"] = Fault("status", value="503")
-    assert "HTTP 503" in refused(tieconv("inspect", model))[0]
+    assert "HTTP 503" in refused(hasty("inspect", model))[0]
 
 
 def test_size_of_the_listing(model: str, hub: Hub, tieconv: Run) -> None:
@@ -123,9 +147,9 @@ def test_no_revision(model: str, tieconv: Run) -> None:
     assert "no such revision" in refused(tieconv("inspect", f"{model}@v9"))[0]
 
 
-def test_no_server(tieconv: Run) -> None:
+def test_no_server(hasty: Run) -> None:
     """Nobody listens: the hint offers the cache."""
-    error, hint = refused(tieconv("inspect", "hf://org/m", HF_ENDPOINT="http://127.0.0.1:9"))
+    error, hint = refused(hasty("inspect", "hf://org/m", HF_ENDPOINT="http://127.0.0.1:9"))
     assert "connection" in error and "HF_HUB_OFFLINE" in hint
 
 

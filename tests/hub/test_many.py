@@ -86,7 +86,7 @@ def test_no_run_file(org: Hub, tieconv: Run, tmp_path: Path) -> None:
     assert (tmp_path / "notes").read_text() == "my notes\nmore\n"
 
 
-def test_busy_listing(org: Hub, tieconv: Run) -> None:
+def test_busy_listing(org: Hub, hasty: Run) -> None:
     """The list of models is asked for again where the server is busy."""
     org.faults["api:models"] = Fault("status", 1, "503")
-    assert tieconv("check", "hf://other/*").returncode == 0
+    assert hasty("check", "hf://other/*").returncode == 0

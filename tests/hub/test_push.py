@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.hub.conftest import TOKEN, Run
-from tests.hub.models import sharded
-from tests.hub.stub import Hub
+from tests.hub.models import HEAD, same_head, sharded
+from tests.hub.stub import Fault, Hub
 
 
 def operations(hub: Hub) -> dict[str, str]:
@@ -106,3 +107,148 @@ def test_refused_by_the_hub(hub: Hub, tieconv: Run, models: Path, tmp_path: Path
     assert result.returncode == 2 and "may not write" in result.stderr
     assert "hf_reader" not in result.stderr and "secret words" not in result.stderr
     assert repo.commit in result.stdout
+
+
+KINDS = {"DropTensor": "drop", "CopyTensor": "add", "FillTensor": "add", "ScaleTensor": "add", "ResizeTensor": "change"}
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        (("untie",), "llama-tied"),
+        (("untie", "--bias", "zero"), "llama-tied-sharded"),
+        (("untie",), "t5"),
+        (("retie",), "llama-duplicated"),
+        (("set-tie", "false"), "llama-duplicated"),
+        (("dedup",), "llama-duplicated"),
+        (("bias", "zero"), "llama-untied-sharded"),
+        (("convert", "--to", "torch"), "llama-tied"),
+    ],
+    ids=str,
+)
+def test_description_is_the_plan(words: tuple[str, ...], model: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """The operations of the verb's own plan are those of the pull request, each proved by the bytes."""
+    hub.add("org/m", models / model)
+    written = tieconv(*words, "hf://org/m", "-o", "out", "--json")
+    assert written.returncode == 0, written.stderr
+    plan = json.loads(written.stdout)["operations"]
+    push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
+    told = {(one["kind"], one["name"]) for one in push["effects"] if one["kind"] in ("drop", "add", "change")}
+    assert told == {(KINDS[one["op"]], one["name"]) for one in plan if one["op"] in KINDS}
+    config = {one["name"]: one["note"].split(" becomes ")[1] for one in push["effects"] if one["kind"] == "config"}
+    assert config == {one["path"]: json.dumps(one["value"]) for one in plan if one["op"] == "SetConfig"}
+    kept = [one for one in push["effects"] if one["kind"] == "keep"]
+    assert [(one["name"].split()[0], one["note"]) for one in kept] == [
+        (str(len([one for one in plan if one["op"] == "KeepTensor"])), "byte for byte")
+    ]
+    copies = {one["name"]: one["source"] for one in plan if one["op"] == "CopyTensor"}
+    notes = {one["name"]: one["note"] for one in push["effects"]}
+    assert all(notes[name].endswith(f"the bytes of {source}") for name, source in copies.items())
+    zeros = [one["name"] for one in plan if one["op"] == "FillTensor"]
+    assert all(notes[name].endswith("all zero") for name in zeros)
+    assert all(code(one["name"]) in push["description"] for one in push["effects"] if one["kind"] != "keep")
+
+
+def code(name: str) -> str:
+    return name if name == "weights" else f"`{name}`"
+
+
+def test_description_of_other_values(hub: Hub, tieconv: Run, models: Path) -> None:
+    """What a change does to values is told as it is: another head is no re-tie."""
+    hub.add("org/m", models / "llama-duplicated")
+    assert tieconv("inspect", "hf://org/m", "--depth", "full").returncode == 0
+    fetched = tieconv("set-tie", "false", "hf://org/m", "-o", "kept")
+    assert fetched.returncode == 0, fetched.stderr
+    push = json.loads(tieconv("push", models / "llama-diverged", "hf://org/m", "--dry-run", "--json").stdout)
+    [change] = [one for one in push["effects"] if one["kind"] == "change"]
+    assert change["name"] == "lm_head.weight" and change["note"].startswith("other values: ")
+
+
+def test_description_without_the_bytes(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """What the cache does not hold is not fetched for the description: it says that it was not compared."""
+    far = sharded(tmp_path / "far", shards=3, tied=True, head=same_head())
+    hub.add("org/m", far)
+    written = tieconv("retie", far, "-o", tmp_path / "out")
+    assert written.returncode == 0, written.stderr
+    push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
+    notes = {(one["kind"], one["name"]): one["note"] for one in push["effects"]}
+    assert notes["drop", HEAD] == "[2048, 128] BF16, 524 kB"
+    assert notes["keep", "3 tensors"] == "byte for byte"  # in files whose hashes are equal
+    assert notes["keep", "1 tensor"] == "by name, type and shape; their bytes were not compared"
+    assert hub.sent < 3 * 65536 + 16384
+
+
+def test_words_from_files_are_no_markup(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -> None:
+    """A config of somebody's choosing cannot write into the description but as text."""
+    from markdown_it import MarkdownIt
+
+    hub.add("org/m", models / "llama-tied")
+    out = Path(shutil.copytree(models / "llama-tied", tmp_path / "out"))
+    config = json.loads((out / "config.json").read_text())
+    config["x|`[a](http://b)"] = "<img src=x> | [a](http://b) ` **b**\n# head"
+    (out / "config.json").write_text(json.dumps(config))
+    push = json.loads(tieconv("push", "out", "hf://org/m", "--dry-run", "--json").stdout)
+    page = MarkdownIt("commonmark", {"html": True}).enable("table").render(push["description"])
+    assert page.count("<table>") == 3
+    assert not any(mark in page for mark in ("<img", "<a ", "<strong", "<h1"))
+
+
+def stored_chunks(xorb: bytes) -> bytes:
+    """The chunks of a xorb that are stored as they are: each has eight bytes of version, sizes and compression."""
+    found, at = b"", 0
+    while at + 8 <= len(xorb) and xorb[at : at + 1] == b"\0":
+        size = int.from_bytes(xorb[at + 1 : at + 4], "little")
+        assert xorb[at + 4] == 0, "noise cannot be compressed"
+        found += xorb[at + 8 : at + 8 + size]
+        at += 8 + size
+    return found
+
+
+@pytest.fixture
+def noisy(hub: Hub, tmp_path: Path) -> Path:
+    """A directory that adds a weight file of noise to its repository."""
+    from tieconv.formats.safetensors import encode_header
+
+    for name, seed in (("far", 1), ("near", 2)):
+        (tmp_path / name).mkdir()
+        data = random.Random(seed).randbytes(40_000)
+        path = tmp_path / name / "model.safetensors"
+        path.write_bytes(encode_header([("x", "U8", (40_000,), 40_000)], None) + data)
+    hub.add("org/m", tmp_path / "far")
+    return tmp_path / "near"
+
+
+def test_by_xet(noisy: Path, hub: Hub, tieconv: Run) -> None:
+    """Where hf_xet is installed huggingface_hub uploads chunks, and the commit names the file by its hash."""
+    pytest.importorskip("hf_xet")
+    result = tieconv("push", noisy, "hf://org/m", "--yes", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET="0")
+    assert result.returncode == 0, result.stderr
+    data = (noisy / "model.safetensors").read_bytes()
+    assert b"".join(stored_chunks(xorb) for xorb in hub.xorbs.values()) == data
+    assert len(hub.shards) == 1 and hub.uploads == {}
+    [line] = [line["value"] for line in hub.commits[0]["lines"] if line["key"] == "lfsFile"]
+    assert (line["oid"], line["size"]) == (hub.sha256(noisy / "model.safetensors"), len(data))
+
+
+@pytest.mark.parametrize(
+    ("xet", "status", "says"), [("0", "403", ""), ("1", "403", "may not write"), ("1", "400", "HTTP")]
+)
+def test_upload_that_fails(xet: str, status: str, says: str, noisy: Path, hub: Hub, tieconv: Run) -> None:
+    """What goes wrong below huggingface_hub is one sentence without the server's words, and nothing is committed."""
+    hub.faults["upload"] = Fault("status", value=status)
+    result = tieconv("push", noisy, "hf://org/m", "--yes", HF_TOKEN=TOKEN, HF_HUB_DISABLE_XET=xet)
+    assert result.returncode == 2 and hub.commits == []
+    lines = [line for line in result.stderr.splitlines() if line]
+    assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
+    assert says in lines[0] and "fault of tieconv" not in lines[1]
+    for secret in (TOKEN, "xet-secret", "secret words", hub.storage):
+        assert secret not in result.stdout + result.stderr
+
+
+def test_upload_error_of_no_known_kind() -> None:
+    """An exception that nobody documents is a failed upload, and none of its words are repeated."""
+    from tieconv.sources.hub_push import _cause, _untaken
+
+    told = _untaken(_cause(RuntimeError("https://x?Signature=abc")), "hf://org/m")
+    assert told.code == "hub.upload" and "HF_HUB_DISABLE_XET=1" in told.hint
+    assert "Signature" not in told.message + told.hint

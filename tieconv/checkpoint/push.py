@@ -20,6 +20,18 @@ class FileChange:
 
 
 @record
+class Effect:
+    """What becomes of a tensor or a config value: ``kind`` is `drop`, `add`, `change`, `keep`, `config` or `format`.
+
+    A `keep` stands for all tensors that stay, and its ``name`` is their number.
+    """
+
+    kind: str
+    name: str
+    note: str
+
+
+@record
 class Push(Printed):
     """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one."""
 
@@ -30,6 +42,7 @@ class Push(Printed):
     pull_request: bool
     title: str
     description: str
+    effects: tuple[Effect, ...]
     changes: tuple[FileChange, ...]
     executed: bool = False
     url: str | None = None
@@ -49,6 +62,7 @@ class Push(Printed):
             "pull_request": self.pull_request,
             "title": self.title,
             "description": self.description,
+            "effects": [asdict(effect) for effect in self.effects],
             "changes": [asdict(change) for change in self.changes],
             "bytes_uploaded": self.bytes_uploaded,
             "executed": self.executed,

@@ -30,7 +30,7 @@ def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writi
     """Add an all-zero head bias where there is none; one that is there stays."""
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias("zero", model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
+        api.plan_bias("zero", model, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )
@@ -46,7 +46,7 @@ def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writ
     """Remove an all-zero head bias; one that is not is refused."""
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias("strip", model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
+        api.plan_bias("strip", model, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )
@@ -72,9 +72,7 @@ def unify(model: str, survivor: str | None, embed: str | None, head: str | None,
     """
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias(
-            "unify", model, survivor=survivor, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
-        ),
+        api.plan_bias("unify", model, survivor=survivor, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )
@@ -91,9 +89,7 @@ def resize(model: str, rows: int | None, embed: str | None, head: str | None, as
     """Make the head bias as long as the head: zeros at its end, or an all-zero end cut off."""
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias(
-            "resize", model, rows=rows, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
-        ),
+        api.plan_bias("resize", model, rows=rows, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )

@@ -50,6 +50,6 @@ def command(
         max_shard_size=max_shard_size,
         embed=embed,
         head=head,
-        drop_other_formats=arguments.drop_other_formats,
+        **arguments.planning,
     )
     finish(planned, arguments, as_json=as_json)

@@ -43,7 +43,7 @@ def command(
     if head_form:
         raise click.UsageError("--head-form goes with an ONNX graph")
     finish(
-        api.plan_dedup(model, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats),
+        api.plan_dedup(model, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )

@@ -52,5 +52,12 @@ def _ask(yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
-    if not click.confirm("push this?", err=True):
+    try:
+        agreed = click.confirm("push this?", err=True)
+    except click.Abort as error:
+        click.echo(err=True)
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from None
+        agreed = False  # the end of input is no yes
+    if not agreed:
         raise RefusedError("nothing was pushed", "push again when you are ready", "push.declined")

@@ -26,7 +26,7 @@ def command(model: str, prune: bool, as_json: bool, **writing: Any) -> None:
     """
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_reindex(model, prune=prune, drop_other_formats=arguments.drop_other_formats),
+        api.plan_reindex(model, prune=prune, **arguments.planning),
         arguments,
         as_json=as_json,
     )

@@ -83,6 +83,6 @@ def command(
         fold_norm=fold_norm,
         embed=embed,
         head=head,
-        drop_other_formats=arguments.drop_other_formats,
+        **arguments.planning,
     )
     finish(planned, arguments, as_json=as_json)

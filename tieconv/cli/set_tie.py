@@ -30,9 +30,7 @@ def command(
     """
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_set_tie(
-            flag, model, force=force, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
-        ),
+        api.plan_set_tie(flag, model, force=force, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )

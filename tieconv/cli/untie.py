@@ -52,7 +52,5 @@ def command(
         )
         graph.finish(api.plan_graph_untie(model), arguments, as_json=as_json)
         return
-    planned = api.plan_untie(
-        model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, drop_other_formats=arguments.drop_other_formats
-    )
+    planned = api.plan_untie(model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, **arguments.planning)
     finish(planned, arguments, as_json=as_json)

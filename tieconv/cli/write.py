@@ -5,13 +5,22 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import click
 
 from tieconv.checkpoint.plan import Outcome
+from tieconv.cli.network import fetched_line
 from tieconv.cli.options import paint, width
 from tieconv.planned import PlannedWrite, Verify, WriteOptions
 from tieconv.text import shown, size
+
+
+class PlanOptions(TypedDict):
+    """Options that every planner of `tieconv.api` takes."""
+
+    drop_other_formats: bool
+    fetch: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,11 @@ class WriteArguments:
         }
 
     @property
+    def planning(self) -> PlanOptions:
+        """What a planner is to know: a model on the Hub is fetched where it is to be written."""
+        return {"drop_other_formats": self.drop_other_formats, "fetch": self.writes}
+
+    @property
     def writes(self) -> bool:
         return not self.dry_run and (self.output is not None or self.in_place)
 
@@ -60,6 +74,8 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
         from tieconv.reporters.plan_text import render
 
         click.echo(render(outcome, paint, width(), hardlink=arguments.hardlink))
+    if planned.fetched is not None:
+        click.echo(fetched_line(planned.fetched), err=True)
     click.echo(_closing(outcome, arguments), err=True)
     if stands_inside:
         click.echo("your shell stands in the directory that was replaced: enter it again with `cd .`", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import frexp
 
@@ -13,6 +14,7 @@ from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
 from tieconv.inspection.values import bias_summary
 from tieconv.inspection.views import readable
+from tieconv.sources.digest import same_hash
 
 _CONTRASTS = {
     State.TRANSPOSED: Contrast.TRANSPOSED,
@@ -38,6 +40,15 @@ class Pair:
         reader.read_into(ByteRange(name, span.start, span.end), offset, buffer)
         self.bytes_read += len(buffer)
 
+    def announce(self, spans: Iterable[ByteRange]) -> None:
+        """Pass on to either reader what is read next of its model."""
+        every = list(spans)
+        for reader, side in ((self.a, "A"), (self.b, "B")):
+            pieces = [ByteRange(span.file[2:], span.start, span.end) for span in every if span.file[0] == side]
+            tell = getattr(reader, "announce", None)
+            if tell is not None and pieces:
+                tell(pieces)
+
 
 Outcome = tuple[Contrast, Detail] | None
 """How two tensors differ; ``None`` where they do not."""
@@ -50,6 +61,7 @@ class Relations:
         self.sides = (a, b)
         self.reader = reader
         self.known: dict[object, Outcome] = {}
+        self.hashes: dict[str, bool] = {}
 
     def between(self, one: Source, two: Source) -> Outcome:
         """How ``two`` of model B differs from ``one`` of model A. Equality is claimed after every byte was read."""
@@ -75,13 +87,22 @@ class Relations:
         return self._contrast(a, b)
 
     def _same_file(self, one: TensorRecord, two: TensorRecord) -> bool:
-        """One range of one file, reached through two directories: hard links."""
+        """One range of one file, reached through two directories (hard links), or of two files of one hash."""
+        if (one.range.start, one.range.end, one.stride) != (two.range.start, two.range.end, two.stride):
+            return False
         states = [side.states.get(record.range.file) for side, record in zip(self.sides, (one, two), strict=True)]
-        return (
-            states[0] is not None
-            and states[0] == states[1]
-            and (one.range.start, one.range.end, one.stride) == (two.range.start, two.range.end, two.stride)
-        )
+        if states[0] is not None and states[0] == states[1]:
+            return True
+        return one.range.file == two.range.file and self._same_hash(one.range.file)
+
+    def _same_hash(self, name: str) -> bool:
+        """Whether a file on the Hub has the hash of the local one of its name, which costs no byte of it."""
+        if bool(self.sides[0].revision) is bool(self.sides[1].revision):
+            return False
+        if name not in self.hashes:
+            sizes = [side.states[name].size if name in side.states else -1 for side in self.sides]
+            self.hashes[name] = sizes[0] == sizes[1] >= 0 and same_hash(self.reader.a, self.reader.b, name)
+        return self.hashes[name]
 
     def _scaled(self, a: TensorRecord, b: TensorRecord, factor: float, same: bool) -> Outcome:
         """Equal where B's values are A's times ``factor``, exactly: the forward pass of A applies it."""

@@ -47,6 +47,15 @@ def check_target(plan: Plan, target: Target) -> None:
         _check_space(plan, target)
 
 
+def check_far_target(plan: Plan, target: Target) -> None:
+    """As `check_target`, for a model that has yet to be fetched: without what is asked of its files and the space."""
+    check_names(plan)
+    _check_special(plan)
+    final = destination(plan, target)
+    with writing(final.name, final.parent, 0):
+        check_place(plan, target)
+
+
 def check_place(plan: Plan, target: Target) -> None:
     """Whether OUT may be written; asked again once the staging directory is owned."""
     final = destination(plan, target)

@@ -27,7 +27,7 @@ MAX_RANK = 4
 MAX_DEPTH = 4
 _INCOMPLETE = "the download may be incomplete; fetch it again"
 _OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adapter", b"vers": "a Git LFS pointer"}
-_WINDOW = 1 << 20
+_LEAST, _WINDOW = 64 << 10, 1 << 20
 _KEPT = 4096
 """Bytes of a metadata string that is kept; chat templates and licences are passed over."""
 
@@ -76,9 +76,12 @@ Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""
 
 
-def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
-    """The tensors of one file and its scalar metadata as text. Raises `UnreadableError` with a stable code."""
-    cursor = _Cursor(pread, size, name)
+def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False) -> WeightFile:
+    """The tensors of one file and its scalar metadata as text. Raises `UnreadableError` with a stable code.
+
+    With ``sparse`` little more than the header is read.
+    """
+    cursor = _Cursor(pread, size, name, sparse=sparse)
     _check_version(cursor)
     tensors = cursor.counted(MAX_TENSORS, "tensors", least=24)
     keys = cursor.counted(MAX_KEYS, "metadata keys", least=13)
@@ -95,8 +98,8 @@ def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
 class _Cursor:
     """Reads a header front to back through one window; nothing is allocated by a number that the file states."""
 
-    def __init__(self, pread: Pread, size: int, name: str) -> None:
-        self._pread, self.size, self.name = pread, size, name
+    def __init__(self, pread: Pread, size: int, name: str, *, sparse: bool = False) -> None:
+        self._pread, self.size, self.name, self._sparse = pread, size, name, sparse
         self.position = 0
         self._start, self._window = 0, b""
 
@@ -106,12 +109,16 @@ class _Cursor:
         start = self.position - self._start
         if start < 0 or start + count > len(self._window):
             self._start = self.position
-            self._window = self._pread(max(count, _WINDOW), self.position)
+            self._window = self._pread(max(count, self._ahead()), self.position)
             start = 0
             if len(self._window) < count:
                 self.refuse("ends inside its header", "truncated-header")
         self.position += count
         return self._window[start : start + count]
+
+    def _ahead(self) -> int:
+        """Bytes of the next window; sparse, they grow with what was read, so that two thirds of all are header."""
+        return min(max(_LEAST, self.position // 2), _WINDOW) if self._sparse else _WINDOW
 
     def skip(self, count: int) -> None:
         """Pass over ``count`` bytes without reading them."""

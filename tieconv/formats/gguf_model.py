@@ -80,7 +80,9 @@ def _parts(listing: Listing, name: str) -> tuple[str, ...]:
 
 
 def _read_one(files: Files, name: str) -> WeightFile:
-    return read_weight_file(lambda size, offset: files.pread(name, size, offset), files.state(name).size, name)
+    sparse = bool(getattr(files, "costly", False))
+    size = files.state(name).size
+    return read_weight_file(lambda count, offset: files.pread(name, count, offset), size, name, sparse=sparse)
 
 
 def _repeated(weights: tuple[WeightFile, ...]) -> tuple[Caution, ...]:

@@ -56,9 +56,11 @@ def _file(tensor: External, root: str, files: Files) -> str:
             "onnx.outside",
         )
     name = os.path.normpath(os.path.join(os.path.dirname(tensor.graph), location))
-    _check_links(tensor, name, root)
+    local = os.path.isabs(root)  # a repository on the Hub has no links
+    if local:
+        _check_links(tensor, name, root)
     files.state(name)  # says what is wrong with what is no regular file
-    if os.lstat(os.path.join(root, name)).st_nlink > 1:
+    if local and os.lstat(os.path.join(root, name)).st_nlink > 1:
         _linked(tensor, name, "has several names (hard links)")
     return name
 

@@ -82,7 +82,9 @@ def data_files(root: str, files: Files, name: str) -> set[str]:
 
 
 def _open(files: Files, name: str) -> tuple[Wire, Model]:
-    wire = Wire(lambda size, offset: files.pread(name, size, offset), files.state(name).size, name, "ONNX graph")
+    sparse = bool(getattr(files, "costly", False))
+    size = files.state(name).size
+    wire = Wire(lambda count, offset: files.pread(name, count, offset), size, name, "ONNX graph", sparse=sparse)
     return wire, read_model(wire)
 
 

@@ -124,6 +124,7 @@ class SpeltReader:
     def __init__(self, files: Files, inner: _Reader) -> None:
         self._files, self._inner = files, inner
         self._last: tuple[SpeltRange, bytes] | None = None
+        self.costly = bool(getattr(files, "costly", False))
 
     @property
     def bytes_read(self) -> int:

@@ -22,6 +22,9 @@ MAX_FIELDS = 2_000_000
 """Fields looked at in one file: graphs of language models have a tenth of it."""
 MAX_TEXT = 65_535
 _WINDOW = 1 << 20
+_SPARSE = 4096
+MAX_JUMPS = 4000
+"""Windows that are opened behind fields passed over in a sparse file: each is a request of its own."""
 _LONGEST = 20
 """Bytes of a tag and its varint."""
 
@@ -29,10 +32,13 @@ _LONGEST = 20
 class Wire:
     """One file as messages. Every length is held against the message that it lies in."""
 
-    def __init__(self, pread: Pread, size: int, name: str, noun: str) -> None:
+    def __init__(self, pread: Pread, size: int, name: str, noun: str, *, sparse: bool = False) -> None:
+        """With ``sparse`` little is read behind a field that was passed over: a window grows as it is read on."""
         self._pread, self.size, self.name, self._noun = pread, size, name, noun
         self._start, self._window = 0, b""
         self._left = MAX_FIELDS
+        self._least = self._next = _SPARSE if sparse else _WINDOW
+        self._jumps = MAX_JUMPS if sparse else MAX_FIELDS
 
     def fields(self, start: int, end: int) -> Iterator[Field]:
         """The fields of the message between two places."""
@@ -72,8 +78,17 @@ class Wire:
     def _at(self, position: int) -> tuple[bytes, int]:
         at = position - self._start
         if at < 0 or (at + _LONGEST > len(self._window) and self._start + len(self._window) < self.size):
+            goes_on = 0 <= at <= len(self._window)
+            self._next = min(self._next * 2, _WINDOW) if goes_on and self._window else self._least
             self._start, at = position, 0
-            self._window = self._pread(_WINDOW, position)
+            self._jumps -= 1
+            if self._jumps < 0:
+                raise UnreadableError(
+                    f"{shown(self.name)} takes more than {MAX_JUMPS:,} requests to be read by ranges",
+                    "fetch it, then name the directory: hf download --local-dir",
+                    "onnx.requests",
+                )
+            self._window = self._pread(self._next, position)
         return self._window, at
 
     def take(self, start: int, end: int) -> bytes:

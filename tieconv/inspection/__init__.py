@@ -8,7 +8,7 @@ from dataclasses import replace
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Shadow, State, StorageUse, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
-from tieconv.inspection.blocks import is_costly
+from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
@@ -65,7 +65,7 @@ def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: s
         return ()
     from tieconv.inspection.shadows import find_shadows
 
-    if depth is Depth.CANDIDATES and is_costly(reader):
+    if depth is Depth.CANDIDATES and is_sampled(reader):
         depth = Depth.HEADER
     return find_shadows(checkpoint, reader, depth, played)
 
@@ -108,7 +108,7 @@ def _duplicates(
     reader: ByteReader,
     depth: Depth,
 ) -> tuple[Duplicate, ...]:
-    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_costly(reader)):
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader)):
         return ()
     candidates = _candidates(tensors, view, depth)
     if is_costly(reader):

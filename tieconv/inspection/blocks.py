@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
 
@@ -31,8 +32,36 @@ class CountingReader:
 
 
 def is_costly(reader: ByteReader) -> bool:
-    """Whether the bytes come over a network: unless all are asked for, samples must do."""
+    """Whether the bytes come over a network, so that none should be read twice."""
     return bool(getattr(reader, "costly", False))
+
+
+def is_sampled(reader: ByteReader) -> bool:
+    """Whether samples must do where bytes come over a network: unless all are asked for, or a plan needs a proof."""
+    return is_costly(reader) and not getattr(reader, "proving", False)
+
+
+ANNOUNCED = 256
+"""Reads that are announced at a time: what is fetched ahead is held until it is read."""
+
+Piece = tuple[ByteRange, int, int]
+"""A range, and the offset and size of what is read of it."""
+
+
+def announce(reader: ByteReader, wanted: Iterable[Piece]) -> None:
+    """Tell a reader that fetches which small reads come next, so that they travel together; others need no telling."""
+    method = getattr(reader, "announce", None)
+    if method is not None:
+        method(ByteRange(span.file, span.start + offset, span.start + offset + size) for span, offset, size in wanted)
+
+
+def announced(reader: ByteReader, wanted: Iterable[Piece]) -> Iterator[bytearray]:
+    """What those reads give, each in a buffer of its own; raises what the reader raises."""
+    left = iter(wanted)
+    while batch := list(islice(left, ANNOUNCED)):
+        announce(reader, batch)
+        for span, offset, size in batch:
+            yield read(reader, span, offset, size)
 
 
 def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:

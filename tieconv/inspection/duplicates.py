@@ -15,7 +15,7 @@ from math import isfinite
 from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.inspection import Duplicate, State
 from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.inspection.blocks import BLOCK, SAMPLE, pieces, read, sample_pieces
+from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, Piece, announce, announced, pieces, read, sample_pieces
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
@@ -23,6 +23,9 @@ from tieconv.inspection.views import readable
 
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take together."""
+
+_SMALL = 6 * SAMPLE
+"""Bytes of a tensor, or of what is left of one, that are announced: what has no samples is at most so large."""
 
 _OPEN_PARTS = 32
 """Different blocks that are kept for comparison at a time."""
@@ -110,6 +113,7 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
     for bucket in _buckets(classes, _transposable_form):
         if not _has_partners(bucket):
             continue
+        _announce_ends(reader, bucket, 1)
         for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
             for one, two in combinations(alike, 2):
                 view = sharing(one[0], two[0]) is not None
@@ -129,9 +133,19 @@ def _has_partners(bucket: Sequence[_Class]) -> bool:
 
 
 def _end_elements(reader: ByteReader, tensor: TensorRecord) -> Hashable:
-    width = BITS[tensor.dtype] // 8
-    ends = (0, tensor.nbytes - width)
-    return tuple(bytes(read(reader, tensor.range, offset, width)) for offset in ends)
+    return tuple(bytes(read(reader, *end)) for end in _ends(tensor, 1))
+
+
+def _ends(tensor: TensorRecord, elements: int) -> tuple[Piece, Piece]:
+    """The first and the last so many elements."""
+    size = min(elements, tensor.elements) * (BITS[tensor.dtype] // 8)
+    return (tensor.range, 0, size), (tensor.range, tensor.nbytes - size, size)
+
+
+def _announce_ends(reader: ByteReader, classes: Iterable[_Class], elements: int) -> None:
+    ends = [end for group in classes for end in _ends(group[0], elements)]
+    if len(ends) <= 2 * ANNOUNCED:
+        announce(reader, ends)
 
 
 def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> Iterator[Duplicate]:
@@ -139,6 +153,7 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
     for bucket in _buckets(classes, lambda group: group[0].shape if group[0].dtype in FLOATS else None):
         if len({group[0].dtype for group in bucket}) < 2:
             continue
+        _announce_ends(reader, bucket, _EDGE_ELEMENTS)
         edges = {group[0].name: _edges(reader, group[0]) for group in bucket}
         narrowed: set[str] = set()
         bucket.sort(key=lambda group: (-BITS[group[0].dtype], group[0].name))
@@ -162,9 +177,7 @@ def _may_be_cast(edges: dict[str, list[float]], one: TensorRecord, two: TensorRe
 
 def _edges(reader: ByteReader, tensor: TensorRecord) -> list[float]:
     """The first and the last few values."""
-    width = BITS[tensor.dtype] // 8
-    size = min(_EDGE_ELEMENTS, tensor.elements) * width
-    raw = b"".join(read(reader, tensor.range, at, size) for at in (0, tensor.nbytes - size))
+    raw = b"".join(read(reader, *end) for end in _ends(tensor, _EDGE_ELEMENTS))
     if tensor.dtype == "BF16":
         raw = b"".join(b"\0\0" + raw[at : at + 2] for at in range(0, len(raw), 2))
     code = {"F16": "e", "BF16": "f", "F32": "f", "F64": "d"}[tensor.dtype]
@@ -207,9 +220,10 @@ def _split_by_sample(
     if len(group) == 1:
         return [group]
     parts: dict[int, list[TensorRecord]] = defaultdict(list)
-    for tensor in group:
+    samples = announced(reader, ((tensor.range, offset, size) for tensor in group))
+    for tensor, sample in zip(group, samples, strict=True):
         # A hash keeps no sample in memory; a collision only leaves the decision to the lockstep.
-        parts[hash(bytes(read(reader, tensor.range, offset, size)))].append(tensor)
+        parts[hash(bytes(sample))].append(tensor)
     return parts.values()
 
 
@@ -250,6 +264,8 @@ def _parts(
     ``buffers`` are two of the block's size; more are allocated only where the members differ.
     """
     seen, scratch = [buffers[0]], buffers[1]
+    if len(scratch) <= _SMALL and len(members) <= ANNOUNCED:
+        announce(reader, [(member.range, offset, len(scratch)) for member in members])
     reader.read_into(members[0].range, offset, memoryview(seen[0]))
     parts = [[members[0]]]
     for member in members[1:]:

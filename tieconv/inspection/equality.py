@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
-from tieconv.inspection.blocks import read, sample_pieces, stream
+from tieconv.inspection.blocks import announce, read, sample_pieces, stream
 
 
 def equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
@@ -33,7 +33,9 @@ def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
 
 def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     """Whether the samples of two ranges of the same size agree, which proves nothing but a difference."""
-    return all(read(reader, a, offset, size) == read(reader, b, offset, size) for offset, size in sample_pieces(a.size))
+    samples = sample_pieces(a.size)
+    announce(reader, [(span, offset, size) for offset, size in samples for span in (a, b)])
+    return all(read(reader, a, offset, size) == read(reader, b, offset, size) for offset, size in samples)
 
 
 def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:

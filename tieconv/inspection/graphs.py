@@ -24,7 +24,9 @@ from tieconv.checkpoint.inspection import (
 )
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.families import find
+from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.declared import view_config
+from tieconv.inspection.head import is_far
 
 Tensors = Mapping[str, TensorRecord]
 
@@ -120,16 +122,32 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
         return Relation(State.ALIASED)
     if depth is Depth.HEADER:
         return Relation(State.UNREAD)
+    if depth is Depth.CANDIDATES and is_sampled(reader):
+        return _sampled(reader, one, two, turned=embedding.turned != head.turned)
     from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
 
     if embedding.turned == head.turned:
         return _with_nan(relate(reader, one, two), one, reader)
     found = relate(reader, one, two) if one.shape == two.shape[::-1] and one.dtype == two.dtype else None
     if found is None or found.state is not State.TRANSPOSED:
-        found = relate(reader, one, turned(two))
+        # Rows of the taller form are tokens, and its turned side is read in long stretches.
+        found = relate(reader, one, turned(two)) if _tall(one) else relate(reader, turned(one), two)
         state = State.TRANSPOSED if found.state is State.IDENTICAL else found.state
         found = Relation(state, {**found.detail, "transposed": True})
     return _with_nan(found, one, reader)
+
+
+def _sampled(reader: ByteReader, one: TensorRecord, two: TensorRecord, *, turned: bool) -> Relation:
+    """What samples tell; of a head that reads its matrix the other way round nothing."""
+    from tieconv.inspection.sampled import HINT, relate_sampled  # of graphs on the Hub alone
+
+    if turned:
+        return Relation(State.UNREAD, {"transposed": True, "reason": f"it would be compared transposed: {HINT}"})
+    return relate_sampled(reader, one, two)
+
+
+def _tall(record: TensorRecord) -> bool:
+    return len(record.shape) != 2 or record.shape[0] >= record.shape[1]
 
 
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
@@ -146,7 +164,7 @@ def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> R
 def _duplicates(
     checkpoint: Checkpoint, tensors: Tensors, ties: tuple[Tie, ...], reader: ByteReader, depth: Depth
 ) -> Iterator[Duplicate]:
-    candidates = _candidates(checkpoint, tensors, depth)
+    candidates = _candidates(checkpoint, tensors, reader, depth)
     if len(candidates) < 2:
         return
     from tieconv.inspection.duplicates import find_duplicates
@@ -159,8 +177,8 @@ def _duplicates(
             yield found
 
 
-def _candidates(checkpoint: Checkpoint, tensors: Tensors, depth: Depth) -> tuple[TensorRecord, ...]:
-    if depth is Depth.HEADER:
+def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, depth: Depth) -> tuple[TensorRecord, ...]:
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader)):
         return ()
     if depth is Depth.FULL:
         return tuple(tensors.values())
@@ -193,7 +211,7 @@ def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader,
 def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) -> OutputBias | None:
     if name is None:
         return None
-    if depth is Depth.HEADER:
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
         return OutputBias(name, BiasState.UNREAD)
     from tieconv.inspection.values import bias_summary
 

@@ -16,7 +16,7 @@ from tieconv.checkpoint.inspection import (
 )
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.families import locate
-from tieconv.inspection.blocks import is_costly
+from tieconv.inspection.blocks import is_sampled
 
 
 def view_head(
@@ -73,7 +73,7 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
     for name in reversed(names):
         actual = locate(family, name, tensors)
         if actual:
-            if depth is Depth.HEADER or (depth is Depth.CANDIDATES and _is_far(reader, tensors[actual])):
+            if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[actual])):
                 return OutputBias(actual, BiasState.UNREAD)
             from tieconv.inspection.values import bias_summary
 
@@ -85,5 +85,6 @@ _FETCHED = 4 << 20
 """Bytes of the largest bias that is fetched unasked: that of a million words in four bytes."""
 
 
-def _is_far(reader: ByteReader, record: TensorRecord) -> bool:
-    return is_costly(reader) and record.nbytes > _FETCHED
+def is_far(reader: ByteReader, record: TensorRecord) -> bool:
+    """Whether a bias is left unread because it would have to come over a network, and is large."""
+    return is_sampled(reader) and record.nbytes > _FETCHED

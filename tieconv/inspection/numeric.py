@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.inspection.blocks import Piece, announce
 
 Array = npt.NDArray[Any]
 
@@ -85,8 +86,14 @@ class Pair:
         if total <= PROBES * length:
             return self.read(0, total)
         starts = [(total - length) * place // (PROBES - 1) for place in range(PROBES)]
+        announce(self.reader, [piece for start in starts for piece in self._run(start, length)])
         parts = [self.read(start, start + length) for start in starts]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _run(self, start: int, length: int) -> Iterator[Piece]:
+        for record in (self.left, self.right):
+            width = FORMATS[record.dtype].width
+            yield record.range, start * width, length * width
 
     def reversed(self) -> Pair:
         """The same tensors with the sides exchanged."""

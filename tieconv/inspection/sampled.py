@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Relation, State
 from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.inspection.blocks import SAMPLE, read
+from tieconv.inspection.blocks import SAMPLE, announced
 from tieconv.inspection.equality import same_file_range
 
 HINT = "tieconv inspect --depth full compares every byte"
@@ -24,7 +24,7 @@ def relate_sampled(reader: ByteReader, canonical: TensorRecord, other: TensorRec
         return Relation(State.UNREAD, {"reason": f"only a whole comparison can tell: {HINT}"})
     size = min(SAMPLE, canonical.nbytes)
     offset = (canonical.nbytes - size) // 2 // SAMPLE * SAMPLE
-    one, two = (read(reader, record.range, offset, size) for record in (canonical, other))
+    one, two = announced(reader, [(record.range, offset, size) for record in (canonical, other)])
     ranges = [[offset, offset + size]]
     if one != two:
         return Relation(State.DISTINCT, {"sampled": True, "ranges_differing": ranges})

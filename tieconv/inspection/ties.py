@@ -8,7 +8,7 @@ from tieconv.checkpoint.family import Family, TieGroup
 from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.families import locate, spelled
-from tieconv.inspection.blocks import is_costly
+from tieconv.inspection.blocks import is_sampled
 
 WASTEFUL = frozenset({State.IDENTICAL, State.TRANSPOSED})
 """States whose bytes need not be stored beside the canonical tensor's; an alias takes no bytes of its own."""
@@ -85,7 +85,7 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
         return known
     if depth is Depth.HEADER:
         return Relation(State.UNREAD)
-    if depth is Depth.CANDIDATES and is_costly(reader):
+    if depth is Depth.CANDIDATES and is_sampled(reader):
         from tieconv.inspection.sampled import relate_sampled
 
         return relate_sampled(reader, reference, tensor)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.push import FileChange, Push
+from tieconv.checkpoint.push import Effect, FileChange, Push
 from tieconv.reporters.layout import Paint, columns, plain
 from tieconv.text import count, shown, size
+from tieconv.version import VERSION
 
+_MARKUP = re.compile(r"([\\`*_{}\[\]<>#!@~$&])")
 _VERBS = {"add": "added", "replace": "replaced", "delete": "deleted"}
 
 
@@ -32,13 +35,15 @@ def title(changes: Iterable[FileChange]) -> str:
     return f"tieconv: {', '.join(parts)}"
 
 
-def description(changes: Iterable[FileChange], before: Inspection, after: Inspection) -> str:
-    """The plan in Markdown: the files, and what ties before and after."""
-    lines = ["| file | change | bytes |", "|---|---|---:|"]
+def description(effects: Iterable[Effect], changes: Iterable[FileChange], before: Inspection, after: Inspection) -> str:
+    """The plan in Markdown: what becomes of tensors and config, the files, and what ties before and after."""
+    lines = ["| | tensor or value | |", "|---|---|---|"]
+    lines += [f"| {one.kind} | {_named(one)} | {cell(one.note)} |" for one in effects]
+    lines += ["", "| file | change | bytes |", "|---|---|---:|"]
     lines += [f"| {code(change.name)} | {_VERBS[change.kind]} | {change.bytes:,} |" for change in changes]
     lines += ["", "| | before | after |", "|---|---|---|"]
     lines += [f"| {what} | {old} | {new} |" for what, old, new in _facts(before, after)]
-    lines += ["", f"before: commit {before.checkpoint.revision}; after: as `tieconv inspect` finds the directory."]
+    lines += ["", f"Found by comparing the files with commit {before.checkpoint.revision}, by tieconv {VERSION}."]
     return "\n".join(lines)
 
 
@@ -55,6 +60,15 @@ def _facts(before: Inspection, after: Inspection) -> Iterator[tuple[str, str, st
     yield "findings", findings[0], findings[1]
 
 
+def _named(effect: Effect) -> str:
+    return effect.name if effect.kind in ("keep", "format") else code(effect.name)
+
+
 def code(name: str) -> str:
     """A name from a file as code that no Markdown reader takes for more."""
     return f"`{shown(name).replace('`', 'ˋ').replace('|', '¦')}`"
+
+
+def cell(text: str) -> str:
+    """Words that hold names from files, as a cell that no Markdown reader takes for more."""
+    return _MARKUP.sub(r"\\\1", shown(text, 400)).replace("|", "¦")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,15 +11,21 @@ from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.sources import PREFIX, is_hub
-from tieconv.text import shown
+from tieconv.text import shell_word, shown
 
 if TYPE_CHECKING:
     from tieconv.sources.hub_files import HubFiles, Tick
     from tieconv.sources.local import FileSet
 
+_KINDS = ("datasets/", "spaces/", "buckets/")
+"""What else there is on the Hub beside models."""
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}")
+_NAMED = re.compile(
+    r"(?P<repo>[^/@]*/[^/@]*)(?P<at>@(?P<revision>refs/(?:pr|convert)/[^/@]+|[^/]*))?(?:/(?P<path>.+))?", re.DOTALL
+)
+"""As huggingface_hub names files: of a branch whose name holds a slash that is written ``%2F``."""
 _PATTERN = re.compile(rf"({_PART})/([A-Za-z0-9._?*-]{{1,96}})")
 
 
@@ -29,27 +35,46 @@ class MissingProviderError(TieconvError):
 
 @record
 class Place:
-    """A repository and, where it was given, a branch, a tag or a commit."""
+    """A repository and, where they were given, a branch, a tag or a commit, and a file or directory in it."""
 
     repo: str
     revision: str | None = None
+    path: str = ""
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.repo}{f'@{self.revision}' if self.revision else ''}"
+        revision = f"@{self.revision.replace('/', '%2F')}" if self.revision else ""
+        return f"{PREFIX}{self.repo}{revision}{f'/{self.path}' if self.path else ''}"
 
 
 def parse(source: str) -> Place:
-    """``hf://org/name[@revision]``. Raises `UnreadableError` for anything else."""
-    repo, _, revision = source.removeprefix(PREFIX).partition("@")
-    named = "@" in source
-    if not _REPOSITORY.fullmatch(repo) or ".." in repo or "--" in repo or repo.endswith(".git"):
+    """``hf://org/name[@revision][/path]``. Raises `UnreadableError` for anything else."""
+    match = _NAMED.fullmatch(source.removeprefix(PREFIX))
+    repo = match["repo"] if match else ""
+    if (
+        match is None
+        or not _REPOSITORY.fullmatch(repo)
+        or ".." in repo
+        or "--" in repo
+        or repo.endswith(".git")
+        or repo.startswith(_KINDS)
+    ):
         raise UnreadableError(f"{shown(source)} names no model of the Hub", _SYNTAX, "hub.name")
-    if named and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
+    revision = match["revision"].replace("%2F", "/") if match["at"] else None
+    if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision):
         raise UnreadableError(f"{shown(source)} names no revision", _SYNTAX, "hub.revision-name")
-    return Place(repo, revision if named else None)
+    path = match["path"] or ""
+    if path and not is_inside(path):
+        raise UnreadableError(f"{shown(source)} names no file of a repository", _SYNTAX, "hub.path")
+    return Place(repo, revision, path)
 
 
-_SYNTAX = "write hf://org/name or hf://org/name@revision, where the revision is a branch, a tag or a commit"
+_SYNTAX = "write hf://org/name, hf://org/name@revision (a branch, a tag or a commit), or a file below: …/model.gguf"
+
+
+def is_inside(name: str) -> bool:
+    """Whether ``name`` is a path inside a repository."""
+    parts = name.split("/")
+    return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in parts)
 
 
 def is_pattern(source: str) -> bool:
@@ -83,6 +108,12 @@ def require() -> None:
 
 def guard_push(directory: str, place: Place, pull_request: bool) -> None:
     """Raise `RefusedError` for a push that means something else than it says."""
+    if place.path:
+        raise RefusedError(
+            f"{place} is a part of a repository, and a push compares the whole",
+            f"tieconv push {shell_word(directory)} hf://{place.repo}",
+            "push.path",
+        )
     if is_hub(directory):
         raise RefusedError(
             f"{shown(directory)} is on the Hub: a push starts from a directory", "write it with -o first", "push.source"
@@ -95,24 +126,24 @@ def guard_push(directory: str, place: Place, pull_request: bool) -> None:
         )
 
 
-def fetch(source: str, without: Sequence[str] = ()) -> str:
-    """The directory of a model in the local cache, fetched there but for the files ``without``.
-
-    Raises as `open_model` does.
-    """
-    place = parse(source)
+def fetch(listing: Listing, names: Iterable[str]) -> str:
+    """The model in the local cache, the files ``names`` of it fetched there. Raises as `open_model` does."""
+    place = parse(listing.source)
     require()
     from tieconv.sources import hub_cache
 
-    return hub_cache.fetch(source, place, without)
+    return hub_cache.fetch(listing, place, names)
 
 
 @contextmanager
-def open_model(source: str, tick: Tick | None = None) -> Iterator[tuple[Listing, HubFiles | FileSet, str]]:
+def open_model(
+    source: str, tick: Tick | None = None, *, proving: bool = False
+) -> Iterator[tuple[Listing, HubFiles | FileSet, str]]:
     """What lies there, a reader of it, and the commit; from the local cache alone in offline mode.
 
-    ``tick(done, total)`` is told of headers that arrive. Raises `UnreadableError` where there is no such model or it
-    may not be read, `MissingProviderError` without huggingface_hub.
+    ``tick(done, total)`` is told of headers that arrive; with ``proving`` tensors are to be compared, not sampled.
+    Raises `UnreadableError` where there is no such model or it may not be read, `MissingProviderError` without
+    huggingface_hub.
     """
     place = parse(source)
     require()
@@ -130,5 +161,5 @@ def open_model(source: str, tick: Tick | None = None) -> Iterator[tuple[Listing,
 
     client = hub_client.Client()
     found = look_up(client, source, place)
-    with HubFiles(client, found, tick) as files:
+    with HubFiles(client, found, tick, proving=proving) as files:
         yield found.listing, files, found.commit

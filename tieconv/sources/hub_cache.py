@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -44,7 +44,14 @@ def locate_cached(source: str, place: Place) -> tuple[Listing, str]:
             f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(place.repo)}",
             "hub.not-cached",
         )
-    return replace(locate(directory), source=source), commit
+    path = os.path.join(directory, place.path) if place.path else directory
+    if not os.path.exists(path):
+        raise UnreadableError(
+            f"{shown(source)} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
+            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(place.repo)} {shell_word(place.path)}",
+            "hub.not-cached",
+        )
+    return replace(locate(path), source=source), commit
 
 
 def _resolve(place: Place) -> str | None:
@@ -60,21 +67,22 @@ def _resolve(place: Place) -> str | None:
     return commit if _COMMIT.fullmatch(commit) else None
 
 
-def fetch(source: str, place: Place, without: Sequence[str]) -> str:
-    """The directory of a model in the cache, every file but ``without`` fetched. Raises `UnreadableError`."""
+def fetch(listing: Listing, place: Place, names: Iterable[str]) -> str:
+    """The model in the cache, the files ``names`` of it fetched there. Raises `UnreadableError`."""
+    inside = place.path if listing.named is None else os.path.dirname(place.path)
+    wanted = [_literal(os.path.join(inside, name)) for name in names]
     with bars():
         try:
-            return str(
-                snapshot_download(
-                    place.repo,
-                    revision=place.revision,
-                    ignore_patterns=[_literal(name) for name in without] or None,
-                    library_name="tieconv",
-                    library_version=VERSION,
-                )
+            root = snapshot_download(
+                place.repo,
+                revision=place.revision,
+                allow_patterns=wanted,
+                library_name="tieconv",
+                library_version=VERSION,
             )
         except Transport as error:
-            raise translate(error, shown(source)) from None
+            raise translate(error, shown(listing.source)) from None
+    return os.path.join(root, place.path) if place.path else str(root)
 
 
 def _literal(name: str) -> str:

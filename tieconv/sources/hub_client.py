@@ -29,6 +29,8 @@ FORGIVEN = 8 << 20
 """Bytes that make up for one failure of a long answer."""
 LONGEST_WAIT = 60.0
 """Seconds that a server may ask us to wait; who asks for more is told to the user instead."""
+FIRST_PAUSE, SPREAD = 0.3, 0.25
+"""Seconds before the second request for a thing, doubled before each further one; up to SPREAD more are added."""
 CHUNK = 64 * 1024
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -82,8 +84,8 @@ def again(error: Exception, attempt: int, what: str) -> None:
     asked = retry_after(error)
     if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
         raise translate(error, what, attempt) from None  # the cause's text may hold a signed address
-    pause = asked if asked is not None else 0.3 * 2 ** (attempt - 1)
-    time.sleep(pause + random.uniform(0, 0.25))  # noqa: S311 - spreads clients, hides nothing
+    pause = asked if asked is not None else FIRST_PAUSE * 2 ** (attempt - 1)
+    time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads clients, hides nothing
 
 
 class Body:

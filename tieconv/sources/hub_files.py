@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from types import TracebackType
@@ -24,6 +24,8 @@ READ_AHEAD = 64 * 1024
 """Bytes of a file's head, or tail, that one request brings: the header of most shards is smaller."""
 SMALL = 4096
 """The least that a request elsewhere brings."""
+GAP = 16 * 1024
+"""Bytes between two ranges that are fetched with them rather than with a request more."""
 STREAMED = 32 * 1024
 """Reads of at least so many bytes open a stream that the next read goes on with."""
 SECTION = 64 << 20
@@ -34,21 +36,28 @@ WORKERS = 8
 _STREAMS = 8
 
 
+Place = tuple[str, int, int]
+"""A file, the first byte of a range of it and the last + 1."""
+
+
 class HubFiles:
     """A `Files` and `ByteReader` over one commit; files that the local cache holds are read there.
 
-    ``costly`` says that bytes travel: inspections sample where they would else compare. ``bytes_read`` counts what was
-    read of tensors.
+    ``costly`` says that bytes travel: inspections sample where they would else compare, unless ``proving``.
+    ``bytes_read`` counts what was read of tensors.
     """
 
-    def __init__(self, client: Client, found: Found, tick: Tick | None = None) -> None:
+    def __init__(self, client: Client, found: Found, tick: Tick | None = None, *, proving: bool = False) -> None:
         self.client, self.found = client, found
         self.bytes_read = 0
+        self.proving = proving
         self._tick = tick
+        self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
+        self._announced: dict[Place, bytes] = {}
         self._held: dict[str, list[tuple[int, bytes]]] = {}
         self._streams: OrderedDict[tuple[str, int], Body] = OrderedDict()
         self._cached = _cached_files(found)
-        self._local = FileSet(snapshot(found.repo, found.commit))
+        self._local = FileSet(_cached_root(found))
         self.costly = any(stored.sha256 and name not in self._cached for name, stored in found.stored.items())
 
     def __enter__(self) -> HubFiles:
@@ -70,7 +79,7 @@ class HubFiles:
         stored = self._stored(name)
         if stored.sha256:
             return FileState(-1, int(stored.sha256, 16), stored.size, 0)
-        place = sha256(f"{self.found.repo}@{self.found.commit}/{name}".encode()).hexdigest()
+        place = sha256(f"{self.found.repo}@{self.found.commit}/{self.found.below}{name}".encode()).hexdigest()
         return FileState(-2, int(place, 16), stored.size, 0)
 
     def content_id(self, name: str) -> str | None:
@@ -81,6 +90,29 @@ class HubFiles:
         """The hash that the file is stored under."""
         stored = self._stored(name)
         return ("sha256", stored.sha256) if stored.sha256 else ("git", stored.blob)
+
+    def announce(self, spans: Iterable[ByteRange]) -> None:
+        """Fetch small ranges that will each be read once, a few at a time, neighbours with one request.
+
+        They are held until they are read, or until others are announced.
+        """
+        self._announced.clear()
+        wanted = sorted({(one.file, one.start, one.end) for one in spans if self._travels(one)})
+        if len(wanted) < 2:
+            return
+        runs = list(_runs(wanted))
+        with ThreadPoolExecutor(min(WORKERS, len(runs))) as pool:
+            for run, data in zip(runs, pool.map(self._fetch_run, runs), strict=True):
+                first = run[0][1]
+                for file, start, end in run:
+                    self._announced[file, start, end] = data[start - first : end - first]
+
+    def _travels(self, span: ByteRange) -> bool:
+        held = span.file in self._cached or self._from_held(span.file, span.start, span.end) is not None
+        return not held and span.size > 0 and span.end <= self._stored(span.file).size
+
+    def _fetch_run(self, run: list[Place]) -> bytes:
+        return self._fetch(run[0][0], run[0][1], max(end for _, _, end in run))
 
     def prepare(self, names: Iterable[str]) -> None:
         """Fetch the heads of files that will be read next, a few at a time."""
@@ -117,13 +149,25 @@ class HubFiles:
             raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch it again", "path.shrank")
         if span.file in self._cached:
             self._local.read_into(span, offset, buffer)
-        elif (found := self._from_held(span.file, start, end)) is not None:
+        elif (found := self._at_hand((span.file, start, end))) is not None:
             buffer[:] = found
-        elif len(buffer) < STREAMED and (span.file, start) not in self._streams:
+        elif len(buffer) < STREAMED and not self._goes_on(span.file, start):
             buffer[:] = self._fetch(span.file, start, end)
+            self._ends[span.file, end] = None
+            while len(self._ends) > _STREAMS:
+                self._ends.popitem(last=False)
         else:
             self._stream(span, start, buffer)
         self.bytes_read += len(buffer)
+
+    def _goes_on(self, name: str, start: int) -> bool:
+        """Whether a read goes on where an earlier one of the file ended: then what follows comes as a stream."""
+        return (name, start) in self._streams or self._ends.pop((name, start), "") is None
+
+    def _at_hand(self, place: Place) -> bytes | None:
+        """What was announced, and is then let go, or is held."""
+        found = self._announced.pop(place, None)
+        return self._from_held(*place) if found is None else found
 
     def _stream(self, span: ByteRange, start: int, buffer: memoryview) -> None:
         """Go on with the stream that stands at ``start``, or open one to the end of the tensor."""
@@ -188,7 +232,7 @@ class HubFiles:
         return self.client.open(self._url(name), self._what(name), start, end, stored.size, self.found.commit)
 
     def _url(self, name: str) -> str:
-        return url_of(self.found.repo, name, self.found.commit)
+        return url_of(self.found.repo, self.found.below + name, self.found.commit)
 
     def _what(self, name: str) -> str:
         return f"{shown(self.found.listing.source)}: {shown(name)}"
@@ -202,13 +246,31 @@ class HubFiles:
             ) from None
 
 
+def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
+    """Sorted ranges that lie so near to each other that one request brings them, or overlap."""
+    run: list[Place] = []
+    reach = 0
+    for place in places:
+        if run and (place[0] != run[0][0] or place[1] > reach + GAP or place[2] > run[0][1] + READ_AHEAD):
+            yield run
+            run = []
+        reach = max(reach, place[2]) if run else place[2]
+        run.append(place)
+    if run:
+        yield run
+
+
 def _is_document(stored: Stored) -> bool:
     return stored.sha256 is None and stored.size <= DOCUMENT
 
 
+def _cached_root(found: Found) -> str:
+    return os.path.join(snapshot(found.repo, found.commit), found.below).removesuffix("/")
+
+
 def _cached_files(found: Found) -> frozenset[str]:
     """The files of the commit that the local cache holds whole."""
-    root = snapshot(found.repo, found.commit)
+    root = _cached_root(found)
     if not os.path.isdir(root):
         return frozenset()
     return frozenset(name for name, stored in found.stored.items() if _size_at(os.path.join(root, name)) == stored.size)

@@ -9,7 +9,7 @@ from typing import Any
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.sources.hub import Place
+from tieconv.sources.hub import Place, is_inside
 from tieconv.sources.hub_client import Client
 from tieconv.sources.local import MAX_FILES
 from tieconv.text import shown
@@ -35,6 +35,7 @@ class Found:
     commit: str
     listing: Listing
     stored: Mapping[str, Stored]
+    below: str = ""  # the directory that names are relative to, with its slash
 
 
 def look_up(client: Client, source: str, place: Place) -> Found:
@@ -46,10 +47,24 @@ def look_up(client: Client, source: str, place: Place) -> Found:
     commit = info.sha
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise _malformed(source, "the answer names no commit")
-    stored = _stored(source, info.siblings or ())
-    entries = {name: stored[name].size for name in sorted(stored)}
-    root = f"hf://{place.repo}@{commit}"
-    return Found(place.repo, commit, Listing(source, root, None, entries, ()), stored)
+    below, named, stored = _at(source, place.path, _stored(source, info.siblings or ()))
+    deep = named is None or named.endswith(".index.json")
+    entries = {name: stored[name].size for name in sorted(stored) if deep or "/" not in name}
+    root = f"hf://{place.repo}@{commit}/{below}".removesuffix("/")
+    return Found(place.repo, commit, Listing(source, root, named, entries, ()), stored, below)
+
+
+def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | None, dict[str, Stored]]:
+    """The directory that ``path`` is or lies in, the file that it names there, and what is stored below."""
+    if path in stored:
+        directory, _, named = path.rpartition("/")
+    else:
+        directory, named = path, ""
+    below = f"{directory}/" if directory else ""
+    found = {name.removeprefix(below): file for name, file in stored.items() if name.startswith(below)}
+    if path and not found:
+        raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
+    return below, named or None, found
 
 
 def _timeout() -> float:
@@ -62,7 +77,7 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
     found: dict[str, Stored] = {}
     for sibling in siblings:
         name, size, lfs = sibling.rfilename, sibling.size, sibling.lfs
-        if not isinstance(name, str) or not _is_inside(name):
+        if not isinstance(name, str) or not is_inside(name):
             raise UnsafePathError(
                 f"{shown(source)} lists {shown(name)}, which is no path inside a repository",
                 "do not trust this endpoint",
@@ -79,11 +94,6 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
                 f"{shown(source)} holds more than {MAX_FILES:,} files", "fetch the model that you mean", "hub.too-large"
             )
     return found
-
-
-def _is_inside(name: str) -> bool:
-    parts = name.split("/")
-    return "\\" not in name and "\0" not in name and not any(part in ("", ".", "..") for part in parts)
 
 
 def _malformed(source: str, why: str) -> UnreadableError:

@@ -19,6 +19,10 @@ from tieconv.text import shown
 from tieconv.version import VERSION
 
 
+class UploadError(TieconvError):
+    """Files did not reach the Hub, and nothing was committed."""
+
+
 def changes(found: Found, local: Listing, files: FileSet, used: Iterable[str]) -> tuple[FileChange, ...]:
     """What of ``local`` the repository lacks or has otherwise, by size and hash; names in ``used`` go if absent."""
     return (
@@ -54,8 +58,8 @@ def upload(push: Push, root: str) -> str:
                 create_pr=push.pull_request,
                 parent_commit=push.commit,
             )
-        except Transport as error:
-            raise _untaken(error, what) from None
+        except Exception as error:  # noqa: BLE001 - what is raised below huggingface_hub is not documented, and wrapped
+            raise _untaken(_cause(error), what) from None
     return str(done.pr_url if push.pull_request else done.commit_url)
 
 
@@ -65,7 +69,21 @@ def _operation(change: FileChange, root: str) -> CommitOperationAdd | CommitOper
     return CommitOperationAdd(change.name, os.path.join(root, change.name))
 
 
+def _cause(error: BaseException) -> Exception:
+    """The answer or the failed connection that an error of an upload is about; else the error."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, Transport):
+            return found
+        found = found.__cause__
+    return RuntimeError()
+
+
 def _untaken(error: Exception, what: str) -> TieconvError:
+    if not isinstance(error, Transport):
+        return UploadError(
+            f"{what}: the upload failed", "try again; HF_HUB_DISABLE_XET=1 uploads in another way", "hub.upload"
+        )
     status = status_of(error)
     if status in (401, 403):
         return RefusedError(

@@ -13,6 +13,11 @@ from tieconv.checkpoint.records import ByteRange, TensorRecord
 SPAN_LIMIT = 8 * 1024 * 1024
 """Bytes of the storage held at a time."""
 
+RUN = 2048
+"""Bytes from which a contiguous stretch is worth a read of its own."""
+_SPARSE = 4
+"""How many times the wanted bytes a span must have for its stretches to be read one by one."""
+
 ReadAt = Callable[[int, memoryview], None]
 """``read(position, buffer)``: fill ``buffer`` from byte ``position`` of the file."""
 
@@ -100,6 +105,10 @@ class _Rows:
         """Copy the box at ``corner`` to dense element ``place`` of ``out``, in the row-major order of the view."""
         reach = [(side - 1) * step for side, step in zip(shape, self.span.stride, strict=True)]
         if (sum(reach) + 1) * self.span.width > SPAN_LIMIT and max(shape) > 1:
+            run = self._run(shape, sum(reach) + 1)
+            if run is not None:
+                self._copy_runs(corner, shape, run, out, place)
+                return
             axis = max(range(len(shape)), key=lambda i: reach[i])
             half = shape[axis] // 2
             self.copy(corner, _with(shape, axis, half), out, place)
@@ -108,6 +117,23 @@ class _Rows:
             self.copy(moved, _with(shape, axis, shape[axis] - half), out, place + skipped)
             return
         self._copy_held(corner, shape, sum(reach) + 1, out, place)
+
+    def _run(self, shape: tuple[int, ...], reach: int) -> int | None:
+        """The axis along which stretches of the box lie so long and so far apart that each is read by itself."""
+        axes = [
+            axis for axis, side in enumerate(shape) if self.span.stride[axis] == 1 and side * self.span.width >= RUN
+        ]
+        return axes[0] if axes and prod(shape) * _SPARSE <= reach else None
+
+    def _copy_runs(
+        self, corner: tuple[int, ...], shape: tuple[int, ...], run: int, out: memoryview, place: int
+    ) -> None:
+        steps = row_major(self.span.shape)
+        for index in product(*(range(1) if axis == run else range(side) for axis, side in enumerate(shape))):
+            at = tuple(start + moved for start, moved in zip(corner, index, strict=True))
+            one = tuple(side if axis == run else 1 for axis, side in enumerate(shape))
+            there = place + sum(moved * step for moved, step in zip(index, steps, strict=True))
+            self._copy_held(at, one, shape[run], out, there)
 
     def _copy_held(
         self, corner: tuple[int, ...], shape: tuple[int, ...], elements: int, out: memoryview, place: int

@@ -113,8 +113,13 @@ def _casts(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
             continue
         if one.shape == two.shape and _exact_cast(reader, one, two):
             yield _Link(one.name, two.name, False, "cast")
-        elif one.shape == two.shape[::-1] and _exact_cast(reader, one, _turned(two)):
+        elif one.shape == two.shape[::-1] and _exact_cast(reader, *_one_way(one, two)):
             yield _Link(one.name, two.name, True, "cast")
+
+
+def _one_way(one: TensorRecord, two: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
+    """Both with the longer side first: the one that is turned for it is then read in long stretches."""
+    return (one, _turned(two)) if one.shape[0] >= one.shape[1] else (_turned(one), two)
 
 
 def _turned(record: TensorRecord) -> TensorRecord:

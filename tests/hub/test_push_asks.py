@@ -1,0 +1,108 @@
+"""`tieconv push` on a terminal: it asks, and only a yes pushes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hub.conftest import TOKEN
+from tests.hub.stub import Hub
+
+Typed = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def typed(hub: Hub, environment: dict[str, str], models: Path, tmp_path: Path) -> Typed:
+    """``tieconv push`` of another model on a terminal of its own, with these bytes typed at the question."""
+    hub.add("org/m", models / "llama-tied")
+
+    def call(answer: bytes, *words: str, question: bytes = b"push this? [y/N]:") -> tuple[int, str]:
+        master, slave = pty.openpty()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tieconv", "push", models / "llama-untied", "hf://org/m", *words],
+            env={**environment, "HF_TOKEN": TOKEN, "TERM": "xterm"},
+            cwd=tmp_path,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=_control,
+        )
+        os.close(slave)
+        shown = b""
+        try:
+            while block := _read(master):
+                shown += block
+                if answer and question in shown:
+                    os.write(master, answer)
+                    answer = b""
+            return process.wait(60), shown.decode()
+        finally:
+            process.kill()
+            process.wait()
+            os.close(master)
+
+    return call
+
+
+def _control() -> None:
+    """Make stdin the controlling terminal, so that ^C is a signal, which a background job would ignore."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read(master: int) -> bytes:
+    assert select.select([master], [], [], 30)[0], "nothing was said for half a minute"
+    try:
+        return os.read(master, 4096)
+    except OSError:  # the other side is closed
+        return b""
+
+
+def test_yes(typed: Typed, hub: Hub) -> None:
+    """The plan comes before the question, and a yes opens the pull request."""
+    code, shown = typed(b"y\n")
+    assert code == 0 and len(hub.commits) == 1
+    assert shown.index("lm_head.weight") < shown.index("push this?") < shown.index("/org/m/discussions/7")
+    assert TOKEN not in shown
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "says"),
+    [
+        (b"n\n", 2, "error: nothing was pushed"),
+        (b"\n", 2, "error: nothing was pushed"),
+        (b"\x04", 2, "error: nothing was pushed"),
+        (b"\x03", 130, "interrupted"),
+    ],
+    ids=["no", "enter", "end of input", "interrupt"],
+)
+def test_no(answer: bytes, code: int, says: str, typed: Typed, hub: Hub) -> None:
+    """A no, no answer, the end of input and an interrupt push nothing, and the exit code says so."""
+    found, shown = typed(answer)
+    assert (found, shown.strip().splitlines()[-1].startswith("hint") or code == 130) == (code, True), shown
+    assert says in shown and "Aborted" not in shown and "Traceback" not in shown
+    assert hub.commits == [] and hub.uploads == {}
+    assert {one.method for one in hub.requests} == {"GET"}
+
+
+def test_unclear(typed: Typed, hub: Hub) -> None:
+    """What is neither yes nor no is asked again."""
+    code, shown = typed(b"perhaps\nn\n")
+    assert code == 2 and shown.count("push this?") == 2 and hub.commits == []
+
+
+def test_yes_beforehand(typed: Typed, hub: Hub) -> None:
+    """With --yes nothing is asked."""
+    code, shown = typed(b"", "--yes")
+    assert code == 0 and "push this?" not in shown and len(hub.commits) == 1

@@ -1,0 +1,119 @@
+"""What a change of a model comes to, tensor by tensor and value by value: a plan, found from its two ends."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.push import Effect
+from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.comparison.configs import compare_configs
+from tieconv.comparison.pair import Pair, Relations
+from tieconv.comparison.views import Source
+from tieconv.text import count, shown, size
+
+_EQUAL = (State.IDENTICAL, State.ALIASED)
+
+
+@dataclass
+class _Sides:
+    """The model before and after; which files stay; ``relations`` where bytes can be compared."""
+
+    before: Inspection
+    after: Inspection
+    same_files: Collection[str]
+    relations: Relations | None
+
+
+def effects(
+    before: Inspection,
+    after: Inspection,
+    readers: tuple[ByteReader, ByteReader],
+    same_files: Collection[str],
+    *,
+    compares: bool,
+) -> tuple[Effect, ...]:
+    """What becomes of every tensor and config value. ``same_files`` are equal by their hashes.
+
+    Tensors in other files are compared byte for byte with ``compares``; without, they are said not to be. Raises
+    `UnreadableError` where bytes cannot be read.
+    """
+    relations = Relations(before.checkpoint, after.checkpoint, Pair(*readers)) if compares else None
+    sides = _Sides(before, after, same_files, relations)
+    return (*_format(sides), *_tensors(sides), *_config(sides))
+
+
+def _format(sides: _Sides) -> Iterator[Effect]:
+    old, new = (one.checkpoint.format for one in (sides.before, sides.after))
+    if old != new:
+        yield Effect("format", "weights", f"{old} becomes {new}")
+
+
+def _tensors(sides: _Sides) -> Iterator[Effect]:
+    before, after = (one.checkpoint.tensors for one in (sides.before, sides.after))
+    for name in sorted(before.keys() - after.keys()):
+        yield Effect("drop", name, _noted(before[name], _twin(sides.before, name, after)))
+    for name in sorted(after.keys() - before.keys()):
+        yield Effect("add", name, _noted(after[name], _twin(sides.after, name, after) or _zero(sides.after, name)))
+    kept, uncompared = 0, 0
+    for name in sorted(before.keys() & after.keys()):
+        found = _changed(sides, before[name], after[name])
+        if found:
+            yield Effect("change", name, found)
+        elif found is None:
+            uncompared += 1
+        else:
+            kept += 1
+    if kept:
+        yield Effect("keep", count(kept, "tensor"), "byte for byte")
+    if uncompared:
+        yield Effect("keep", count(uncompared, "tensor"), "by name, type and shape; their bytes were not compared")
+
+
+def _noted(record: TensorRecord, note: str) -> str:
+    return ", ".join(filter(None, (f"{list(record.shape)} {record.dtype}, {size(record.nbytes)}", note)))
+
+
+def _twin(inspection: Inspection, name: str, stored: Collection[str]) -> str:
+    """The tensor of the same bytes that ``stored`` holds, where that was proved."""
+    for tie in inspection.ties:
+        equal = [member.name for member in tie.members if member.state in (State.CANONICAL, *_EQUAL)]
+        other = next((one for one in equal if one != name and one in stored), None)
+        if name in equal and other:
+            return f"the bytes of {shown(other)}"
+    for duplicate in inspection.duplicates:
+        other = next((one for one in duplicate.tensors if one != name and one in stored), None)
+        if name in duplicate.tensors and duplicate.kind in _EQUAL and other:
+            return f"the bytes of {shown(other)}"
+    return ""
+
+
+def _zero(inspection: Inspection, name: str) -> str:
+    bias = inspection.head.output_bias
+    return "all zero" if bias is not None and bias.name == name and bias.state is BiasState.ZERO else ""
+
+
+def _changed(sides: _Sides, old: TensorRecord, new: TensorRecord) -> str | None:
+    """How a tensor differs; empty where it is proved that it does not, ``None`` where nothing was compared."""
+    if (old.dtype, old.shape) != (new.dtype, new.shape):
+        return f"{list(old.shape)} {old.dtype} becomes {list(new.shape)} {new.dtype}"
+    if old.range == new.range and old.range.file in sides.same_files:
+        return ""
+    if sides.relations is None:
+        return None
+    found = sides.relations.between(Source(old), Source(new))
+    return "" if found is None else f"other values: {found[0]}"
+
+
+def _config(sides: _Sides) -> Iterator[Effect]:
+    before, after = (one.checkpoint.config_values for one in (sides.before, sides.after))
+    for found in compare_configs(before, after):
+        old, new = _value(found.a, found.in_a), _value(found.b, found.in_b)
+        yield Effect("config", found.path, f"{old} becomes {new}")
+
+
+def _value(value: object, present: bool) -> str:
+    if not present:
+        return "absent"
+    return str(value).lower() if isinstance(value, bool) or value is None else shown(value, 60)
