@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tieconv.checkpoint.records import ByteRange, ByteReader, TensorRecord
-from tieconv.sources.strided import ReadAt, StridedRange, dense, gather
+from tieconv.sources.strided import REQUEST_COST, ReadAt, StridedRange, dense, gather
 
 BAND = 8 * 1024 * 1024
 """Bytes of a view that are gathered at once where it is read from end to end."""
-_SMALL = 64 * 1024
+_SMALL = 4 * 1024
+"""Bytes below which a read is a sample, and not a part of a reading from end to end."""
 _HELD = 4
 
 
@@ -18,6 +19,9 @@ class ViewReader:
 
     def __init__(self, inner: ByteReader) -> None:
         self._inner = inner
+        # A comparison reads of two models, a count of one: either may be remote.
+        behind = (inner, *(getattr(inner, name, None) for name in ("inner", "a", "b")))
+        self._travels = any(bool(getattr(reader, "costly", False)) for reader in behind)
         self._bands: dict[StridedRange, tuple[int, bytearray]] = {}
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
@@ -40,7 +44,7 @@ class ViewReader:
         first = offset - offset % span.width
         wanted = size + offset % span.width if size < _SMALL else BAND
         last = min(first + -(-wanted // span.width) * span.width, span.end)
-        found = (first, gather(self._read_at(span), span, first, last))
+        found = (first, gather(self._read_at(span), span, first, last, REQUEST_COST if self._travels else None))
         if size >= _SMALL:
             self._bands.pop(span, None)
             while len(self._bands) >= _HELD:

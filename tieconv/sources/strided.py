@@ -13,10 +13,10 @@ from tieconv.checkpoint.records import ByteRange, TensorRecord
 SPAN_LIMIT = 8 * 1024 * 1024
 """Bytes of the storage held at a time."""
 
-RUN = 2048
-"""Bytes from which a contiguous stretch is worth a read of its own."""
-_SPARSE = 4
-"""How many times the wanted bytes a span must have for its stretches to be read one by one."""
+READ_COST = 8 * 1024
+"""Bytes that a disk reads in the time that one more read takes."""
+REQUEST_COST = 1024 * 1024
+"""The same where a read is a request over a network."""
 
 ReadAt = Callable[[int, memoryview], None]
 """``read(position, buffer)``: fill ``buffer`` from byte ``position`` of the file."""
@@ -53,11 +53,14 @@ def dense(record: TensorRecord) -> TensorRecord:
     return TensorRecord(record.name, record.dtype, record.shape, place, record.stride, record.storage)
 
 
-def gather(read: ReadAt, span: StridedRange, first: int, last: int) -> bytearray:
-    """Dense bytes ``first`` to ``last`` of a view, both on the border of an element."""
+def gather(read: ReadAt, span: StridedRange, first: int, last: int, cost: int | None = None) -> bytearray:
+    """Dense bytes ``first`` to ``last`` of a view, both on the border of an element.
+
+    ``cost`` is what one more read costs, in bytes that could be read meanwhile: `READ_COST` unless it is given.
+    """
     out = bytearray(last - first)
     if out:
-        rows = _Rows(read, span)
+        rows = _Rows(read, span, READ_COST if cost is None else cost)
         for corner, shape, place in _boxes(span.shape, first // span.width, last // span.width):
             rows.copy(corner, shape, memoryview(out), place - first // span.width)
     return out
@@ -100,30 +103,30 @@ class _Rows:
 
     read: ReadAt
     span: StridedRange
+    cost: int
 
     def copy(self, corner: tuple[int, ...], shape: tuple[int, ...], out: memoryview, place: int) -> None:
         """Copy the box at ``corner`` to dense element ``place`` of ``out``, in the row-major order of the view."""
         reach = [(side - 1) * step for side, step in zip(shape, self.span.stride, strict=True)]
-        if (sum(reach) + 1) * self.span.width > SPAN_LIMIT and max(shape) > 1:
-            run = self._run(shape, sum(reach) + 1)
-            if run is not None:
-                self._copy_runs(corner, shape, run, out, place)
-                return
+        elements = sum(reach) + 1
+        run = self._run(shape)
+        if prod(shape) // run[1] * self.cost + prod(shape) * self.span.width < elements * self.span.width:
+            self._copy_runs(corner, shape, run[0], out, place)
+        elif elements * self.span.width > SPAN_LIMIT and max(shape) > 1:
             axis = max(range(len(shape)), key=lambda i: reach[i])
             half = shape[axis] // 2
             self.copy(corner, _with(shape, axis, half), out, place)
             moved = _with(corner, axis, corner[axis] + half)
             skipped = half * prod(self.span.shape[axis + 1 :])
             self.copy(moved, _with(shape, axis, shape[axis] - half), out, place + skipped)
-            return
-        self._copy_held(corner, shape, sum(reach) + 1, out, place)
+        else:
+            self._copy_held(corner, shape, elements, out, place)
 
-    def _run(self, shape: tuple[int, ...], reach: int) -> int | None:
-        """The axis along which stretches of the box lie so long and so far apart that each is read by itself."""
-        axes = [
-            axis for axis, side in enumerate(shape) if self.span.stride[axis] == 1 and side * self.span.width >= RUN
-        ]
-        return axes[0] if axes and prod(shape) * _SPARSE <= reach else None
+    def _run(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """The axis along which elements lie side by side, -1 where none does, and how many do."""
+        sides = [(shape[axis], axis) for axis, step in enumerate(self.span.stride) if step == 1]
+        length, axis = max(sides, default=(1, -1))
+        return (axis, length) if length > 1 else (-1, 1)
 
     def _copy_runs(
         self, corner: tuple[int, ...], shape: tuple[int, ...], run: int, out: memoryview, place: int
@@ -133,7 +136,7 @@ class _Rows:
             at = tuple(start + moved for start, moved in zip(corner, index, strict=True))
             one = tuple(side if axis == run else 1 for axis, side in enumerate(shape))
             there = place + sum(moved * step for moved, step in zip(index, steps, strict=True))
-            self._copy_held(at, one, shape[run], out, there)
+            self._copy_held(at, one, prod(one), out, there)
 
     def _copy_held(
         self, corner: tuple[int, ...], shape: tuple[int, ...], elements: int, out: memoryview, place: int
