@@ -170,7 +170,21 @@ def test_bias_line_is_the_least_squares_line() -> None:
     """bias = 2·log p - 1 gives slope 2."""
     log_p = (-5.0, -4.0, -1.0)
     (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias_at_log_p": tuple(2 * x - 1 for x in log_p)}))
-    assert "2 × log p" in plot.says
+    assert "2 × log p" in plot.says and "The line explains 100% of" in plot.says
+
+
+def test_a_bias_off_the_line_does_not_follow_it() -> None:
+    """Noise has a best line too: the sentence says how little it explains, and claims no word frequency."""
+    log_p, noise = (-4.0, -3.0, -2.0, -1.0), (1.0, -1.0, -1.0, 1.1)
+    (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias_at_log_p": noise}))
+    assert plot.says.startswith("The line explains 0% of") and "follows" not in plot.says
+
+
+def test_what_is_not_known_is_said() -> None:
+    """A refused figure is *not given*, as in the text; floors and ceilings that are not there leave no label behind."""
+    page = render(Analysis("m", (Section("s", "t", (Measure("KL", None, says="no reason"),)),), "r", "v"))
+    assert '<td data-of="value">not given</td>' in page
+    assert 'data-of="floor"' not in page and 'data-of="n"' not in page
 
 
 def test_a_map_has_a_switch_for_each_colour() -> None:

@@ -94,16 +94,18 @@ def _ramp(ends: tuple[str, str]) -> Iterator[str]:
 
 def _table(measures: Sequence[Measure]) -> Iterator[str]:
     yield f"<details{' open' if len(measures) <= _OPEN else ''}><summary>{count(len(measures), 'figure')}</summary>"
-    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "chance", "ceiling", "of", "meaning"))
+    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", "ceiling", "n", "meaning"))
     yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for measure in measures:
         yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.unit)}"
-        yield _cell("chance", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("of", measure.n)
+        yield _cell("floor", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("n", measure.n)
         yield f"<td>{escape(measure.says, _LIMIT)}</td></tr>"
     yield "</tbody></table></details>"
 
 
 def _cell(title: str, value: float | None, unit: str = "") -> str:
     if value is None and title != "value":
-        return f'<td data-of="{title}">–</td>'
-    return f'<td data-of="{title}">{figure(value)}{f" {escape(unit)}" if unit and value is not None else ""}</td>'
+        return '<td class="none">–</td>'
+    if value is None:
+        return f'<td data-of="{title}">not given</td>'
+    return f'<td data-of="{title}">{figure(value)}{f" {escape(unit)}" if unit else ""}</td>'
