@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
@@ -230,6 +231,8 @@ def plan_retie(
     if max_kl is not None:
         if kept is None:
             raise ValueError("max_kl needs a survivor")
+        if not 0 <= max_kl < inf:
+            raise ValueError("max_kl is a number of nats, 0 or more")
         maker = partial(_within, partial(maker, force=True), str(kept), max_kl, _words(text))
     if fold_norm:
         if kept is not None:
