@@ -16,7 +16,7 @@ from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, tensors
 from tieconv.analysis.gradients import split
-from tieconv.analysis.measured import load_model
+from tieconv.analysis.measured import load_model, on_text
 from tieconv.errors import TieconvError
 from tieconv.reference import Apart
 from tieconv.reporters.analyze_html_plots import plots
@@ -314,6 +314,19 @@ def test_a_masking_bias_is_measured(tmp_path: Path, text: Path) -> None:
         found.model.lm_head.bias.data[:] = 0
         taken.append(-torch.log1p(-found.log_probabilities(window).exp()[:, -1]).mean())
     assert value == pytest.approx(float(torch.stack(taken).mean()), rel=1e-4)
+
+
+def test_a_divergence_is_never_negative(tmp_path: Path, text: Path) -> None:
+    """A gauge leaves the probabilities as they are: what rounding leaves of the sum is cut off at 0."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"] + torch.randn(values["lm_head.weight"].shape[1])
+
+    edit(tmp_path, change)
+    head = tensors(tmp_path)["lm_head.weight"].numpy()
+    found = on_text(reference(tmp_path, text), np.zeros(VOCABULARY, bool), head)
+    assert all(0 <= value < 1e-6 for value in found.effects["embed survives"].kl)
 
 
 def test_a_proof_comes_before_a_measurement(tmp_path: Path, text: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tieconv.analysis.measured import OnText
 
 TITLE = "Bias"
+_BOUND = "KL bound, bias stripped"
 _IMPLICIT = "implicit bias U·mean(h)"
 _SERIES = {"bias": "bias", _IMPLICIT: "implicit_bias"}
 FOLDS = 0.9
@@ -73,7 +74,8 @@ def _stored(subject: Subject) -> Section:
     if len(bias) != table.rows:
         return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ())
     if not np.isfinite(bias).all():
-        return Section(TITLE, _masking(bias), (_strip_bound(float("inf")),))
+        says = "none: a masked row may take any probability once it comes back"
+        return Section(TITLE, _masking(bias), (Measure(_BOUND, None, unit="nats/token", says=says),))
     spread = float(bias.max() - bias.min())
     if spread == 0:
         what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
@@ -101,7 +103,7 @@ def _masking(bias: Array) -> str:
 
 def _strip_bound(spread: float) -> Measure:
     says = "certified: holds for every input; the largest change of a log-probability is the range of the bias"
-    return Measure("KL bound, bias stripped", spread**2 / 8, unit="nats/token", says=says)
+    return Measure(_BOUND, spread**2 / 8, unit="nats/token", says=says)
 
 
 def _strip_estimate(bias: Array) -> Measure:

@@ -49,6 +49,7 @@ def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -
     return Grams(int(np.count_nonzero(finite)), found[0], found[1], found[2], means)
 
 
+@np.errstate(all="ignore")  # an overflow is seen in what it leaves
 def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
     """The singular values of the centred table, largest first, from at most ``most`` rows spread over it evenly.
 
@@ -65,5 +66,7 @@ def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
         sums += block.sum(0, dtype="f8")
         count += len(block)
     total -= np.outer(sums, sums) / max(count, 1)
+    if not np.isfinite(total).all():  # squares beyond the range of float32
+        return np.empty(0), 0
     values = np.sqrt(np.clip(np.linalg.eigvalsh(total)[::-1], 0, None) * (table.rows / max(count, 1)))
     return values, count

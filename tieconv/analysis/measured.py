@@ -32,7 +32,7 @@ class Effect:
     def add(self, before: Any, after: Any, target: Any) -> None:
         kept = before.isfinite()  # what a bias masks with −∞ has no probability to lose
         terms = (before.exp() * (before - after)).where(kept, before.new_zeros(()))
-        self.kl.append(float(terms.sum(-1).mean()))
+        self.kl.append(float(terms.sum(-1).mean().clamp(min=0)))  # below 0 is rounding
         self.top1.append(float((before.argmax(-1) == after.argmax(-1)).float().mean()))
         change = before.gather(-1, target[:, None]) - after.gather(-1, target[:, None])
         self.loss.append(float(change.mean()))
