@@ -14,6 +14,8 @@ from tieconv.analysis.series import points
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from tieconv.analysis.measured import OnText
@@ -69,7 +71,7 @@ def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
 def _stored(subject: Subject) -> Section:
     bias = subject.bias
     if bias is None:
-        return Section(TITLE, "The head has no bias.", ())
+        return Section(TITLE, _unread(subject.evidence), ())
     table = subject.output
     if len(bias) != table.rows:
         return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ())
@@ -92,6 +94,16 @@ def _stored(subject: Subject) -> Section:
     )
     series = {"bias": points(bias)}
     return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained))
+
+
+def _unread(evidence: Inspection) -> str:
+    """Why there are no values: none belong there, none are stored, or those that are stored are no floats."""
+    bias = evidence.head.output_bias
+    if bias is not None and bias.state is not BiasState.ABSENT:
+        return f"The bias {shown(bias.name)} is not stored as floats, so nothing is computed from it."
+    if bias is not None and evidence.family.output_biases:
+        return f"{shown(bias.name)} belongs to the class and is not stored: loaders start it with values of their own."
+    return "The head has no bias."
 
 
 def _masking(bias: Array) -> str:
