@@ -121,8 +121,9 @@ def _encode(directory: str, text: str) -> list[int]:
         )
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:
+        why = shown(" ".join(str(error).split()), 200)
         raise UnreadableError(
-            f"{shown(directory)}: its tokenizer cannot be loaded by transformers: {shown(error)}",
+            f"{shown(directory)}: its tokenizer cannot be loaded by transformers: {why}",
             "put tokenizer.json and tokenizer_config.json beside the weights",
             "analyze.tokenizer",
         ) from error

@@ -15,6 +15,10 @@ from tieconv.version import VERSION
 _OPEN = 8
 """Figures that are shown at once; longer tables wait to be opened."""
 
+_LEGEND = (
+    "Floor: what chance gives, or, for a residual, rounding. Ceiling: the most that can be expected. "
+    "n: the rows or tokens that a figure rests on."
+)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _LIMIT = 2000  # characters of a sentence
 
@@ -39,7 +43,8 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield f"<p>{escape(analysis.verdict, _LIMIT)}</p></div></header>"
     for number, section in enumerate(analysis.sections):
         yield from _section(section, number)
-    yield f"<footer>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</footer>"
+    yield f"<footer><p>{_LEGEND}</p>"
+    yield f"<p>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
 
 
 def _section(section: Section, number: int) -> Iterator[str]:
@@ -97,7 +102,7 @@ def _table(measures: Sequence[Measure]) -> Iterator[str]:
     heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", "ceiling", "n", "meaning"))
     yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for measure in measures:
-        yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.unit)}"
+        yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.units)}"
         yield _cell("floor", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("n", measure.n)
         yield f"<td>{escape(measure.says, _LIMIT)}</td></tr>"
     yield "</tbody></table></details>"
