@@ -159,6 +159,15 @@ def test_a_table_of_one_row_is_no_map_of_another(value: float, side: str) -> Non
     assert related.detail["reason"] == f"every row of the {side} is the same"
 
 
+@pytest.mark.parametrize("common", [0.0, 0.5, 50.0])
+def test_a_common_vector_does_not_drown_the_spectrum(common: float) -> None:
+    """Singular values of the centred table, however long the vector that all rows share."""
+    values = np.random.default_rng(3).standard_normal((3000, 16)) * np.linspace(0.02, 0.0002, 16) + common
+    stored = table(values, "F64")
+    found = np.linalg.svd(values - values.mean(0), compute_uv=False)
+    assert spectrum(stored)[0] == pytest.approx(found, rel=1e-3)
+
+
 def test_a_spectrum_beyond_float32_is_not_drawn() -> None:
     """Squares of 1e30 have no float32: no spectrum, and no error."""
     values = np.random.default_rng(3).standard_normal((200, 16))

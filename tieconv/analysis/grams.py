@@ -59,9 +59,13 @@ def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
         return np.empty(0), 0
     step = max(-(-table.rows // most), 1)
     total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
+    about: Array | None = None  # a row near the mean: products about it keep what a vector common to all would drown
     for start, stop in spans(table.rows, table.width, GEMM):
-        block = table.values(start, stop)[-start % step :: step].astype("f4")
+        block = table.values(start, stop)[-start % step :: step]
         block = block[np.isfinite(block).all(axis=1)]
+        if about is None and len(block):
+            about = block.mean(0)
+        block = (block - (0.0 if about is None else about)).astype("f4")
         total += block.T @ block
         sums += block.sum(0, dtype="f8")
         count += len(block)
