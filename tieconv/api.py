@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, cast
 
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
@@ -275,6 +276,8 @@ def plan_retie(
     if max_kl is not None:
         if kept is None:
             raise ValueError("max_kl needs a survivor")
+        if not 0 <= max_kl < inf:
+            raise ValueError("max_kl is a number of nats, 0 or more")
         maker = partial(_within, partial(maker, force=True), str(kept), max_kl, _words(text))
         fetch = True  # what it costs is computed from every number of both tables
     if fold_norm:

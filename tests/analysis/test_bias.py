@@ -46,7 +46,22 @@ def test_a_mask_is_not_stripped(model: Path) -> None:
     bias[-4:] = -torch.inf
     set_bias(model, bias)
     section = tieconv.analyze(model).section("Bias")
-    assert section is not None and "mask" in section.sentence and section.measures[0].value == float("inf")
+    assert section is not None and "mask" in section.sentence and section.measures[0].value is None
+
+
+@pytest.mark.parametrize("stored", ["not at all", "as codes"])
+def test_a_bias_without_values_is_not_said_to_be_none(model: Path, stored: str) -> None:
+    """A class with a bias whose checkpoint has no floats for it: said, instead of *no bias*."""
+
+    def change(values: dict[str, Any]) -> None:
+        bias = values.pop("lm_head.bias")
+        if stored == "as codes":
+            values["lm_head.bias"] = bias.to(torch.int8)
+
+    edit(model, change)
+    section = tieconv.analyze(model).section("Bias")
+    assert section is not None
+    assert ("not stored as floats" if stored == "as codes" else "is not stored: loaders") in section.sentence
 
 
 def test_strip_bound_and_estimate(model: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 import tieconv
 from tests.analysis.constructed import table
@@ -85,6 +86,27 @@ def test_every_kind_of_tokenizer_is_read(tmp_path: Path, kind: str) -> None:
     assert tokens is not None
     assert tokens.used(9).tolist() == [True] * 5 + [False, False, True, False]
     assert tokens.text[7] == "end"
+
+
+@pytest.mark.parametrize("name", ["added_tokens.json", "tokenizer_config.json"])
+def test_tokens_that_other_files_add_are_tokens(tmp_path: Path, name: str) -> None:
+    """A row that only an added token has is read by inputs: no certificate may rest on it."""
+    build(tmp_path, tied=False)
+    row = VOCABULARY - PADDING  # where transformers puts a new token
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][row] += 1
+
+    edit(tmp_path, change)
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0
+    entry = (
+        {"<new>": row} if name == "added_tokens.json" else {"added_tokens_decoder": {str(row): {"content": "<new>"}}}
+    )
+    path = tmp_path / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | entry))
+    assert AutoTokenizer.from_pretrained(tmp_path).convert_tokens_to_ids("<new>") == row
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
 
 
 @pytest.mark.parametrize(

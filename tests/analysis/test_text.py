@@ -16,7 +16,7 @@ from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit, tensors
 from tieconv.analysis.gradients import split
-from tieconv.analysis.measured import load_model
+from tieconv.analysis.measured import load_model, on_text
 from tieconv.errors import TieconvError
 from tieconv.reference import Apart
 from tieconv.reporters.analyze_html_plots import plots
@@ -254,6 +254,95 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path, text: Path, what: st
     with pytest.raises(TieconvError) as caught:
         tieconv.analyze(folder, text=given)
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("survivor", ["embed", "head", "mean"])
+def test_what_is_not_a_number_is_within_no_budget(drifted: Path, text: Path, tmp_path: Path, survivor: str) -> None:
+    """A NaN in the head: nothing can be measured, and no budget writes it."""
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"][5, 3] = float("nan")
+
+    edit(drifted, change)
+    assert "No: 1 row of the tables holds NaN or infinity." in ok("analyze", drifted).stdout
+    out = tmp_path / "out"
+    assert "NaN or infinite" in refused(f"retie --from {survivor} --max-kl 1e9 --text {text}", drifted, "-o", out)
+    assert not out.exists()
+
+
+def test_a_survivor_that_breaks_the_model_is_not_measured(
+    drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A NaN in an embedding that the text does not read: the model runs, but not where that table is the head too."""
+
+    def change(values: dict[str, Any]) -> None:
+        values["model.embed_tokens.weight"][-1, 0] = float("nan")
+
+    edit(drifted, change)
+    out = tmp_path_factory.mktemp("tied") / "out"
+    analysis = tieconv.analyze(drifted, text=text)
+    assert figure(analysis, "Re-tying", "KL measured, embed survives").value is None
+    assert figure(analysis, "Re-tying", "KL bound, embed survives").value is None
+    head = figure(analysis, "Re-tying", "KL measured, head survives").value
+    assert head is not None and "where the head survives" in analysis.verdict
+    told = refused(f"retie --from embed --max-kl 1e9 --text {text}", drifted, "-o", out)
+    assert "could not be measured" in told
+    ok(f"retie --from head --max-kl {head * 3} --text {text}", drifted, "-o", out)
+
+
+def test_a_text_that_repeats_itself_counts_once(drifted: Path, tmp_path: Path) -> None:
+    """The same window thirty times has no standard error: it is one window, and one is too few."""
+    given = tmp_path / "again.txt"
+    given.write_text("w1 " * 5000)
+    told = refused(f"retie --from mean --max-kl 1e9 --text {given}", drifted, "-o", tmp_path / "out")
+    assert "repeats itself: 1 window of 128 in place of 39" in told
+
+
+def test_a_masking_bias_is_measured(tmp_path: Path, text: Path) -> None:
+    """−∞ in the bias of a row without a token: what stripping it costs is what that row then takes."""
+    build(tmp_path, "phi", tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.bias"][:] = 0
+        values["lm_head.bias"][-1] = float("-inf")
+
+    edit(tmp_path, change)
+    value = figure(tieconv.analyze(tmp_path, text=text), "Bias", "KL measured, bias stripped").value
+    found = reference(tmp_path, text)
+    taken = []
+    for window in found.windows:
+        found.model.lm_head.bias.data[:] = 0
+        taken.append(-torch.log1p(-found.log_probabilities(window).exp()[:, -1]).mean())
+    assert value == pytest.approx(float(torch.stack(taken).mean()), rel=1e-4)
+
+
+def test_a_divergence_is_never_negative(tmp_path: Path, text: Path) -> None:
+    """A gauge leaves the probabilities as they are: what rounding leaves of the sum is cut off at 0."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"] + torch.randn(values["lm_head.weight"].shape[1])
+
+    edit(tmp_path, change)
+    head = tensors(tmp_path)["lm_head.weight"].numpy()
+    found = on_text(reference(tmp_path, text), np.zeros(VOCABULARY, bool), head)
+    assert all(0 <= value < 1e-6 for value in found.effects["embed survives"].kl)
+
+
+def test_a_proof_comes_before_a_measurement(tmp_path: Path, text: Path) -> None:
+    """Rows that no token has: the verdict is yes with a text as without; the zero rows are part of the estimate."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-PADDING:] = 0
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path, text=text)
+    assert analysis.verdict.startswith("Yes, where the head survives")
+    estimate = figure(analysis, "Re-tying", "KL estimate, embed survives").value
+    measured = figure(analysis, "Re-tying", "KL measured, embed survives").value
+    assert estimate is not None and measured is not None and 0 < measured / 10 < estimate
 
 
 def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -90,6 +90,13 @@ def test_page(shown: tuple[Path, Result]) -> None:
     assert text.count("Map of tokens") == 3 and "log p" in text
 
 
+def test_the_report_names_what_there_is(shown: tuple[Path, Result]) -> None:
+    """The tables are of the directories under OUT, not of the one that they were made in."""
+    out, _ = shown
+    detail = json.loads((out / "report.json").read_text("utf-8"))["sections"][0]["detail"]
+    assert detail["tables"]["E"] == f"input embedding of {out / 'untied'}"
+
+
 def test_same_seed_same_bytes(shown: tuple[Path, Result], tmp_path: Path) -> None:
     """A second run writes the same weights."""
     ok(f"demo --steps {STEPS} -o", tmp_path / "again")

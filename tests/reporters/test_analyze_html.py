@@ -16,6 +16,7 @@ from tieconv.reporters.analyze_html import render
 from tieconv.reporters.analyze_html_plots import plots
 from tieconv.reporters.analyze_html_style import STYLE
 from tieconv.reporters.analyze_html_svg import Frame, figure, step_of, ticks
+from tieconv.reporters.analyze_text import render as plain_text
 
 _VOID = {"meta", "link", "input"}
 _KNOWN = {
@@ -170,7 +171,29 @@ def test_bias_line_is_the_least_squares_line() -> None:
     """bias = 2·log p - 1 gives slope 2."""
     log_p = (-5.0, -4.0, -1.0)
     (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias_at_log_p": tuple(2 * x - 1 for x in log_p)}))
-    assert "2 × log p" in plot.says
+    assert "2 × log p" in plot.says and "The line explains 100% of" in plot.says
+
+
+def test_a_bias_off_the_line_does_not_follow_it() -> None:
+    """Noise has a best line too: the sentence says how little it explains, and claims no word frequency."""
+    log_p, noise = (-4.0, -3.0, -2.0, -1.0), (1.0, -1.0, -1.0, 1.1)
+    (plot,) = plots(Section("bias", "", (), {"log_p": log_p, "bias_at_log_p": noise}))
+    assert plot.says.startswith("The line explains 0% of") and "follows" not in plot.says
+
+
+@pytest.mark.parametrize(("value", "told"), [(1.0, "1 row"), (2.0, "2 rows"), (0.0, "0 rows")])
+def test_one_row_is_a_row(value: float, told: str) -> None:
+    """On the page as in the text."""
+    analysis = Analysis("m", (Section("s", "t", (Measure("zero", value, unit="rows"),)),), "r", "v")
+    assert f">{told}<" in render(analysis)
+    assert plain_text(analysis).splitlines()[-1].split("  ")[-1].strip() == told
+
+
+def test_what_is_not_known_is_said() -> None:
+    """A refused figure is *not given*, as in the text; floors and ceilings that are not there leave no label behind."""
+    page = render(Analysis("m", (Section("s", "t", (Measure("KL", None, says="no reason"),)),), "r", "v"))
+    assert '<td data-of="value">not given</td>' in page
+    assert 'data-of="floor"' not in page and 'data-of="n"' not in page
 
 
 def test_a_map_has_a_switch_for_each_colour() -> None:

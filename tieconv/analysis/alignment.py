@@ -29,7 +29,7 @@ _SAYS = {
     "identity": "mean cosine of each token's two rows as they are, columns centred; shared seeds alone raise it",
     "procrustes": "mean cosine after the best rotation",
     "least squares": "mean cosine after the best linear map",
-    "cka": "linear CKA: one minus the distance of the two similarity structures, whatever the rotation",
+    "cka": "linear CKA: cosine of the two tables of token similarities, which no rotation changes",
     "knn": f"share of a token's {NEIGHBOURS} nearest tokens that both tables agree on",
     "rsa": "rank correlation of the cosines of random token pairs",
     "norms": "correlation of the row norms over tokens",

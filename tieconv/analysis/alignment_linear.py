@@ -13,8 +13,12 @@ from math import pi, sqrt
 import numpy as np
 
 from tieconv.analysis.alignment_tables import Array, Joined
+from tieconv.analysis.linear import solve
 
 MAPS = ("identity", "procrustes", "least squares")
+
+_ROUNDING = 1e-10
+"""Share of the largest energy that sums of float32 products leave in a direction that is not there."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +104,7 @@ def _maps(gram: Array, cross: Array) -> dict[str, Array | None]:
     if cross.shape[0] == cross.shape[1]:
         left, _, right = np.linalg.svd(cross)
         found |= {"identity": None, "procrustes": (left @ right).astype(np.float32)}
-    return found | {"least squares": _solve(gram, cross)}
-
-
-def _solve(gram: Array, cross: Array) -> Array:
-    """The least-squares map by the eigenvectors of the source's products; directions that are only rounding are out."""
-    energies, directions = np.linalg.eigh(gram)
-    kept = energies > 1e-10 * energies[-1]
-    directions = directions[:, kept]
-    solution: Array = (directions / energies[kept] @ (directions.T @ cross)).astype(np.float32)
-    return solution
+    return found | {"least squares": solve(gram, cross, _ROUNDING).astype(np.float32)}
 
 
 def _cosines(mapped: Array, target: Array) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tieconv.analysis.alignment_linear import moments
 from tieconv.analysis.alignment_tables import Array, Table, join
 from tieconv.checkpoint.analysis import POINTS, Measure, Section
 
@@ -20,16 +21,12 @@ def plane(
     `RefusedError` where fewer than three rows have a direction.
     """
     joined = join([Table(table.name, table.rows, table.width, table.read)])
-    total, mean = np.zeros((table.width, table.width)), np.zeros(table.width)
-    for places in joined.blocks():
-        rows = joined.take(0, places)
-        total += rows.T @ rows
-        mean += rows.sum(axis=0, dtype=np.float64) / joined.count
-    energies, directions = np.linalg.eigh(total - joined.count * np.outer(mean, mean))
+    seen = moments(joined, 0)
+    energies, directions = np.linalg.eigh(seen.gram)
     energies = np.clip(energies[::-1], 0, None)
     chosen = _chosen(joined.count, None if first is None else first[joined.numbers[0]])
     rows = joined.take(0, chosen)
-    spots = (rows - mean) @ directions[:, ::-1][:, :2]
+    spots = (rows - seen.mean) @ directions[:, ::-1][:, :2]
     series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
     for what, values in (colours or {}).items():
         series[f"plane_colour {what}"] = values[joined.numbers[0][chosen]]

@@ -14,11 +14,14 @@ from tieconv.analysis.series import points
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from tieconv.analysis.measured import OnText
 
 TITLE = "Bias"
+_BOUND = "KL bound, bias stripped"
 _IMPLICIT = "implicit bias U·mean(h)"
 _SERIES = {"bias": "bias", _IMPLICIT: "implicit_bias"}
 FOLDS = 0.9
@@ -68,12 +71,13 @@ def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
 def _stored(subject: Subject) -> Section:
     bias = subject.bias
     if bias is None:
-        return Section(TITLE, "The head has no bias.", ())
+        return Section(TITLE, _unread(subject.evidence), ())
     table = subject.output
     if len(bias) != table.rows:
         return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ())
     if not np.isfinite(bias).all():
-        return Section(TITLE, _masking(bias), (_strip_bound(float("inf")),))
+        says = "none: a masked row may take any probability once it comes back"
+        return Section(TITLE, _masking(bias), (Measure(_BOUND, None, unit="nats/token", says=says),))
     spread = float(bias.max() - bias.min())
     if spread == 0:
         what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
@@ -92,6 +96,16 @@ def _stored(subject: Subject) -> Section:
     return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained))
 
 
+def _unread(evidence: Inspection) -> str:
+    """Why there are no values: none belong there, none are stored, or those that are stored are no floats."""
+    bias = evidence.head.output_bias
+    if bias is not None and bias.state is not BiasState.ABSENT:
+        return f"The bias {shown(bias.name)} is not stored as floats, so nothing is computed from it."
+    if bias is not None and evidence.family.output_biases:
+        return f"{shown(bias.name)} belongs to the class and is not stored: loaders start it with values of their own."
+    return "The head has no bias."
+
+
 def _masking(bias: Array) -> str:
     return (
         f"{np.count_nonzero(~np.isfinite(bias)):,} entries of the bias are not finite: they mask rows, and without the "
@@ -101,7 +115,7 @@ def _masking(bias: Array) -> str:
 
 def _strip_bound(spread: float) -> Measure:
     says = "certified: holds for every input; the largest change of a log-probability is the range of the bias"
-    return Measure("KL bound, bias stripped", spread**2 / 8, unit="nats/token", says=says)
+    return Measure(_BOUND, spread**2 / 8, unit="nats/token", says=says)
 
 
 def _strip_estimate(bias: Array) -> Measure:

@@ -31,6 +31,11 @@ class Bound:
     estimate: float
     radius: float
 
+    @property
+    def finite(self) -> bool:
+        """Whether anything is bounded: one NaN or infinity in a table or in the norm, and nothing is."""
+        return bool(np.isfinite(self.kl))
+
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -40,9 +40,9 @@ def costs(subject: Subject, related: Related) -> Costs:
         return _free()
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
-    found = _head_change(subject)
+    found = _head_change(subject, related)
     unseen = _unseen(subject, related)
-    certified = {"embed": found.kl if found else None, "head": 0.0 if unseen else None, "mean": None}
+    certified = {"embed": found.kl if found and found.finite else None, "head": 0.0 if unseen else None, "mean": None}
     return Costs(certified, found, (*_embed_measures(found), _input_measure("head", unseen), _input_measure("mean", 0)))
 
 
@@ -58,10 +58,13 @@ def _free() -> Costs:
     return Costs(dict.fromkeys(survivors, 0.0), None, measures)
 
 
-def _head_change(subject: Subject) -> Bound | None:
+def _head_change(subject: Subject, related: Related) -> Bound | None:
     if subject.final is None or subject.head is None:
         return None
-    return bound(Change(subject.embed, subject.head, subject.final), subject.used)
+    used = subject.used
+    if used is not None:  # a zero row has the logit 0, and so a probability that training never took from it
+        used = used | (related.moments.norms[1] == 0)
+    return bound(Change(subject.embed, subject.head, subject.final), used)
 
 
 def _unseen(subject: Subject, related: Related) -> int:
@@ -74,6 +77,9 @@ def _unseen(subject: Subject, related: Related) -> int:
 def _embed_measures(found: Bound | None) -> tuple[Measure, ...]:
     if found is None:
         why = "what stands between the last norm and the logits of this class is not known: measure it with --text"
+        return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
+    if not found.finite:
+        why = "none: a row of a table, or the last norm, holds NaN or infinity"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
     return (
         Measure("KL bound, embed survives", found.kl, unit=_NATS, says="certified: holds for every input"),

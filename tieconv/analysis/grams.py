@@ -49,6 +49,7 @@ def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -
     return Grams(int(np.count_nonzero(finite)), found[0], found[1], found[2], means)
 
 
+@np.errstate(all="ignore")  # an overflow is seen in what it leaves
 def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
     """The singular values of the centred table, largest first, from at most ``most`` rows spread over it evenly.
 
@@ -58,12 +59,18 @@ def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
         return np.empty(0), 0
     step = max(-(-table.rows // most), 1)
     total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
+    about: Array | None = None  # a row near the mean: products about it keep what a vector common to all would drown
     for start, stop in spans(table.rows, table.width, GEMM):
-        block = table.values(start, stop)[-start % step :: step].astype("f4")
+        block = table.values(start, stop)[-start % step :: step]
         block = block[np.isfinite(block).all(axis=1)]
+        if about is None and len(block):
+            about = block.mean(0)
+        block = (block - (0.0 if about is None else about)).astype("f4")
         total += block.T @ block
         sums += block.sum(0, dtype="f8")
         count += len(block)
     total -= np.outer(sums, sums) / max(count, 1)
+    if not np.isfinite(total).all():  # squares beyond the range of float32
+        return np.empty(0), 0
     values = np.sqrt(np.clip(np.linalg.eigvalsh(total)[::-1], 0, None) * (table.rows / max(count, 1)))
     return values, count

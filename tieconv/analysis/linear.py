@@ -37,7 +37,7 @@ def fit_linear(grams: Grams) -> Linear | None:
     rows, width = grams.rows, grams.width
     if rows < ENOUGH * width + 2:
         return None
-    matrix = _solve(grams.ee, grams.eu)
+    matrix = solve(grams.ee, grams.eu)
     whole = float(np.trace(grams.uu))
     explained = float(np.einsum("ij,ij->", matrix, grams.eu))
     r2 = min(max(explained / whole, 0.0), 1.0) if whole > 0 else 0.0
@@ -45,12 +45,15 @@ def fit_linear(grams: Grams) -> Linear | None:
     return Linear(matrix, grams.means[1] - grams.means[0] @ matrix, r2, adjusted)
 
 
-def _solve(ee: Array, eu: Array) -> Array:
-    """EE⁻¹·EU, directions that E does not have left out."""
-    values, vectors = np.linalg.eigh(ee)
-    kept = values > values[-1] * 1e-12 if len(values) and values[-1] > 0 else np.zeros(len(values), bool)
+def solve(gram: Array, cross: Array, least: float = 1e-12) -> Array:
+    """gram⁻¹·cross, (d, d'), by the eigenvectors of ``gram`` (d, d).
+
+    Directions with less than ``least`` of the largest eigenvalue are only rounding, and left out.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    kept = (values > values[-1] * least) & (values > 0)
     basis = vectors[:, kept]
-    found: Array = basis @ ((basis.T @ eu) / values[kept][:, None])
+    found: Array = basis @ ((basis.T @ cross) / values[kept][:, None])
     return found
 
 

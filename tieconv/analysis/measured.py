@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from math import sqrt
+from math import isnan, sqrt
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, spans
 from tieconv.checkpoint.analysis import Measure
+from tieconv.errors import RefusedError
 from tieconv.execute.mean import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
 from tieconv.reference.apart import parameter
@@ -29,7 +30,9 @@ class Effect:
     loss: list[float] = field(default_factory=list)
 
     def add(self, before: Any, after: Any, target: Any) -> None:
-        self.kl.append(float((before.exp() * (before - after)).sum(-1).mean()))
+        kept = before.isfinite()  # what a bias masks with −∞ has no probability to lose
+        terms = (before.exp() * (before - after)).where(kept, before.new_zeros(()))
+        self.kl.append(float(terms.sum(-1).mean().clamp(min=0)))  # below 0 is rounding
         self.top1.append(float((before.argmax(-1) == after.argmax(-1)).float().mean()))
         change = before.gather(-1, target[:, None]) - after.gather(-1, target[:, None])
         self.loss.append(float(change.mean()))
@@ -51,6 +54,9 @@ class Effect:
 
     def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
         """Means over the windows; the standard error is that of the window means."""
+        if isnan(self.mean):
+            says = "the model then gives logits that are NaN or infinite"
+            return (Measure(f"KL measured, {name}", None, n=predicted, unit="nats/token", says=says),)
         says = f"± {self.error:.1g} over {len(self.kl)} windows"
         return (
             Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
@@ -124,7 +130,7 @@ def on_text(reference: Apart, zero: Array, mean: Array | None) -> OnText:
     hidden: list[Any] = []
     with torch.no_grad(), _listening(reference, hidden):
         for window in reference.windows:
-            before = reference.log_probabilities(window)
+            before = _numbers(reference.log_probabilities(window))
             hidden[-1] = hidden[-1].mean(0)
             mass.append(float(before[:, marked].exp().sum(-1).mean()))
             for name, change in changes.items():
@@ -133,6 +139,17 @@ def on_text(reference: Apart, zero: Array, mean: Array | None) -> OnText:
                 hidden.pop()
     mean_hidden = torch.stack(hidden).mean(0).numpy().astype("f8")
     return OnText(effects, float(np.mean(mass)), mean_hidden, reference.counts.numpy(), reference.predicted)
+
+
+def _numbers(log_p: Any) -> Any:
+    """The same log-probabilities; raises `RefusedError` where one is NaN."""
+    if bool(log_p.isnan().any()):
+        raise RefusedError(
+            "the model gives logits that are NaN or infinite on this text, so nothing can be measured on it",
+            "see which rows of the tables are not finite: tieconv analyze, without --text",
+            "analyze.not-finite",
+        )
+    return log_p
 
 
 def _swaps(reference: Apart, mean: Array) -> dict[str, Callable[[], Any]]:

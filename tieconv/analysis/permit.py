@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from typing import NoReturn
 
 from tieconv.analysis import Findings, find
@@ -36,8 +37,9 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
         _refuse(found, f"the KL where the {survivor} survives {known} from the weights alone", _measure(related.kind))
     effect = found.measured.effects.get(f"{survivor} survives") if found.measured else None
     worst = effect.worst if effect else None
-    if effect is None or worst is None or worst > max_kl:
-        told = "could not be measured" if worst is None else f"was measured as up to {worst:.3g}, more than {max_kl:g}"
+    if effect is None or worst is None or not worst <= max_kl:  # a NaN is within no budget
+        known = f"was measured as up to {worst:.3g}, more than {max_kl:g}"
+        told = "could not be measured" if worst is None or isnan(worst) else known
         _refuse(
             found, f"the KL where the {survivor} survives {told}", "compare the survivors: tieconv analyze --text FILE"
         )

@@ -26,6 +26,9 @@ HALF = 0.5
 CLOSE = 0.9
 """Adjusted R² from which a map that leaves more than rounding is still called one."""
 
+SAME = 1e-12
+"""Share of a table's energy that is no more than what summing leaves of rows that are all the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class Related:
@@ -56,14 +59,25 @@ def relate_tables(embed: Table, head: Table) -> Related:
     exact = _equal(embed, head, moments)
     if exact is not None:
         return exact
-    if moments.count < FEW:
-        return Related(Kinship.UNKNOWN, moments, detail={"reason": f"fewer than {FEW} rows that both tables have"})
+    reason = _untellable(moments)
+    if reason:
+        return Related(Kinship.UNKNOWN, moments, detail={"reason": reason})
     kinds = precision(embed), precision(head)
     fits = column_fits(embed, head, moments, kinds)
     for fit in fits:
         if fit.exact and fit.kind is not Kinship.DRIFT:
             return _fitted(fit, moments, fits)
     return _mapped(embed, head, moments, fits, kinds)
+
+
+def _untellable(moments: Moments) -> str:
+    """Why no map can be told from another; empty where one can. Of a table of one row all over any would do."""
+    if moments.count < FEW:
+        return f"fewer than {FEW} rows that both tables have and that hold no NaN or infinity"
+    for name, squares, mean in zip(("embedding", "head"), moments.squares, moments.means, strict=True):
+        if float((squares - moments.count * mean**2).sum()) <= SAME * float(squares.sum()):
+            return f"every row of the {name} is the same"
+    return ""
 
 
 def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:

@@ -16,7 +16,7 @@ from tieconv.checkpoint.analysis import Kinship, Measure, Section
 from tieconv.checkpoint.plan import NormFold
 from tieconv.errors import RefusedError
 from tieconv.execute.mean import floats
-from tieconv.text import shell_word, shown
+from tieconv.text import count, shell_word, shown
 
 TITLE = "Re-tying"
 
@@ -64,28 +64,42 @@ def verdict(
         )
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
         return _folded(subject, fold)
+    return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs)
+
+
+def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
+    """By the survivor that costs the least on the text; empty where nothing was measured."""
     best = [measure for measure in measured if measure.name.startswith("KL measured") and measure.value is not None]
-    if best:
-        least = min(best, key=lambda measure: measure.value or 0.0)
-        survivor = least.name.split(", ")[1].split()[0]
-        return (
-            f"At a cost: where the {survivor} survives, the probabilities move by {least.value:.2g} nats a token on "
-            f"the text; tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT writes it where X "
-            "allows that."
-        )
-    return _by_bound(related, costs)
+    if not best:
+        return ""
+    least = min(best, key=lambda measure: measure.value or 0.0)
+    survivor = least.name.split(", ")[1].split()[0]
+    return (
+        f"At a cost: where the {survivor} survives, the probabilities move by {least.value:.2g} nats a token on "
+        f"the text; tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT writes it where X "
+        "allows that."
+    )
 
 
-def _by_bound(related: Related, costs: Costs) -> str:
+def _certainly(costs: Costs) -> str:
+    """Where the weights alone are proof enough; empty where they are not."""
     if costs.certified.get("head") == 0.0:
         return (
             "Yes, where the head survives: no token has a row that differs, so no input that a tokenizer makes changes."
         )
     certified = costs.certified.get("embed")
+    if certified is not None and certified <= SMALL:
+        return f"Yes, where the embedding survives: the KL is at most {certified:.2g} nats a token, whatever the input."
+    return ""
+
+
+def _not_yet(related: Related, costs: Costs) -> str:
+    broken = int(np.count_nonzero(~related.moments.finite))
+    if broken:
+        return f"No: {count(broken, 'row')} of the tables {'holds' if broken == 1 else 'hold'} NaN or infinity."
+    certified = costs.certified.get("embed")
     if certified is None:
         return "Not by the weights alone: measure it with --text FILE."
-    if certified <= SMALL:
-        return f"Yes, where the embedding survives: the KL is at most {certified:.2g} nats a token, whatever the input."
     estimate = costs.head.estimate if costs.head else float("nan")
     return (
         f"Not by the weights alone: the certified bound is {certified:.2g} nats a token, the estimate {estimate:.2g}; "

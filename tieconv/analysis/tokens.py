@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -17,6 +19,11 @@ LIMIT = 128_000_000
 """Bytes of a tokenizer that are read: the largest published ones have a third of that."""
 
 _LARGEST = 1 << 31
+
+_DIGITS = 31
+"""Of an integer: transformers writes 10³⁰ for a length without a limit."""
+
+_Entries = Callable[[Mapping[str, object]], Iterator[tuple[str, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +47,20 @@ def read_tokens(files: Files, names: Mapping[str, int]) -> Tokens | None:
     A tokenizer that is malformed is as good as none here: the rest of the analysis does not need it.
     """
     for name, entries in (("tokenizer.json", _of_tokenizer), ("vocab.json", _of_vocabulary)):
-        if name not in names:
-            continue
-        try:
-            document = loads(read_bytes(files, name, LIMIT), name, limit=LIMIT, lenient=True)
-        except UnreadableError:
-            continue
-        found = {number: text for text, number in entries(document) if _is_id(number)}
+        found = _read(files, name, entries) if name in names else {}
         if found:
-            return Tokens(name, found)
+            more = (_read(files, other, added) for other, added in _ADDED.items() if other in names)
+            return Tokens(name, reduce(or_, more, {}) | found)
     return None
+
+
+def _read(files: Files, name: str, entries: _Entries) -> dict[int, str]:
+    """Text by id; nothing where the file is no JSON."""
+    try:
+        document = loads(read_bytes(files, name, LIMIT), name, limit=LIMIT, lenient=True, digits=_DIGITS)
+    except UnreadableError:
+        return {}
+    return {number: text for text, number in entries(document) if _is_id(number)}
 
 
 def _is_id(number: object) -> bool:
@@ -71,5 +82,17 @@ def _of_tokenizer(document: Mapping[str, object]) -> Iterator[tuple[str, int]]:
             yield str(entry.get("content")), entry.get("id")  # type: ignore[misc]
 
 
+def _of_config(document: Mapping[str, object]) -> Iterator[tuple[str, int]]:
+    """What transformers adds to the tokenizer as it loads it: {id as text: {"content": …}}."""
+    added = document.get("added_tokens_decoder")
+    for number, entry in added.items() if isinstance(added, Mapping) else ():
+        if isinstance(entry, Mapping) and str(number).isdecimal() and len(str(number)) <= 10:
+            yield str(entry.get("content")), int(number)
+
+
 def _of_vocabulary(document: Mapping[str, object]) -> Iterator[tuple[str, int]]:
     yield from document.items()  # type: ignore[misc]
+
+
+_ADDED: Mapping[str, _Entries] = {"added_tokens.json": _of_vocabulary, "tokenizer_config.json": _of_config}
+"""Files whose tokens come on top of those of the vocabulary."""

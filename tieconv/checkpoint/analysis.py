@@ -53,6 +53,11 @@ class Measure:
     unit: str = ""
     says: str = ""
 
+    @property
+    def units(self) -> str:
+        """The unit for people: in the singular where the value is 1."""
+        return self.unit.removesuffix("s") if self.value == 1 else self.unit
+
     def to_dict(self) -> dict[str, object]:
         """One entry of a section's ``measures``."""
         return {

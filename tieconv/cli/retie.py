@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import click
@@ -70,6 +71,8 @@ def command(
         raise click.UsageError("--force asks for no budget: give it or --max-kl, not both")
     if fold_norm and survivor is not None:
         raise click.UsageError("--fold-norm keeps the embedding, exactly: it goes without --from")
+    if max_kl is not None and not isfinite(max_kl):
+        raise click.UsageError("--max-kl takes a number of nats: one without a limit is --force")
     if text is not None and max_kl is None:
         raise click.UsageError("--text is what --max-kl is measured on")
     arguments = WriteArguments(**writing)

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -84,13 +85,21 @@ def _train(
 def _analysis(out: Path, directory: Path, text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Analysis:
     """From the files as they were written."""
     with ExitStack() as stack:
-        tied, untied, second = (stack.enter_context(opened(directory / name)) for name in settings.MODELS)
+        tied, untied, second = (
+            _named(stack.enter_context(opened(directory / name)), str(out / name)) for name in settings.MODELS
+        )
         alignment = align_models(tied, untied, second)
         maps = [_map(tied, tied.embed, "tied table", text)]
         if untied.head is not None:
             maps.append(_map(untied, untied.embed, "untied input embedding", text))
             maps.append(_map(untied, untied.head, "untied output embedding", text))
     return Analysis(str(out), (alignment, *maps, _training(text, losses)), "tied by construction", alignment.sentence)
+
+
+def _named(subject: Subject, name: str) -> Subject:
+    """The model under the name that it will have."""
+    evidence = subject.evidence
+    return replace(subject, evidence=replace(evidence, checkpoint=replace(evidence.checkpoint, source=name)))
 
 
 def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Section:

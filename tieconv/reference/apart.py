@@ -10,7 +10,7 @@ from typing import Any
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.model import Batch, Reference, load
 from tieconv.reference.packages import need, require
-from tieconv.text import shown
+from tieconv.text import count, shown
 
 WINDOW = 128
 """Tokens that are read at once; the predictions are those of all but the first."""
@@ -121,8 +121,9 @@ def _encode(directory: str, text: str) -> list[int]:
         )
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:
+        why = shown(" ".join(str(error).split()), 200)
         raise UnreadableError(
-            f"{shown(directory)}: its tokenizer cannot be loaded by transformers: {shown(error)}",
+            f"{shown(directory)}: its tokenizer cannot be loaded by transformers: {why}",
             "put tokenizer.json and tokenizer_config.json beside the weights",
             "analyze.tokenizer",
         ) from error
@@ -141,16 +142,20 @@ def _counts(directory: str, ids: list[int], rows: int) -> Any:
 
 
 def _windows(ids: list[int]) -> Any:
+    """The windows that are read, (n, `WINDOW`) ids, no two alike: a text that repeats itself says a thing once."""
     torch = need("torch", _EXTRA, _PURPOSE)
     length = min(WINDOW, len(ids))
     whole = len(ids) // length if length else 0
-    if whole * (length - 1) < LEAST:
+    rows = list(dict.fromkeys(tuple(ids[place * length : (place + 1) * length]) for place in range(whole)))
+    if len(rows) * (length - 1) < LEAST:
+        why = f"the text has {count(len(ids), 'token')}"
+        if len(rows) < whole:
+            why += f" and repeats itself: {count(len(rows), 'window')} of {length} in place of {whole:,}"
         raise UnreadableError(
-            f"the text has {len(ids):,} tokens, too few to measure anything by",
+            f"{why}, too few to measure anything by",
             f"give a text of some {WINDOW * WINDOWS:,} tokens; the least is {LEAST + WINDOW:,}",
             "analyze.text-short",
         )
-    rows = torch.tensor(ids[: whole * length]).reshape(whole, length)
-    if whole <= WINDOWS:
-        return rows
-    return rows[torch.linspace(0, whole - 1, WINDOWS).long()]
+    if len(rows) > WINDOWS:
+        rows = [rows[place] for place in torch.linspace(0, len(rows) - 1, WINDOWS).long().tolist()]
+    return torch.tensor(rows)

@@ -15,6 +15,10 @@ from tieconv.version import VERSION
 _OPEN = 8
 """Figures that are shown at once; longer tables wait to be opened."""
 
+_LEGEND = (
+    "Floor: what chance gives, or, for a residual, rounding. Ceiling: the most that can be expected. "
+    "n: the rows or tokens that a figure rests on."
+)
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _LIMIT = 2000  # characters of a sentence
 
@@ -39,7 +43,8 @@ def _body(analysis: Analysis) -> Iterator[str]:
     yield f"<p>{escape(analysis.verdict, _LIMIT)}</p></div></header>"
     for number, section in enumerate(analysis.sections):
         yield from _section(section, number)
-    yield f"<footer>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</footer>"
+    yield f"<footer><p>{_LEGEND}</p>"
+    yield f"<p>tieconv {escape(VERSION)}. Every number of this page is in <code>--json</code>.</p></footer>"
 
 
 def _section(section: Section, number: int) -> Iterator[str]:
@@ -94,16 +99,18 @@ def _ramp(ends: tuple[str, str]) -> Iterator[str]:
 
 def _table(measures: Sequence[Measure]) -> Iterator[str]:
     yield f"<details{' open' if len(measures) <= _OPEN else ''}><summary>{count(len(measures), 'figure')}</summary>"
-    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "chance", "ceiling", "of", "meaning"))
+    heads = "".join(f"<th>{title}</th>" for title in ("measure", "value", "floor", "ceiling", "n", "meaning"))
     yield f"<table><thead><tr>{heads}</tr></thead><tbody>"
     for measure in measures:
-        yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.unit)}"
-        yield _cell("chance", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("of", measure.n)
+        yield f"<tr><td>{escape(measure.name)}</td>{_cell('value', measure.value, measure.units)}"
+        yield _cell("floor", measure.floor) + _cell("ceiling", measure.ceiling) + _cell("n", measure.n)
         yield f"<td>{escape(measure.says, _LIMIT)}</td></tr>"
     yield "</tbody></table></details>"
 
 
 def _cell(title: str, value: float | None, unit: str = "") -> str:
     if value is None and title != "value":
-        return f'<td data-of="{title}">–</td>'
-    return f'<td data-of="{title}">{figure(value)}{f" {escape(unit)}" if unit and value is not None else ""}</td>'
+        return '<td class="none">–</td>'
+    if value is None:
+        return f'<td data-of="{title}">not given</td>'
+    return f'<td data-of="{title}">{figure(value)}{f" {escape(unit)}" if unit else ""}</td>'

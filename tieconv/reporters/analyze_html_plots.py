@@ -63,8 +63,9 @@ def _difference(series: Series) -> Recognised:
         says = "Every row shown is equal in both tables: the copy is redundant, and tieconv retie drops it."
     else:
         says = (
-            f"{equal:,} of {len(values):,} rows shown are equal. Strong colour at the end alone is padding, and may "
-            "be ignored or overwritten; strong colour all over means that the tables were trained apart: keep both."
+            f"{equal:,} of {len(values):,} rows shown are equal; the others are coloured from the least difference to "
+            "the largest. Colour at the end alone is mostly padding; colour all over may be rounding, a map or "
+            "training: the first sentence of this part says which, and the verdict whether one table can serve."
         )
     drawing, ramp = _cells(values)
     return [Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}

@@ -13,6 +13,7 @@ Series = Mapping[str, Sequence[float]]
 _FEW = 800  # dots that may be large without hiding each other
 _MOST = 8  # colourings that the style sheet can switch between
 _AGAINST = "_at_log_p"
+_FOLLOWS = 0.1  # R² below which a best line is no reason to speak of word frequency
 _FREQUENCY = {
     "bias": (
         "Bias",
@@ -25,6 +26,7 @@ _FREQUENCY = {
         "frequency lives there, bias or none, and stripping a bias does not remove it.",
     ),
 }
+_NO_LINE = "So little is not word frequency: look for what else tells high dots from low ones."
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,12 @@ def frequency(series: Series) -> Recognised:
 def _against(name: str, log_p: Sequence[float], values: Sequence[float]) -> Plot:
     title, meaning = _FREQUENCY.get(name, (name, "It follows {slope} × log p."))
     points = list(zip(log_p, values, strict=True))
-    slope, start = _fit(points)
+    slope, start, r2 = _fit(points)
     frame = Frame(f"{title} against log p", span(log_p), span(values), "log p of the token in the text", name)
     frame.dots(points, "c0", few=len(points) <= _FEW)
     frame.line(_cut([(x, start + slope * x) for x in frame.x], frame.y), "c1")
-    says = meaning.replace("{slope}", figure(slope))
+    says = meaning.replace("{slope}", figure(slope)) if r2 >= _FOLLOWS else _NO_LINE
+    says = f"The line explains {r2:.0%} of what is drawn. {says}"
     return Plot(f"{title} against word frequency", frame.svg(), says, (("c0", "token"), ("c1", "best line")))
 
 
@@ -131,9 +134,10 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[round(share * (len(values) - 1))]
 
 
-def _fit(points: Sequence[Point]) -> tuple[float, float]:
-    """Slope and start of the least-squares line."""
+def _fit(points: Sequence[Point]) -> tuple[float, float, float]:
+    """Slope, start and R² of the least-squares line."""
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread if spread > 0 else 0.0
-    return slope, mean_y - slope * mean_x
+    spread, height = sum((x - mean_x) ** 2 for x, _ in points), sum((y - mean_y) ** 2 for _, y in points)
+    joint = sum((x - mean_x) * (y - mean_y) for x, y in points)
+    slope = joint / spread if spread > 0 else 0.0
+    return slope, mean_y - slope * mean_x, slope * joint / height if height > 0 else 0.0

@@ -72,7 +72,7 @@ td{border:0;padding:.1rem 0;text-align:left;overflow-wrap:anywhere}
 td:first-child,td:last-child{grid-column:1/-1}
 td:first-child{font-weight:600}
 td[data-of]::before{content:attr(data-of) " ";color:var(--soft)}
-td:empty{display:none}
+td:empty,td.none{display:none}
 svg text,svg .name{font-size:15px}
 figure{padding:.85rem}
 }

@@ -27,7 +27,7 @@ def _section(section: Section, paint: Paint, width: int | None) -> Iterator[str]
 def _row(measure: Measure, ceilings: bool) -> tuple[str, ...]:
     return (
         shown(measure.name),
-        "not given" if measure.value is None else f"{figure(measure.value)} {shown(measure.unit)}".rstrip(),
+        "not given" if measure.value is None else f"{figure(measure.value)} {shown(measure.units)}".rstrip(),
         "" if measure.floor is None else figure(measure.floor),
         *(["" if measure.ceiling is None else figure(measure.ceiling)] if ceilings else []),
         "" if measure.n is None else f"{measure.n:,}",

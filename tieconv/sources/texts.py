@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import BinaryIO
 
 from tieconv.errors import DestinationError, SettingsError
 from tieconv.text import shown
@@ -27,19 +28,22 @@ def upward(start: str) -> Iterator[str]:
 def read_text(path: str, limit: int = LIMIT) -> str:
     """The text of a regular file, links followed. Raises `SettingsError`."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            return _text(path, file, limit)
     except OSError as error:
         raise _unreadable(path, (error.strerror or "unknown error").lower()) from error
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _unreadable(path, "it is no regular file")
-        if status.st_size > limit:
-            raise _unreadable(path, f"it is larger than {limit >> 20} MiB")
-        try:
-            return file.read(limit).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _unreadable(path, "it is no UTF-8 text") from error
+
+
+def _text(path: str, file: BinaryIO, limit: int) -> str:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise _unreadable(path, "it is no regular file")
+    if status.st_size > limit:
+        raise _unreadable(path, f"it is larger than {limit >> 20} MiB")
+    try:
+        return file.read(limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _unreadable(path, "it is no UTF-8 text") from error
 
 
 def _unreadable(path: str, reason: str) -> SettingsError:
