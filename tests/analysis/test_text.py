@@ -385,3 +385,21 @@ def test_independent_tables_are_refused_whatever_the_budget(tmp_path: Path, surv
     build(tmp_path / "model", tied=False)
     told = refused(f"retie --survivor {survivor} --max-kl 1e9", tmp_path / "model", "-o", tmp_path / "out")
     assert "independent" in told
+
+
+def test_few_windows_are_worth_little() -> None:
+    """The interval is Student's: its quantiles integrate t's density to 97.5 %, and three windows widen it twofold."""
+    from math import gamma, inf, pi, sqrt
+
+    from tieconv.analysis.measured import _STUDENT, Effect
+
+    for freedom, quantile in enumerate(_STUDENT, 1):
+        at = np.linspace(0, quantile, 200_001)
+        scale = gamma((freedom + 1) / 2) / (sqrt(freedom * pi) * gamma(freedom / 2))
+        density = scale * (1 + at**2 / freedom) ** (-(freedom + 1) / 2)
+        assert abs(0.5 + np.trapezoid(density, at) - 0.975) < 5e-5
+    three = Effect(kl=[0.01, 0.02, 0.03])
+    assert three.worst == pytest.approx(0.02 + 4.303 * three.error)
+    many = Effect(kl=[0.01, 0.03] * 500)
+    assert many.worst == pytest.approx(0.02 + 2.042 * many.error)
+    assert Effect(kl=[0.01]).worst == inf

@@ -18,7 +18,7 @@ from tieconv.text import shown
 def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
     """Why tying to ``survivor`` may be said to move the probabilities by at most ``max_kl`` nats a token: one sentence.
 
-    Proved for every input, or, with ``text``, measured: the mean and two of its standard errors. An estimate never
+    Proved for every input, or, with ``text``, measured: the upper end of the mean's 95 % interval. An estimate never
     counts. Raises `RefusedError` otherwise, whatever the budget for tables that are independent.
     """
     found = find(evidence, files, text)
