@@ -1,4 +1,4 @@
-"""Strided views written out densely: the blocks of one, and the proof that a file holds them."""
+"""Strided views written out densely, and the blocks that a file must then hold."""
 
 from __future__ import annotations
 
@@ -15,24 +15,13 @@ BLOCK = 4 * 1024 * 1024
 
 def write_gathered(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
     """Write the elements of a view of ``source``, in their row-major order, from ``offset`` on."""
-    for done, block in _blocks(source, content):
+    for done, block in blocks(source, content):
         write_full(descriptor, bytes(block), offset + done)
         tick(len(block))
 
 
-def first_not_gathered(source: int, descriptor: int, start: int, content: Gathered, tick: Tick) -> int | None:
-    """The first offset from ``start`` whose byte is not the view's."""
-    for done, block in _blocks(source, content):
-        found = bytearray(len(block))
-        read_full(descriptor, memoryview(found), start + done)
-        if found != block:
-            return start + done + next(i for i, (a, b) in enumerate(zip(block, found, strict=True)) if a != b)
-        tick(len(block))
-    return None
-
-
-def _blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
-    """(dense offset, bytes) of the view, block by block."""
+def blocks(source: int, content: Gathered) -> Iterator[tuple[int, bytearray]]:
+    """(dense offset, bytes) of a view of ``source``, block by block."""
     span = dense(TensorRecord("", content.dtype, content.shape, content.range, content.stride)).range
     assert isinstance(span, StridedRange)  # a dense tensor is a byte range
 

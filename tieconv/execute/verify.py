@@ -15,7 +15,7 @@ from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.copy import BLOCK, Tick, read_full
 from tieconv.execute.frame import checksum, frame, places
-from tieconv.execute.gather import first_not_gathered
+from tieconv.execute.gather import blocks
 from tieconv.execute.layout import Piece
 from tieconv.execute.mean import averaged_blocks
 from tieconv.execute.scale import scaled
@@ -67,7 +67,7 @@ class Verifier:
             case Given(data):
                 found = _first_other([(0, data)], descriptor, start, self.tick)
             case Gathered() as view:
-                found = first_not_gathered(sources.descriptor(view.range.file), descriptor, start, view, self.tick)
+                found = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
         if found is not None:
             tensor = _tensor_at(file, found)
             _fail(
@@ -215,7 +215,9 @@ def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | No
     return None
 
 
-def _first_other(expected: Iterable[tuple[int, bytes]], descriptor: int, start: int, tick: Tick) -> int | None:
+def _first_other(
+    expected: Iterable[tuple[int, bytes | bytearray]], descriptor: int, start: int, tick: Tick
+) -> int | None:
     """The first offset whose byte is not the expected one; ``expected`` are blocks with their offset from ``start``."""
     for done, block in expected:
         found = bytearray(len(block))

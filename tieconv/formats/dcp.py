@@ -22,7 +22,7 @@ from tieconv.checkpoint.records import (
     WeightFile,
 )
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats.dcp_model import METADATA, SUFFIX
+from tieconv.formats.dcp_names import METADATA, SUFFIX
 from tieconv.formats.dcp_pickle import LIMIT, parse
 from tieconv.formats.index import absent_shard
 from tieconv.formats.pickle_values import Global, Instance, Pairs

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
-
-METADATA = ".metadata"
-SUFFIX = ".distcp"
+from tieconv.formats.dcp_names import METADATA, SUFFIX
 
 
 @record

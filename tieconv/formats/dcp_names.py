@@ -1,0 +1,4 @@
+"""The file names of a torch distributed checkpoint."""
+
+METADATA = ".metadata"
+SUFFIX = ".distcp"
