@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from tieconv.checkpoint.parity import Identity, Lost
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.views import readable
-from tieconv.onnx.parity.blocks import Forms, Weight, find_blocks
+from tieconv.onnx.parity.blocks import Rows, Tensor, Weight, find_blocks
 from tieconv.onnx.parity.folds import Fold
 from tieconv.onnx.parity.reading import DTYPES, Graph, Initializer
 
@@ -117,17 +118,20 @@ class _Search:
                     if _fits(place, record) and self._equal(record, place, precision, fold):
                         yield place, fold
 
-    def forms(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Forms:
-        """The whole tensor as a weight of some type would hold it, plain and folded."""
+    def whole(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Tensor:
+        """The tensor as a weight of some type would hold it, plain and folded, read as far as it is looked at."""
+        columns = record.shape[1] if len(record.shape) == 2 else 1
+        width = columns * (record.nbytes // max(record.elements, 1))
 
-        def read(dtype: str) -> Iterator[tuple[str, Any]]:
-            raw = bytearray(record.nbytes)
-            self.reader.read_into(record.range, 0, memoryview(raw))
-            for fold in folds:
-                cast = fold.apply(_cast(_tensor(raw, record), precision, dtype, fold))
-                yield fold.name, _bits(cast, dtype).reshape(record.shape)
+        def rows(dtype: str, fold: Fold, first: int, last: int) -> Any:
+            raw = bytearray((last - first) * width)
+            self.reader.read_into(record.range, first * width, memoryview(raw))
+            return _bits(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype).reshape(-1, columns)
 
-        return read
+        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
+            return ((fold.name, partial(rows, dtype, fold)) for fold in folds)
+
+        return Tensor(record.shape, forms)
 
     def _sample(self, record: TensorRecord) -> torch.Tensor:
         width = record.nbytes // max(record.elements, 1)
@@ -210,7 +214,7 @@ def weight_identity(
             copies = len({place.weight.name for place, _ in found})
     absent = {entry.name for entry in lost}
     blocks = find_blocks(
-        {record.name: search.forms(record, precision, folds) for record in floats if record.name in absent},
+        {record.name: search.whole(record, precision, folds) for record in floats if record.name in absent},
         {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes},
     )
     how.update(blocks.how.values())
