@@ -10,7 +10,7 @@ import onnx
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import Graph, values
 from tests.onnx.sessions import same_bits, session
@@ -176,3 +176,58 @@ def test_numbers_that_nothing_reads_go(tmp_path: Path) -> None:
     api.plan_graph_dedup(alone.parent).execute(tmp_path / "alone" / "out")
     graph = onnx.load(tmp_path / "alone" / "out" / "model.onnx", load_external_data=False).graph
     assert all(tensor.name == "embed" or tensor.name.endswith(("/rows", "/width")) for tensor in graph.initializer)
+
+
+def lone_head(
+    path: Path, dtype: str, before: list[onnx.NodeProto], behind: list[onnx.NodeProto], **numbers: float
+) -> Path:
+    """`hidden` [n, width] in F32 to `logits` through a head in ``dtype``, no shape declared between them."""
+    embed = (10 * values(1, (V, 32))).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(embed.dtype)
+    nodes = [helper.make_node("Gather", ["embed", "ids"], ["found"]), *before]
+    nodes += [helper.make_node("MatMul", ["x", "head"], ["y"]), *behind]
+    tensors = {"embed": embed, "head": embed.T, **{name: np.array(n, dtype) for name, n in numbers.items()}}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"]),
+         helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("found", kind, ["n", 32]),
+         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", V])],
+        [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in tensors.items()],
+    )  # fmt: skip
+    path.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+def check_lone(source: Path, out: Path) -> list[onnx.NodeProto]:
+    outcome = api.plan_graph_dedup(source.parent).execute(out)
+    assert outcome.verified and all(proof.proved for proof in outcome.proofs)
+    made = [session(path, optimise=True) for path in (source, out / "model.onnx")]
+    feeds = {"ids": np.arange(3), "hidden": 9 * values(2, (3, 32))}
+    assert same_bits(*(one.run(None, feeds) for one in made))
+    return nodes(out / "model.onnx")
+
+
+@pytest.mark.parametrize("dtype", ["f2", "i4", "i8"])
+def test_types_without_a_declared_shape(tmp_path: Path, dtype: str) -> None:
+    """A cast that declares no shape keeps its place before a lone Gemm; integers keep a MatMul, as no Gemm takes them."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    before = [helper.make_node("Cast", ["hidden"], ["x"], to=kind)]
+    behind = [helper.make_node("Cast", ["y"], ["logits"], to=TensorProto.FLOAT)]
+    made = check_lone(lone_head(tmp_path / "in" / "model.onnx", dtype, before, behind), tmp_path / "out")
+    products = [node.op_type for node in made if node.op_type in {"Cast", "Reshape", "Gemm", "MatMul"}]
+    assert products == ["Cast", "Gemm" if dtype == "f2" else "MatMul", "Cast"]
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_factors_beyond_an_alpha(tmp_path: Path, factor: float) -> None:
+    """Factors whose product is infinite or nothing in F32: those that fit become the alpha, the others stay nodes."""
+    before = [helper.make_node("Mul", ["hidden", "c"], ["x"])]
+    behind = [helper.make_node("Mul", ["y", "c"], ["logits"])]
+    source = lone_head(tmp_path / "in" / "model.onnx", "f4", before, behind, c=factor)
+    made = check_lone(source, tmp_path / "out")
+    assert [node.op_type for node in made] == ["Gather", "Gemm", "Mul"]
+    (alpha,) = (attribute.f for node in made for attribute in node.attribute if attribute.name == "alpha")
+    assert alpha == np.float32(factor)
