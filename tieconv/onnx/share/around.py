@@ -49,16 +49,17 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
     behind: list[ir.Node] = []
     assert x is not None
     # From the inside out, as the session does it: the order of the factors shows in the last bit of their product.
+    # A factor of one has no turn, since the session drops its node beforehand.
     while dtype in _NARROW:
-        first = _scale(_maker(x, node), alpha)
-        if first is not None:
+        found, turn = len(before) + len(behind), alpha
+        while alpha == turn and (first := _scale(_maker(x, node), alpha)) is not None:
             x, alpha = first.of, first.alpha
             before.insert(0, first.node)
-        after = _scale(_only_user(last), alpha)
-        if after is not None:
+        turn = alpha
+        while alpha == turn and (after := _scale(_only_user(last), alpha)) is not None:
             last, alpha = after.node, after.alpha
             behind.append(after.node)
-        if first is None and after is None:
+        if len(before) + len(behind) == found:
             break
     narrow, widen = _cast(_maker(x, node)), _cast(_only_user(last))
     rank = _rank(x) or (_rank(narrow.inputs[0]) if narrow is not None else None)
