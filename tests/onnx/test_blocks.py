@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
+from onnx import helper, numpy_helper
 from safetensors.torch import save_file
 
 from tests.onnx.graphs import PLAIN, identity, write_graph
@@ -73,3 +75,43 @@ def test_parts_of_parts(tmp_path: Path) -> None:
     weights = {"a": whole[:8], "b": whole[8:32], "c": whole[8:32].T, "d": whole[32:]}
     found = identity(tmp_path, {"whole": whole, "like b": torch.ones(24, 16)}, weights | {"ones": torch.ones(24, 16)})
     assert (found.how, found.lost, found.unexplained) == ({"split": 1, "straight": 1}, (), ())
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_padding_hides_no_damage(tmp_path: Path, axis: int, transposed: bool) -> None:
+    """A second copy that is padded counts as one: whole it is explained, with one bit off the graph fails."""
+    matrix = torch.randn(100, 80)
+    padding = torch.zeros((4, 80) if axis == 0 else (100, 4))
+    copy = torch.cat([matrix, padding], axis)
+    weights = {"head": matrix.clone(), "padded": copy.T.contiguous() if transposed else copy}
+    whole = identity(tmp_path, {"embed": matrix}, weights)
+    assert (whole.unexplained, whole.proved, whole.how) == ((), True, {"straight": 1})
+    weights["padded"].view(torch.int32)[50, 50] ^= 1
+    damaged = identity(tmp_path, {"embed": matrix}, weights)
+    assert [(entry.name, entry.required) for entry in damaged.unexplained] == [("padded", True)]
+
+
+@pytest.mark.parametrize("shape", [(1, 100, 80), (8000,), (80, 1, 100), (1, 8000)], ids=str)
+def test_other_axes_hide_no_damage(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A second copy with axes of length 1, turned or in a row counts as one as well."""
+    matrix = torch.randn(100, 80)
+    damaged = matrix.clone()
+    damaged[50, 50] += 1
+    copy = (damaged.T if shape[0] == 80 else damaged).reshape(shape)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": copy})
+    assert [(entry.name, entry.required) for entry in found.unexplained] == [("other", True)]
+
+
+def test_constants_of_every_kind_are_weights(tmp_path: Path) -> None:
+    """Numbers in a list of floats, and those in a function of the graph, are weights like any other."""
+    path = write_graph(tmp_path / "g.onnx", {"w": torch.ones(2, 2)})
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("Constant", [], ["listed"], value_floats=[1.0, 2.0]))
+    tensor = numpy_helper.from_array(torch.zeros(3, 2).numpy())
+    body = [helper.make_node("Constant", [], ["inner"], value=tensor)]
+    opset = [helper.make_opsetid("", 18)]
+    model.functions.append(helper.make_function("local", "f", [], ["inner"], body, opset))
+    onnx.save(model, path)
+    held = {weight.name: weight.shape for weight in read_graph(str(path)).weights}
+    assert held == {"w": (2, 2), "listed": (2,), "inner": (3, 2)}

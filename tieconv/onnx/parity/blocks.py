@@ -55,10 +55,14 @@ class Weight:
 
 @dataclass
 class Blocks:
-    """``how`` each tensor was found; ``held`` are the weights that tensors fill, or that fill a tensor."""
+    """``how`` each tensor was found; ``held`` are the weights that tensors fill, or that fill a tensor.
+
+    ``within`` are the tensors that stand in a weight among others, or beside padding.
+    """
 
     how: dict[str, str] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
+    within: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
 def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Blocks:
@@ -73,6 +77,7 @@ def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) ->
     for name, tensor in looked.items():
         for how, view, at, length in _packed(tensor, lines):
             found.how.setdefault(name, how)
+            found.within[view.name].add(name)
             filled[view.name, view.axis].append((at, at + length))
         if name not in found.how:
             _split(name, tensor, lines, found)

@@ -91,9 +91,11 @@ def _weights(ir: Any, model: Any, root: str) -> Iterator[Initializer]:
             if value.const_value is None:
                 raise UnreadableError(f"{shown(name)} has no value in the graph", "export it again", "onnx.malformed")
             yield _initializer(ir, name, value.const_value, root)
-    for node in model.graph.all_nodes():
-        if node.op_type == "Constant" and "value" in node.attributes and node.outputs:
-            yield _initializer(ir, str(node.outputs[0].name), node.attributes["value"].as_tensor(), root)
+    for holder in (model.graph, *model.functions.values()):
+        for node in holder.all_nodes():
+            tensor = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
+            if tensor is not None:
+                yield _initializer(ir, str(node.outputs[0].name), tensor, root)
 
 
 def _side(side: Any) -> int | str | None:
