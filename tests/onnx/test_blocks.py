@@ -115,3 +115,20 @@ def test_constants_of_every_kind_are_weights(tmp_path: Path) -> None:
     onnx.save(model, path)
     held = {weight.name: weight.shape for weight in read_graph(str(path)).weights}
     assert held == {"w": (2, 2), "listed": (2,), "inner": (3, 2)}
+
+
+def test_a_packed_weight_must_be_filled_to_its_end(tmp_path: Path) -> None:
+    """Rows behind the last tensor of a packed matrix are explained by nothing; where one tensor ends another begins."""
+    parts = {name: torch.randn(24, 16) for name in "qk"}
+    more = torch.cat([*parts.values(), torch.randn(24, 16)])
+    found = identity(tmp_path, parts, {"w": more})
+    assert (found.how, [entry.name for entry in found.unexplained]) == ({"packed": 2}, ["w"])
+
+
+def test_the_longest_piece_is_taken(tmp_path: Path) -> None:
+    """Two weights begin alike where the tensor goes on: the longer one leads to the end."""
+    torch.manual_seed(0)
+    first, second = torch.randn(16, 8), torch.randn(16, 8)
+    weights = {"a": first, "long": torch.cat([first, second])}
+    found = identity(tmp_path, {"whole": torch.cat([first, second, first])}, weights)
+    assert (found.how, found.lost) == ({"split": 1}, ())

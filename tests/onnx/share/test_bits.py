@@ -187,7 +187,7 @@ def lone_head(
     kind = helper.np_dtype_to_tensor_dtype(embed.dtype)
     nodes = [helper.make_node("Gather", ["embed", "ids"], ["found"]), *before]
     nodes += [helper.make_node("MatMul", ["x", "head"], ["y"]), *behind]
-    tensors = {"embed": embed, "head": embed.T, **{name: np.array(n, dtype) for name, n in numbers.items()}}
+    tensors = {"embed": embed, "head": embed.T, **{name: np.array([n], dtype) for name, n in numbers.items()}}
     graph = helper.make_graph(
         nodes,
         "g",
@@ -232,3 +232,45 @@ def test_factors_beyond_an_alpha(tmp_path: Path, factor: float) -> None:
     assert [node.op_type for node in made] == ["Gather", "Gemm", "Mul"]
     (alpha,) = (attribute.f for node in made for attribute in node.attribute if attribute.name == "alpha")
     assert alpha == np.float32(factor)
+
+
+def _node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+def _branch(name: str, inputs: str) -> onnx.GraphProto:
+    inner = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+    return helper.make_graph([_node("Mul", inputs, name)], name, [], [inner])
+
+
+STAY = {
+    "an output of the graph": ([_node("Mul", "y c", "logits")], ["y"], []),
+    "two factors of one product": ([_node("Mul", "y c", "logits"), _node("Mul", "y c", "more")], ["more"], []),
+    "a number over the product": ([_node("Div", "c y", "logits")], [], []),
+    "a number that a caller may replace": ([_node("Mul", "y c", "logits")], [], ["c"]),
+    "a number that adds axes": ([_node("Mul", "y wide", "logits")], [], []),
+    "a factor in a branch": (
+        [_node("Cast", "one", "yes", to=TensorProto.BOOL),
+         _node("If", "yes", "logits", then_branch=_branch("t", "y c"), else_branch=_branch("e", "c c"))],
+        [], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_is_no_factor_of_the_product_alone_stays(tmp_path: Path, name: str) -> None:
+    """A factor stays a node where something else sees the product without it, or where it is none."""
+    behind, more, inputs = STAY[name]
+    before = [_node("Identity", "hidden", "x")]
+    path = lone_head(tmp_path / "in" / "model.onnx", "f4", before, behind, c=0.3, one=1.0)
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.full((1, 1, 1), 0.3, "f4"), "wide"))
+    model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", V]))
+    model.graph.output[1].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, None))
+    model.graph.output.extend(helper.make_tensor_value_info(one, TensorProto.FLOAT, ["n", V]) for one in more)
+    model.graph.input.extend(helper.make_tensor_value_info(one, TensorProto.FLOAT, [1]) for one in inputs)
+    onnx.save(model, path)
+    made = check_lone(path, tmp_path / "out")
+    assert [node.op_type for node in made if node.op_type in {"Mul", "Div", "If"}] == [
+        node.op_type for node in behind if node.op_type != "Cast"
+    ]
+    assert not [attribute for node in made for attribute in node.attribute if attribute.name == "alpha"]
