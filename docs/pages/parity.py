@@ -79,8 +79,9 @@ there, and how each cause of a CUDA that does not start is told: [On a GPU](gpu.
 
 - A float64 reference takes 8 bytes a parameter. Where they are not free, fp16 and bf16 graphs are held against float32;
   a float32 graph is then not run.
-- Encoder-decoders are measured without a cache (`use_cache=False`). Graphs with packed or sliced weights (fused QKV)
-  fail by their weights, and quantised ones are refused: the tensors do not stand in them as stored.
+- Encoder-decoders are measured without a cache (`use_cache=False`). Graphs whose weights
+  were cut off or put into another order (interleaved heads) fail by their weights, and quantised ones are refused.
+- The longest case has 37 tokens: what begins later, such as a sliding window or long factors of RoPE, is not run.
 - In fp16 and bf16 a fault can be smaller than the rounding, and then it passes: a wrong epsilon or GELU variant, or a
   soft cap of 30 left out where no logit is beyond 4 (measured in fp16: RMS ratio 0.99). Measure the fp32 export as
   well.

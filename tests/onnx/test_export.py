@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.cli.stored import PLAN, snapshot
 from tests.onnx import faults
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.stored import copies
+from tieconv.errors import WriteFailedError
 from tieconv.onnx import export_adapter
 from tieconv.onnx.export_inputs import sample
 from tieconv.onnx.parity.bindings import Kind
@@ -196,6 +198,29 @@ def test_all_or_nothing(replay: Replay, tmp_path: Path, stage: str) -> None:
         planned.execute(out, overwrite=True, progress=stop)
     assert snapshot(tmp_path) == {"out/config.json": b"old"}
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_disk_that_fills(replay: Replay, tmp_path: Path) -> None:
+    """A disk that is full in the middle: one sentence with what is free, nothing half-written."""
+    made = replay("bert")
+
+    def full(name: str, done: int, whole: int) -> None:
+        if name == "share":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    planned = tieconv.plan_export(made.model, parity=False)
+    with pytest.raises(
+        WriteFailedError, match=r"^out cannot be written: no space left on device: [\d.]+ \w+ \([\d,]+ bytes\) free$"
+    ):
+        planned.execute(tmp_path / "out", progress=full)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_out_is_the_model(models: Path) -> None:
+    """The hint names no option that the command lacks."""
+    told = refused("export", models / "llama-tied", "-o", models / "llama-tied", "--overwrite")
+    assert "is the model itself" in told
+    assert "in-place" not in told
 
 
 def test_out_is_looked_at_first(models: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from fixtures.onnx_graphs import build
 from tests.cli.run import refused
 from tieconv import api
 from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.onnx.parity.reading import read_graph
 
 
 def edited(path: Path, **entries: str) -> Path:
@@ -39,6 +40,8 @@ def test_outside(graph: Path, tmp_path: Path, location: str) -> None:
     shutil.copy(graph.parent / "model.onnx.data", tmp_path / "secret")
     with pytest.raises(UnsafePathError, match=r"model\.embed_tokens\.weight.*outside the model's directory"):
         api.plan_graph_dedup(edited(graph, location=location))
+    with pytest.raises((UnsafePathError, UnreadableError)):
+        read_graph(str(graph))
 
 
 def link(data: Path) -> None:
@@ -66,8 +69,9 @@ def linked_directory(data: Path) -> None:
 def test_linked(graph: Path, trick: Callable[[Path], None]) -> None:
     """A data file that is a link, has another name, or lies behind a linked directory is refused."""
     trick(graph.parent / "model.onnx.data")
-    with pytest.raises(UnsafePathError, match=r"model\.embed_tokens\.weight.*(link|names)"):
-        api.plan_graph_dedup(graph)
+    for read in (api.plan_graph_dedup, lambda path: read_graph(str(path))):
+        with pytest.raises(UnsafePathError, match=r"model\.embed_tokens\.weight.*(link|names)"):
+            read(graph)
 
 
 def test_fifo(graph: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
+from google.protobuf.message import EncodeError
 
 from fixtures.onnx_graphs import SHARED, V, build, transposed
 from tests.cli.run import ok, refused, run
@@ -17,7 +20,7 @@ from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tieconv import api
 from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.errors import StalePlanError, VerificationError
+from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.onnx import graph_packages, graph_planned, graph_proof, graph_write
 from tieconv.reporters import schemas
 
@@ -277,3 +280,33 @@ def test_untie_of_an_untied_graph(tmp_path: Path) -> None:
     """Where no head reads the embedding there is nothing to do, and that is said."""
     result = ok("untie", build("untied", tmp_path / "model.onnx"))
     assert "nothing to change" in result.stdout and "no matrix is read by both" in result.stdout
+
+
+class _Huge:
+    """A graph's message of 2 GiB, which the library refuses to encode."""
+
+    def __init__(self, proto: onnx.ModelProto) -> None:
+        self._proto = proto
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._proto, name)
+
+    def SerializeToString(self) -> bytes:
+        raise EncodeError("Failed to serialize proto")
+
+    ByteSize = SerializeToString
+
+
+@pytest.mark.parametrize("encodes", [False, True])
+def test_beyond_what_a_graph_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encodes: bool) -> None:
+    """An untied graph with its weights inside that would pass 2 GiB is refused with the way out; nothing is written."""
+    source = build("by_node", tmp_path / "in" / "model.onnx", external=False)
+    if encodes:
+        monkeypatch.setattr("tieconv.onnx.graph_store.LIMIT", 100)
+    else:
+        make = ir.serde.serialize_model
+        monkeypatch.setattr(ir.serde, "serialize_model", lambda model: _Huge(make(model)))
+    with pytest.raises(RefusedError, match="more than a graph can") as caught:
+        api.plan_graph_untie(source).execute(tmp_path / "out.onnx")
+    assert "save_as_external_data" in caught.value.hint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

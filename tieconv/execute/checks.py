@@ -30,6 +30,8 @@ from tieconv.sources.local import file_state, open_regular
 from tieconv.text import shown
 
 _WEIGHTS = (SUFFIX, *SUFFIXES)
+_ONLY_BESIDE = frozenset({"export"})
+"""Commands without --in-place."""
 _INDEXES = tuple(f"{suffix}.index.json" for suffix in _WEIGHTS)
 
 
@@ -127,9 +129,8 @@ def _check_apart(plan: Plan, target: Target, final: Path) -> None:
     """OUT is not the source, not in it and not around it, whatever names lead there."""
     source = source_path(plan)
     if _same(final, source):
-        raise DestinationError(
-            f"{shown(target.path)} is the model itself", "write beside it, or use --in-place", "out.is-source"
-        )
+        hint = "write beside it" + ("" if plan.command in _ONLY_BESIDE else ", or use --in-place")
+        raise DestinationError(f"{shown(target.path)} is the model itself", hint, "out.is-source")
     if not is_file(plan) and any(_same(parent, source) for parent in final.parents):
         raise DestinationError(
             f"{shown(target.path)} lies inside the model {shown(source)}",

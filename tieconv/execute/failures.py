@@ -22,10 +22,10 @@ def free_bytes(directory: Path) -> int:
 
 
 def no_space(what: object, needed: int, free: int, why: str = "not enough space") -> WriteFailedError:
-    """The error for a full disk or quota; ``needed`` and ``free`` in bytes."""
+    """The error for a full disk or quota; ``needed`` and ``free`` in bytes, ``needed`` 0 where it is not known."""
+    wanted = f"{size(needed)} ({needed:,} bytes) needed, " if needed else ""
     return WriteFailedError(
-        f"{shown(what)} cannot be written: {why}: {size(needed)} ({needed:,} bytes) needed, "
-        f"{size(free)} ({free:,} bytes) free",
+        f"{shown(what)} cannot be written: {why}: {wanted}{size(free)} ({free:,} bytes) free",
         "free some space, or write to another disk with -o",
         "write.no-space",
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import EncodeError
 
 from tieconv.checkpoint.plan import Gathered
 from tieconv.checkpoint.records import ByteRange
@@ -166,13 +167,20 @@ def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) ->
 def _encode(
     written: Sequence[_Written], names: Sequence[str], data: tuple[DataFile, ...], removed: tuple[str, ...]
 ) -> Store:
-    graphs = {}
-    for graph, name in zip(written, names, strict=True):
-        if graph.proto.ByteSize() > LIMIT:
-            raise RefusedError(
-                f"{shown(graph.file.name)} would have {graph.proto.ByteSize():,} bytes, more than a graph can",
-                "store its weights beside it first: onnx.save(..., save_as_external_data=True)",
-                "onnx.too-large",
-            )
-        graphs[name] = graph.proto.SerializeToString()
+    graphs = {name: _bytes(graph) for graph, name in zip(written, names, strict=True)}
     return Store(graphs, data, removed)
+
+
+def _bytes(graph: _Written) -> bytes:
+    """The graph as a file. Raises `RefusedError` where it is larger than one can be."""
+    try:
+        made = bytes(graph.proto.SerializeToString())
+    except EncodeError:  # from 2 GiB on, without a reason; nothing in these messages is required
+        made = b""
+    if made and len(made) <= LIMIT:
+        return made
+    raise RefusedError(
+        f"{shown(graph.file.name)} would have more than {LIMIT:,} bytes, more than a graph can",
+        "store its weights beside it first: onnx.save(..., save_as_external_data=True)",
+        "onnx.too-large",
+    )

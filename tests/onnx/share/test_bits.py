@@ -10,7 +10,7 @@ import onnx
 import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto
+from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import Graph, values
 from tests.onnx.sessions import same_bits, session
@@ -114,6 +114,7 @@ def emulated(steps: Steps, dtype: str) -> bool:
 @example(1024, [("Norm", 1.0)], [("Mul", 0.0625 * 1.3)])  # Cohere
 @example(1024, [("Scale", 1.0)], [("Div", 7.0)])  # Granite
 @example(1024, [("Mul", 0.3), ("Div", 30.0)], [("Mul", 0.3), ("Div", 7.0)])  # several at once
+@example(32, [("Mul", 0.3)] * 2, [("Mul", 1.0), ("Mul", 7.0**0.5)])  # one of them 1, which the session drops first
 def test_same_bits(width: int, before: Steps, behind: Steps) -> None:
     """Factors, norms, biases, casts before and behind the head: the same bits."""
     assume(not emulated([*before, *behind], "f4"))
@@ -176,3 +177,100 @@ def test_numbers_that_nothing_reads_go(tmp_path: Path) -> None:
     api.plan_graph_dedup(alone.parent).execute(tmp_path / "alone" / "out")
     graph = onnx.load(tmp_path / "alone" / "out" / "model.onnx", load_external_data=False).graph
     assert all(tensor.name == "embed" or tensor.name.endswith(("/rows", "/width")) for tensor in graph.initializer)
+
+
+def lone_head(
+    path: Path, dtype: str, before: list[onnx.NodeProto], behind: list[onnx.NodeProto], **numbers: float
+) -> Path:
+    """`hidden` [n, width] in F32 to `logits` through a head in ``dtype``, no shape declared between them."""
+    embed = (10 * values(1, (V, 32))).astype(dtype)
+    kind = helper.np_dtype_to_tensor_dtype(embed.dtype)
+    nodes = [helper.make_node("Gather", ["embed", "ids"], ["found"]), *before]
+    nodes += [helper.make_node("MatMul", ["x", "head"], ["y"]), *behind]
+    tensors = {"embed": embed, "head": embed.T, **{name: np.array([n], dtype) for name, n in numbers.items()}}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"]),
+         helper.make_tensor_value_info("hidden", TensorProto.FLOAT, ["n", 32])],
+        [helper.make_tensor_value_info("found", kind, ["n", 32]),
+         helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", V])],
+        [numpy_helper.from_array(np.ascontiguousarray(array), name) for name, array in tensors.items()],
+    )  # fmt: skip
+    path.parent.mkdir(parents=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    return path
+
+
+def check_lone(source: Path, out: Path) -> list[onnx.NodeProto]:
+    outcome = api.plan_graph_dedup(source.parent).execute(out)
+    assert outcome.verified and all(proof.proved for proof in outcome.proofs)
+    made = [session(path, optimise=True) for path in (source, out / "model.onnx")]
+    feeds = {"ids": np.arange(3), "hidden": 9 * values(2, (3, 32))}
+    assert same_bits(*(one.run(None, feeds) for one in made))
+    return nodes(out / "model.onnx")
+
+
+@pytest.mark.parametrize("dtype", ["f2", "i4", "i8"])
+def test_types_without_a_declared_shape(tmp_path: Path, dtype: str) -> None:
+    """A cast that declares no shape stays before a lone Gemm; integers keep a MatMul, as no Gemm takes them."""
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    before = [helper.make_node("Cast", ["hidden"], ["x"], to=kind)]
+    behind = [helper.make_node("Cast", ["y"], ["logits"], to=TensorProto.FLOAT)]
+    made = check_lone(lone_head(tmp_path / "in" / "model.onnx", dtype, before, behind), tmp_path / "out")
+    products = [node.op_type for node in made if node.op_type in {"Cast", "Reshape", "Gemm", "MatMul"}]
+    assert products == ["Cast", "Gemm" if dtype == "f2" else "MatMul", "Cast"]
+
+
+@pytest.mark.parametrize("factor", [1e30, 1e-30])
+def test_factors_beyond_an_alpha(tmp_path: Path, factor: float) -> None:
+    """Factors whose product is infinite or nothing in F32: those that fit become the alpha, the others stay nodes."""
+    before = [helper.make_node("Mul", ["hidden", "c"], ["x"])]
+    behind = [helper.make_node("Mul", ["y", "c"], ["logits"])]
+    source = lone_head(tmp_path / "in" / "model.onnx", "f4", before, behind, c=factor)
+    made = check_lone(source, tmp_path / "out")
+    assert [node.op_type for node in made] == ["Gather", "Gemm", "Mul"]
+    (alpha,) = (attribute.f for node in made for attribute in node.attribute if attribute.name == "alpha")
+    assert alpha == np.float32(factor)
+
+
+def _node(op: str, inputs: str, output: str, **attributes: object) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+def _branch(name: str, inputs: str) -> onnx.GraphProto:
+    inner = helper.make_tensor_value_info(name, TensorProto.FLOAT, None)
+    return helper.make_graph([_node("Mul", inputs, name)], name, [], [inner])
+
+
+STAY = {
+    "an output of the graph": ([_node("Mul", "y c", "logits")], ["y"], []),
+    "two factors of one product": ([_node("Mul", "y c", "logits"), _node("Mul", "y c", "more")], ["more"], []),
+    "a number over the product": ([_node("Div", "c y", "logits")], [], []),
+    "a number that a caller may replace": ([_node("Mul", "y c", "logits")], [], ["c"]),
+    "a number that adds axes": ([_node("Mul", "y wide", "logits")], [], []),
+    "a factor in a branch": (
+        [_node("Cast", "one", "yes", to=TensorProto.BOOL),
+         _node("If", "yes", "logits", then_branch=_branch("t", "y c"), else_branch=_branch("e", "c c"))],
+        [], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STAY)
+def test_what_is_no_factor_of_the_product_alone_stays(tmp_path: Path, name: str) -> None:
+    """A factor stays a node where something else sees the product without it, or where it is none."""
+    behind, more, inputs = STAY[name]
+    before = [_node("Identity", "hidden", "x")]
+    path = lone_head(tmp_path / "in" / "model.onnx", "f4", before, behind, c=0.3, one=1.0)
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.full((1, 1, 1), 0.3, "f4"), "wide"))
+    model.graph.value_info.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", V]))
+    model.graph.output[1].CopyFrom(helper.make_tensor_value_info("logits", TensorProto.FLOAT, None))
+    model.graph.output.extend(helper.make_tensor_value_info(one, TensorProto.FLOAT, ["n", V]) for one in more)
+    model.graph.input.extend(helper.make_tensor_value_info(one, TensorProto.FLOAT, [1]) for one in inputs)
+    onnx.save(model, path)
+    made = check_lone(path, tmp_path / "out")
+    assert [node.op_type for node in made if node.op_type in {"Mul", "Div", "If"}] == [
+        node.op_type for node in behind if node.op_type != "Cast"
+    ]
+    assert not [attribute for node in made for attribute in node.attribute if attribute.name == "alpha"]

@@ -1,6 +1,8 @@
 """Tensors that a graph holds as part of a larger matrix, or in several smaller ones: packed and split projections.
 
 GPT-2's `c_attn` comes out of some exporters as three matrices; of others the query, key and value projections as one.
+A hash of sampled elements of each row and column says where to look, so that a checkpoint of which the graph holds
+nothing is refuted after a few reads a tensor.
 """
 
 from __future__ import annotations
@@ -12,17 +14,40 @@ from typing import Any
 
 import numpy as np
 
-_SAMPLES = 48
+from tieconv.onnx.parity.lines import Lines, View, hashed, positions
+
 _BLOCK = 1 << 21
 """Elements compared at a time."""
+_TRIES = 64
+"""Places that samples could not refute and the elements did, after which one weight is given up."""
 
-Forms = Callable[[str], Iterable[tuple[str, Any]]]
-"""A tensor's bit patterns as a weight of the given type would hold them, by the name of each fold."""
+Rows = Callable[[int, int], Any]
+"""The bit patterns of a tensor's rows from one up to another, rows × columns."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the checkpoint, a vector being a column.
+
+    ``forms`` gives its rows as a weight of the given type would hold them, by the name of each fold.
+    """
+
+    shape: tuple[int, ...]
+    forms: Callable[[str], Iterable[tuple[str, Rows]]]
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return self.shape[0], self.shape[1] if len(self.shape) > 1 else 1
+
+    @property
+    def axes(self) -> range:
+        """Along which others may stand beside it."""
+        return range(len(self.shape))
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A weight of the graph: its type and its bit patterns, a vector or a matrix."""
+    """A weight of the graph: its type and its bit patterns, of the weight's shape."""
 
     dtype: str
     bits: Any
@@ -30,99 +55,135 @@ class Weight:
 
 @dataclass
 class Blocks:
-    """``how`` each tensor was found; ``held`` are the weights that tensors fill, or that fill a tensor."""
+    """``how`` each tensor was found; ``held`` are the weights that tensors fill, or that fill a tensor.
+
+    ``within`` are the tensors that stand in a weight among others, or beside padding.
+    """
 
     how: dict[str, str] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
+    within: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
 
-def find_blocks(tensors: Mapping[str, Forms], weights: Mapping[str, Weight]) -> Blocks:
+def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Blocks:
     """Look for the tensors inside weights and for weights inside the tensors, side by side along either axis.
 
-    Every element of what is found was compared.
+    Every element of what is found was compared. Only vectors and matrices are looked for, among their own kind.
     """
     found = Blocks()
     filled: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-    for name, forms in tensors.items():
-        for how, weight, axis, stretch in _packed(forms, weights):
+    looked = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) in (1, 2) and 0 not in tensor.shape}
+    lines = _lines(weights) if looked else {}
+    for name, tensor in looked.items():
+        for how, view, at, length in _packed(tensor, lines):
             found.how.setdefault(name, how)
-            filled[weight, axis].append(stretch)
+            found.within[view.name].add(name)
+            filled[view.name, view.axis].append((at, at + length))
         if name not in found.how:
-            _split(name, forms, weights, found)
+            _split(name, tensor, lines, found)
     for (weight, axis), stretches in filled.items():
         if _covers(stretches, weights[weight].bits.shape[axis]):
             found.held.add(weight)
     return found
 
 
-def _packed(forms: Forms, weights: Mapping[str, Weight]) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
-    """The weights that hold the tensor among others: how, which, along which axis of theirs, from where to where."""
-    for fold, bits, alike in _forms(forms, weights):
-        for name, stored in alike.items():
-            for turned, view in _views(stored):
-                for axis, at in _places(bits, view):
-                    yield _named("packed", fold), name, axis ^ turned, (at, at + bits.shape[axis])
+def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
+    """The weights' rows and columns by type."""
+    found: dict[str, Lines] = {}
+    for name, weight in weights.items():
+        if weight.bits.ndim in (1, 2) and weight.bits.size:
+            found.setdefault(weight.dtype, Lines()).add(name, weight.bits)
+    return found
 
 
-def _split(name: str, forms: Forms, weights: Mapping[str, Weight], found: Blocks) -> None:
-    """Note the tensor as found where weights that stand in it fill it."""
-    for fold, bits, alike in _forms(forms, weights):
-        for axis in range(bits.ndim):
-            parts = [
-                (other, at, at + view.shape[axis])
-                for other, stored in alike.items()
-                for _, view in _views(stored)
-                for along, at in _places(view, bits)
-                if along == axis
-            ]
-            if _covers(((first, last) for _, first, last in parts), bits.shape[axis]):
-                found.how[name] = _named("split", fold)
-                found.held.update(other for other, _, _ in parts)
-                return
+def _packed(tensor: Tensor, lines: Mapping[str, Lines]) -> Iterator[tuple[str, View, int, int]]:
+    """The weights that hold the tensor among others: how, which, from which line of theirs, and how many lines."""
+    for dtype, held in sorted(lines.items()):
+        for fold, rows in tensor.forms(dtype):
+            grid = _grid(tensor, rows)
+            for axis in tensor.axes:
+                length, width = tensor.sides[axis], tensor.sides[1 - axis]
+                places = held.places(len(tensor.shape), width, hashed(grid.T if axis else grid), length)
+                for view, at in _proved(places, rows, tensor, axis):
+                    yield _named("packed", fold), view, at, length
 
 
-def _forms(forms: Forms, weights: Mapping[str, Weight]) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """Each form of the tensor, with the weights that could hold it."""
-    for dtype in sorted({weight.dtype for weight in weights.values()}):
-        alike = {name: weight.bits for name, weight in weights.items() if weight.dtype == dtype}
-        for fold, bits in forms(dtype):
-            yield fold, bits, alike
+def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis: int) -> Iterator[tuple[View, int]]:
+    """The places that hold the tensor, none of them within an earlier one's stretch."""
+    ends: dict[View, int] = defaultdict(int)
+    tries: dict[View, int] = defaultdict(int)
+    length = tensor.sides[axis]
+    for view, at in places:
+        if at < ends[view] or tries[view] >= _TRIES:
+            continue
+        part = view.lines[at : at + length]
+        if _equal(rows, part.T if axis else part):
+            ends[view] = at + length
+            yield view, at
+        else:
+            tries[view] += 1
 
 
-def _views(bits: Any) -> list[tuple[int, Any]]:
-    return [(0, bits), (1, bits.T)] if bits.ndim > 1 else [(0, bits)]
+def _split(name: str, tensor: Tensor, lines: Mapping[str, Lines], found: Blocks) -> None:
+    """Note the tensor as found where weights, one after the other, are all of it."""
+    for dtype, held in sorted(lines.items()):
+        for fold, rows in tensor.forms(dtype):
+            for axis in tensor.axes:
+                parts = _parts(tensor, rows, axis, held)
+                if parts:
+                    found.how[name] = _named("split", fold)
+                    found.held.update(parts)
+                    return
+
+
+def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
+    """The weights that the tensor consists of along the axis; empty where a stretch of it is in none."""
+    length, width = tensor.sides[axis], tensor.sides[1 - axis]
+    names: set[str] = set()
+    at = 0
+    while at < length:
+        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), min(length - at, length - 1))
+        equal = [view for view in likely[:_TRIES] if _equal(*_stretch(rows, axis, at, view))]
+        if not equal:
+            return set()
+        names.update(view.name for view in equal)
+        at += max(len(view.lines) for view in equal)
+    return names
+
+
+def _stretch(rows: Rows, axis: int, at: int, view: View) -> tuple[Rows, Any]:
+    """The tensor from line ``at`` on, as far as the view is long, and the view turned like it."""
+    if axis == 0:
+        return lambda first, last: rows(at + first, at + last), view.lines
+    return lambda first, last: rows(first, last)[:, at : at + len(view.lines)], view.lines.T
+
+
+def _grid(tensor: Tensor, rows: Rows) -> Any:
+    """Sampled columns of sampled rows."""
+    height, width = tensor.sides
+    columns = positions(width)
+    return np.concatenate([rows(row, row + 1)[:, columns] for row in map(int, positions(height))])
+
+
+def _line(tensor: Tensor, rows: Rows, axis: int, at: int) -> int:
+    """The hash of one line along the axis."""
+    height, width = tensor.sides
+    if axis == 0:
+        return int(hashed(rows(at, at + 1)[:, positions(width)])[0])
+    return int(hashed(np.array([[rows(row, row + 1)[0, at] for row in map(int, positions(height))]]))[0])
 
 
 def _named(how: str, fold: str) -> str:
     return f"{how}, {fold}" if fold else how
 
 
-def _places(small: Any, large: Any) -> Iterator[tuple[int, int]]:
-    """The axis along which, and the row or column from which, ``large`` holds all of ``small``."""
-    if small.ndim != large.ndim:
-        return
-    if small.ndim == 1:
-        small, large = small[:, None], large[:, None]
-    for axis in (0, 1):
-        own, other = (small, large) if axis == 0 else (small.T, large.T)
-        if own.shape[1] == other.shape[1] and 0 < len(own) < len(other):
-            yield from ((axis, at) for at in _offsets(own, other))
-
-
-def _offsets(small: Any, large: Any) -> Iterator[int]:
-    """The rows from which ``large`` holds ``small``, none of them within an earlier one's stretch."""
-    columns, end = small.shape[1], 0
-    sampled = np.unique(np.linspace(0, columns - 1, min(_SAMPLES, columns)).astype(np.int64))
-    likely = (large[: len(large) - len(small) + 1, sampled] == small[0, sampled]).all(axis=1)
-    for at in map(int, np.flatnonzero(likely)):
-        if at >= end and _equal(small, large[at : at + len(small)]):
-            end = at + len(small)
-            yield at
-
-
-def _equal(one: Any, other: Any) -> bool:
-    step = max(_BLOCK // one.shape[1], 1)
-    return all(np.array_equal(one[at : at + step], other[at : at + step]) for at in range(0, len(one), step))
+def _equal(rows: Rows, wanted: Any) -> bool:
+    """Whether the rows are, bit for bit, those of ``wanted``."""
+    step = max(_BLOCK // wanted.shape[1], 1)
+    return all(
+        np.array_equal(rows(at, min(at + step, len(wanted))), wanted[at : at + step])
+        for at in range(0, len(wanted), step)
+    )
 
 
 def _covers(stretches: Iterable[tuple[int, int]], length: int) -> bool:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.errors import UnreadableError
+from tieconv.formats.onnx_external import External, byte_range
 from tieconv.reference.packages import need
-from tieconv.sources.local import open_regular
+from tieconv.sources.local import FileSet, open_files, open_regular
 from tieconv.text import shown
 
 _PURPOSE = "reading an ONNX graph"
@@ -57,7 +58,11 @@ class Graph:
 
 
 def read_graph(path: str) -> Graph:
-    """The graph at ``path``; `UnreadableError` where it is none or its weights are not beside it."""
+    """The graph at ``path``.
+
+    Raises `UnreadableError` where it is none or its data ends early, `UnsafePathError` where its data lies elsewhere
+    or is a link.
+    """
     need("onnx", "onnx", _PURPOSE)
     ir = need("onnx_ir", "onnx", _PURPOSE)
     root = os.path.dirname(os.path.abspath(path))
@@ -69,7 +74,8 @@ def read_graph(path: str) -> Graph:
         told = f"{shown(path)} is not an ONNX graph: {shown(error)}"
         raise UnreadableError(told, "check the path", "onnx.malformed") from error
     graph = model.graph
-    weights = tuple(_weights(ir, model, root))
+    with open_files(root) as files:
+        weights = tuple(_weights(ir, model, path, files))
     return Graph(
         path,
         int(graph.opset_imports.get("", 0)),
@@ -85,15 +91,17 @@ def _value(value: Any) -> Value:
     return Value(str(value.name), "" if value.dtype is None else value.dtype.name, shape)
 
 
-def _weights(ir: Any, model: Any, root: str) -> Iterator[Initializer]:
+def _weights(ir: Any, model: Any, path: str, files: FileSet) -> Iterator[Initializer]:
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if value.const_value is None:
                 raise UnreadableError(f"{shown(name)} has no value in the graph", "export it again", "onnx.malformed")
-            yield _initializer(ir, name, value.const_value, root)
-    for node in model.graph.all_nodes():
-        if node.op_type == "Constant" and "value" in node.attributes and node.outputs:
-            yield _initializer(ir, str(node.outputs[0].name), node.attributes["value"].as_tensor(), root)
+            yield _initializer(ir, name, value.const_value, path, files)
+    for holder in (model.graph, *model.functions.values()):
+        for node in holder.all_nodes():
+            tensor = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
+            if tensor is not None:
+                yield _initializer(ir, str(node.outputs[0].name), tensor, path, files)
 
 
 def _side(side: Any) -> int | str | None:
@@ -104,26 +112,14 @@ def _side(side: Any) -> int | str | None:
     return int(symbol) if isinstance(symbol, str) and symbol.isdecimal() else symbol
 
 
-def _initializer(ir: Any, name: str, tensor: Any, root: str) -> Initializer:
+def _initializer(ir: Any, name: str, tensor: Any, path: str, files: FileSet) -> Initializer:
+    """A weight; its data, where it lies outside the graph, must lie where graphs may have theirs."""
     if isinstance(tensor, ir.ExternalTensor):
-        _check_place(tensor, name, root)
+        length = "" if tensor.length is None else str(tensor.length)
+        entries = {"location": os.fspath(tensor.location), "offset": str(tensor.offset or 0), "length": length}
+        byte_range(
+            External(os.path.basename(path), name, entries, int(tensor.nbytes)),
+            os.path.dirname(os.path.abspath(path)),
+            files,
+        )
     return Initializer(name, tensor.dtype.name, tuple(map(int, tensor.shape)), int(tensor.nbytes), tensor)
-
-
-def _check_place(tensor: Any, name: str, root: str) -> None:
-    """External data must lie in the graph's own directory, in a regular file that is long enough."""
-    location = os.fspath(tensor.location)
-    path = os.path.join(root, location)
-    if os.path.isabs(location) or not os.path.normpath(path).startswith(root + os.sep):
-        raise UnsafePathError(
-            f"{shown(name)}: its data file {shown(location)} lies outside the graph's directory",
-            "export the graph again, with its data beside it",
-            "onnx.outside",
-        )
-    descriptor = open_regular(path, root)
-    size = os.fstat(descriptor).st_size
-    os.close(descriptor)
-    if (tensor.offset or 0) + tensor.nbytes > size:
-        raise UnreadableError(
-            f"{shown(location)} ends within the tensor {shown(name)}", "copy the data file again", "onnx.short"
-        )

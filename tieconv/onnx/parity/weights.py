@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from tieconv.checkpoint.parity import Identity, Lost
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.views import readable
-from tieconv.onnx.parity.blocks import Forms, Weight, find_blocks
+from tieconv.onnx.parity.blocks import Rows, Tensor, Weight, find_blocks
 from tieconv.onnx.parity.folds import Fold
 from tieconv.onnx.parity.reading import DTYPES, Graph, Initializer
 
@@ -117,17 +118,20 @@ class _Search:
                     if _fits(place, record) and self._equal(record, place, precision, fold):
                         yield place, fold
 
-    def forms(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Forms:
-        """The whole tensor as a weight of some type would hold it, plain and folded."""
+    def whole(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Tensor:
+        """The tensor as a weight of some type would hold it, plain and folded, read as far as it is looked at."""
+        columns = record.shape[1] if len(record.shape) == 2 else 1
+        width = columns * (record.nbytes // max(record.elements, 1))
 
-        def read(dtype: str) -> Iterator[tuple[str, Any]]:
-            raw = bytearray(record.nbytes)
-            self.reader.read_into(record.range, 0, memoryview(raw))
-            for fold in folds:
-                cast = fold.apply(_cast(_tensor(raw, record), precision, dtype, fold))
-                yield fold.name, _bits(cast, dtype).reshape(record.shape)
+        def rows(dtype: str, fold: Fold, first: int, last: int) -> Any:
+            raw = bytearray((last - first) * width)
+            self.reader.read_into(record.range, first * width, memoryview(raw))
+            return _bits(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype).reshape(-1, columns)
 
-        return read
+        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
+            return ((fold.name, partial(rows, dtype, fold)) for fold in folds)
+
+        return Tensor(record.shape, forms)
 
     def _sample(self, record: TensorRecord) -> torch.Tensor:
         width = record.nbytes // max(record.elements, 1)
@@ -208,16 +212,18 @@ def weight_identity(
             lost.append(_lost(record, "no initializer holds these bytes"))
         if record.name == embedding:
             copies = len({place.weight.name for place, _ in found})
-    absent = {entry.name for entry in lost}
+    matrices = {record.name: record.shape for record in floats if _is_matrix(record.shape)}
+    padded = {w.name: _shorter(w, matrices) for w in graph.weights if w.dtype in DTYPES and w.name not in search.held}
+    looked = {entry.name for entry in lost}.union(*padded.values())
     blocks = find_blocks(
-        {record.name: search.forms(record, precision, folds) for record in floats if record.name in absent},
+        {record.name: search.whole(record, precision, folds) for record in floats if record.name in looked},
         {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes},
     )
-    how.update(blocks.how.values())
-    search.held.update({name: "parts" for name in blocks.held if name not in search.held})
+    how.update(blocks.how[entry.name] for entry in lost if entry.name in blocks.how)
+    held = {name for name, shorter in padded.items() if shorter & blocks.within[name]}
+    search.held.update({name: "parts" for name in blocks.held | held if name not in search.held})
     lost = [entry for entry in lost if entry.name not in blocks.how]
     missing = {entry.name for entry in lost}
-    shapes = {record.shape for record in floats if _is_matrix(record.shape)}
     return Identity(
         tensors=len(floats),
         found=len(floats) - len(lost),
@@ -225,7 +231,7 @@ def weight_identity(
         bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
         how=dict(how),
         lost=tuple(lost),
-        unexplained=tuple(_unexplained(graph, search.held, shapes, computed)),
+        unexplained=tuple(_unexplained(graph, search.held, matrices, computed)),
         unused=tuple(unused),
         copies=copies,
     )
@@ -244,16 +250,45 @@ def _lost(record: TensorRecord, reason: str) -> Lost:
     return Lost(record.name, record.shape, record.dtype, record.nbytes, required, reason)
 
 
+def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> set[str]:
+    """The matrices that the weight would hold beside padding: one of its sides is longer, by a quarter at most."""
+    return {name for name, shape in matrices.items() if _is_longer(_sides(weight.shape), _sides(shape))}
+
+
+def _is_longer(sides: tuple[int, ...], own: tuple[int, ...]) -> bool:
+    return len(sides) == len(own) == 2 and any(
+        one == other and less < more <= less * 5 // 4
+        for (one, less) in (own, own[::-1])
+        for (other, more) in (sides, sides[::-1])
+    )
+
+
+def _like(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the weight has the sides of a matrix of the checkpoint, in either order, or its elements in a row."""
+    sides = _sides(weight.shape)
+    if len(sides) == 1:
+        return sides[0] >= REQUIRED and any(prod(shape) == sides[0] for shape in matrices.values())
+    return any(sides in (_sides(shape), _sides(shape)[::-1]) for shape in matrices.values())
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(side for side in shape if side > 1)
+
+
 def _unexplained(
-    graph: Graph, held: dict[str, str], shapes: Collection[tuple[int, ...]], computed: Collection[torch.Tensor]
+    graph: Graph,
+    held: dict[str, str],
+    matrices: Mapping[str, tuple[int, ...]],
+    computed: Collection[torch.Tensor],
 ) -> Iterator[Lost]:
-    """Float matrices of the graph that hold no tensor; one in the shape of a tensor must."""
+    """Float weights of the graph that hold no tensor: matrices, and what may be one; in the shape of one they must."""
     for weight in graph.weights:
-        if weight.dtype not in DTYPES or weight.name in held or not _is_matrix(weight.shape):
+        if weight.dtype not in DTYPES or weight.name in held:
             continue
-        if any(_is_computed(weight, tensor) for tensor in computed):
+        like = _like(weight, matrices)
+        if not (like or _is_matrix(weight.shape)) or any(_is_computed(weight, tensor) for tensor in computed):
             continue
-        same = weight.shape in shapes or tuple(reversed(weight.shape)) in shapes
+        same = like or bool(_shorter(weight, matrices))
         reason = "has the shape of a checkpoint tensor and the bytes of none" if same else "is no checkpoint tensor"
         yield Lost(weight.name, weight.shape, weight.dtype, weight.nbytes, same, reason)
 

@@ -23,10 +23,12 @@ _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 class Around:
     """A product of ``x`` times ``alpha``: what the nodes from ``before``, the first, to ``behind``, the last, compute.
 
-    ``narrow`` and ``widen`` are the casts directly before and behind it all.
+    ``rank`` is the number of axes of ``x``, ``None`` where nothing tells it. ``narrow`` and ``widen`` are the casts
+    directly before and behind it all.
     """
 
     x: ir.Value
+    rank: int | None
     alpha: float
     before: tuple[ir.Node, ...]
     behind: tuple[ir.Node, ...]
@@ -47,32 +49,36 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
     behind: list[ir.Node] = []
     assert x is not None
     # From the inside out, as the session does it: the order of the factors shows in the last bit of their product.
+    # A factor of one has no turn, since the session drops its node beforehand.
     while dtype in _NARROW:
-        first, after = _scale(_maker(x, node)), _scale(_only_user(last))
-        if first is not None:
-            x, alpha = first.of, alpha * first.factor
+        found, turn = len(before) + len(behind), alpha
+        while alpha == turn and (first := _scale(_maker(x, node), alpha)) is not None:
+            x, alpha = first.of, first.alpha
             before.insert(0, first.node)
-        if after is not None:
-            last, alpha = after.node, alpha * after.factor
+        turn = alpha
+        while alpha == turn and (after := _scale(_only_user(last), alpha)) is not None:
+            last, alpha = after.node, after.alpha
             behind.append(after.node)
-        if first is None and after is None:
+        if len(before) + len(behind) == found:
             break
-    if dtype is ir.DataType.FLOAT or (x.shape is not None and len(x.shape) == MATRIX):  # a pair of casts is left a pair
-        return Around(x, float(alpha), tuple(before), tuple(behind), None, None)
-    return Around(x, float(alpha), tuple(before), tuple(behind), _cast(_maker(x, node)), _cast(_only_user(last)))
+    narrow, widen = _cast(_maker(x, node)), _cast(_only_user(last))
+    rank = _rank(x) or (_rank(narrow.inputs[0]) if narrow is not None else None)
+    if dtype is ir.DataType.FLOAT or rank == MATRIX:  # there are no Reshapes, or no casts worth a change of places
+        narrow = widen = None
+    return Around(x, rank, float(alpha), tuple(before), tuple(behind), narrow, widen)
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """``node`` is a product of ``of`` and a constant number, ``factor``."""
+    """``node`` is a product of ``of`` and a constant number; ``alpha`` is that number times those taken before."""
 
     node: ir.Node
     of: ir.Value
-    factor: np.float32
+    alpha: np.float32
 
 
-def _scale(node: ir.Node | None) -> _Scale | None:
-    """A product or a quotient with one constant number; ``None`` for any other node."""
+def _scale(node: ir.Node | None, alpha: np.float32) -> _Scale | None:
+    """A product or a quotient with one constant number, which ``alpha`` can take in; ``None`` for any other node."""
     if node is None or not is_standard(node, "Mul", "Div"):
         return None
     for index in (1,) if node.op_type == "Div" else (0, 1):
@@ -80,8 +86,8 @@ def _scale(node: ir.Node | None) -> _Scale | None:
         number = _number(node.inputs[index], other)
         if number is not None and other is not None:
             with np.errstate(all="ignore"):
-                factor = np.float32(1) / number if node.op_type == "Div" else number
-            return _Scale(node, other, factor) if factor and isfinite(factor) else None
+                whole = alpha * (np.float32(1) / number if node.op_type == "Div" else number)
+            return _Scale(node, other, whole) if whole and isfinite(whole) else None
     return None
 
 
@@ -90,8 +96,12 @@ def _number(value: ir.Value | None, other: ir.Value | None) -> np.float32 | None
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size != 1:
         return None
-    rank = 1 if other is None or other.shape is None else max(1, len(other.shape))
+    rank = max(1, _rank(other) or 1)
     return np.float32(tensor.numpy().reshape(-1)[0]) if len(tensor.shape) <= rank else None
+
+
+def _rank(value: ir.Value | None) -> int | None:
+    return None if value is None or value.shape is None else len(value.shape)
 
 
 def _maker(value: ir.Value, node: ir.Node) -> ir.Node | None:

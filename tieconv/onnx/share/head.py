@@ -8,10 +8,11 @@ from tieconv.checkpoint.graph import HeadForm
 from tieconv.onnx.graph import sides
 from tieconv.onnx.share.around import Around, around, drop, drop_unread
 from tieconv.onnx.share.interface import Names, Target, constant, dtype_of, replace
-from tieconv.onnx.share.uses import Use, is_standard
+from tieconv.onnx.share.uses import MATRIX, Use, is_standard
 
 MICROSOFT = "com.microsoft"
-_FUSED_TYPES = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")
+_FLOATS = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")
+"""What Gemm and FusedMatMul compute in: the standard's Gemm of integers has no kernel anywhere."""
 ALLOWZERO = 14
 """The first opset whose Reshape can keep an axis of length 0."""
 SHAPE_END = 15
@@ -32,8 +33,10 @@ class MatMulHead:
             return "a MatMul has it on its left" if use.flipped else ""
         if not use.flipped or target.form is HeadForm.TRANSPOSE:
             return ""
+        if target.dtype.name not in _FLOATS:
+            return f"no {'FusedMatMul' if target.form is HeadForm.FUSED else 'Gemm'} computes in {target.dtype.name}"
         if target.form is HeadForm.FUSED:
-            return "" if target.dtype.name in _FUSED_TYPES else f"FusedMatMul does not compute in {target.dtype.name}"
+            return ""
         if target.opset < ALLOWZERO and _rank(use.node.inputs[0]) != 2:
             return f"in opset {target.opset} a Reshape around Gemm would lose empty batches: use --head-form fused"
         return ""
@@ -105,7 +108,7 @@ def _product(node: ir.Node, found: Around, value: ir.Value, target: Target) -> l
     attributes = {"transB": 1} | ({} if found.alpha == 1 else {"alpha": found.alpha})
     x = found.x if found.narrow is None else found.narrow.inputs[0]
     assert x is not None and value.shape is not None
-    if _rank(x) == 2:
+    if found.rank == MATRIX:
         return [ir.node("Gemm", [x, value], attributes)]
     vocabulary, hidden = sides(value.shape)
     flat = ir.node("Reshape", [x, constant(node, [-1, hidden], target.names, "rows")])
