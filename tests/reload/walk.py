@@ -76,7 +76,7 @@ STEPS = (
     Step("retie, heads differ", (DISTINCT,), lambda path, _: tieconv.plan_retie(path)),
 )
 _TENSOR = re.compile(r"\b(?:\w+\.)+\w*[A-Za-z_]\w*\b|\b\w+_(?:bias|weight|head)\b")
-_NUMBER = re.compile(r"\d+ rows of \d+ differ, by up to [\d.e-]+")
+_NUMBER = re.compile(r"they differ in (?:rows? [\d–, ]+ of [\d,]+|[\d,]+ of [\d,]+ rows), by at most [\d.e+-]+")
 VERBS = tuple(step.verb for step in STEPS)
 
 
