@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
+from typing import Any
 
 from tieconv.version import VERSION
 
@@ -172,9 +174,44 @@ class Parity:
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.parity/1`."""
-        from tieconv.checkpoint.parity_document import document
-
-        return {"schema": PARITY_SCHEMA, "tieconv": VERSION, **document(self)}
+        return {"schema": PARITY_SCHEMA, "tieconv": VERSION, **_document(self)}
 
     def __str__(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def _document(report: Parity) -> dict[str, object]:
+    """Everything but the schema's id."""
+    identity = report.identity
+    return {
+        "verdict": str(report.verdict),
+        "reason": report.reason or None,
+        "hint": report.hint or None,
+        "graph": report.graph,
+        "model": report.model,
+        "provider": plain(report.provider),
+        "structure": plain(report.structure),
+        "weights": None if identity is None else {"proved": identity.proved, **plain(identity)},
+        "gates": plain(report.gates),
+        "cases": plain(report.cases),
+        "metrics": plain(report.metrics),
+        "histograms": plain(report.histograms),
+    }
+
+
+def _top1(figures: Any) -> float:
+    return float(figures.top1)
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses as objects, tuples as arrays, infinities and NaN as null."""
+    if is_dataclass(value):
+        made: dict[str, Any] = {entry.name: plain(getattr(value, entry.name)) for entry in fields(value)}
+        return made | {"top1": _top1(value)} if "flips" in made else made
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
