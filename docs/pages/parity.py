@@ -64,6 +64,8 @@ left out; small vectors that an exporter folded away are listed and judged by th
 **Inputs** are told from name, type and axes: `input_ids`, `attention_mask`, `position_ids`, `token_type_ids`,
 `decoder_input_ids`, and caches as transformers (`input.past_key_values.layers.0.keys`), optimum and onnxruntime-genai
 (`past_key_values.0.key` → `present.0.key`) name them. Anything else is an error that names the input.
+Graphs of onnxruntime-genai fail `structure`: the width of their cache is open, and after the first pass they take one
+sequence, without padding.
 
 ## Providers
 
