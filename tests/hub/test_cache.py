@@ -59,6 +59,22 @@ def test_offline_without_the_model(hub: Hub, tieconv: Run) -> None:
     assert hub.requests == []
 
 
+def test_offline_with_a_part_of_the_model(hub: Hub, tieconv: Run, python: Run, tmp_path: Path) -> None:
+    """A shard that was never fetched is to be fetched; the index is in order."""
+    hub.add("org/m", sharded(tmp_path / "m", shards=2))
+    got = python(
+        "from huggingface_hub import hf_hub_download as get\n"
+        "for name in ('config.json', 'model.safetensors.index.json', 'model-00001-of-00002.safetensors'):\n"
+        "    get('org/m', name)"
+    )
+    assert got.returncode == 0, got.stderr
+    for words in (("inspect", "hf://org/m"), ("retie", "hf://org/m", "-o", "out")):
+        result = tieconv(*words, HF_HUB_OFFLINE="1")
+        assert result.returncode == 2 and "hf://org/m is not complete in the local cache" in result.stderr
+        assert "hint: unset HF_HUB_OFFLINE, or fetch the rest first: hf download org/m" in result.stderr
+        assert "reindex" not in result.stderr
+
+
 def test_cached_files_are_not_fetched(cached: Path, hub: Hub, tieconv: Run) -> None:
     """Online the commit is asked for; files that the cache has are read there, and then proofs cost nothing."""
     result = tieconv("inspect", "hf://org/m", "--json")
