@@ -114,6 +114,25 @@ def test_repair_leaves_the_cache_as_it_was(cached: Path, hub: Hub, tieconv: Run,
     assert tieconv("retie", "hf://org/m", "-o", tmp_path / "again", HF_HUB_OFFLINE="1").returncode == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("inspect",), ("check", "--depth", "full"), ("diff", "hf://org/m"), ("analyze",),
+     ("untie", "--keep-flag", "-o", "out"), ("retie", "-o", "out"), ("set-tie", "false", "-o", "out"),
+     ("dedup", "-o", "out"), ("bias", "zero", "-o", "out"), ("convert", "--to", "torch", "-o", "out"), ("untie", "--keep-flag", "--in-place")],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_no_verb_writes_into_the_cache(words: tuple[str, ...], offline: str, cached: Path, tieconv: Run) -> None:
+    """Blobs are shared between repositories: their bytes, times and links stay, whatever is done."""
+    before = {name: found for name, found in contents(cached).items() if "/blobs/" in name or "/snapshots/" in name}
+    assert len(before) >= 4
+    links = {path: path.stat().st_nlink for path in cached.rglob("blobs/*")}
+    result = tieconv(*words, "hf://org/m", HF_HUB_OFFLINE=offline)
+    assert result.returncode == (2 if "--in-place" in words else 1 if "check" in words else 0), result.stderr
+    assert {name: found for name, found in contents(cached).items() if name in before} == before
+    assert {path: path.stat().st_nlink for path in links} == links
+
+
 def test_reindex(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     """An index that is missing on the Hub is rebuilt."""
     sharded(tmp_path / "m", shards=3)

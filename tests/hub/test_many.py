@@ -77,6 +77,14 @@ def test_filters(org: Hub, tieconv: Run) -> None:
     assert "stands for no model" in tieconv("check", "hf://nobody/*").stderr
 
 
+def test_models_of_another_owner() -> None:
+    """A listing that names models of somebody else is not followed there."""
+    from tieconv.sources.hub_models import _matching
+
+    assert list(_matching(iter(["org/a", "other/a", "orga"]), "org", "*")) == ["hf://org/a"]
+    assert list(_matching(iter(["other/a"]), "org", "*")) == []
+
+
 def test_resume(org: Hub, tieconv: Run, tmp_path: Path) -> None:
     """A run file keeps what was found; the next run reads only what is missing or failed, and says the same."""
     run = tmp_path / "run.jsonl"

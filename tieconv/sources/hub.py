@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("datasets/", "spaces/", "buckets/")
 """What else there is on the Hub beside models."""
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}")
 _NAMED = re.compile(
