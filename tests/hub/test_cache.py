@@ -118,7 +118,8 @@ def test_repair_leaves_the_cache_as_it_was(cached: Path, hub: Hub, tieconv: Run,
     "words",
     [("inspect",), ("check", "--depth", "full"), ("diff", "hf://org/m"), ("analyze",),
      ("untie", "--keep-flag", "-o", "out"), ("retie", "-o", "out"), ("set-tie", "false", "-o", "out"),
-     ("dedup", "-o", "out"), ("bias", "zero", "-o", "out"), ("convert", "--to", "torch", "-o", "out"), ("untie", "--keep-flag", "--in-place")],
+     ("dedup", "-o", "out"), ("bias", "zero", "-o", "out"), ("convert", "--to", "torch", "-o", "out"),
+     ("untie", "--keep-flag", "--in-place")],
     ids=" ".join,
 )  # fmt: skip
 @pytest.mark.parametrize("offline", ["0", "1"])
