@@ -572,8 +572,8 @@ def analyze(
 
     words = _words(text)
     refuse_graphs(path)
-    listing = locate(str(_on_disk(path)))
-    against, second = (None if other is None else _on_disk(other) for other in (against, second))
+    listing = locate(str(_on_disk(path, True)))
+    against, second = (None if other is None else _on_disk(other, True) for other in (against, second))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)

@@ -59,6 +59,22 @@ def test_offline_without_the_model(hub: Hub, tieconv: Run) -> None:
     assert hub.requests == []
 
 
+def test_offline_with_a_part_of_the_model(hub: Hub, tieconv: Run, python: Run, tmp_path: Path) -> None:
+    """A shard that was never fetched is to be fetched; the index is in order."""
+    hub.add("org/m", sharded(tmp_path / "m", shards=2))
+    got = python(
+        "from huggingface_hub import hf_hub_download as get\n"
+        "for name in ('config.json', 'model.safetensors.index.json', 'model-00001-of-00002.safetensors'):\n"
+        "    get('org/m', name)"
+    )
+    assert got.returncode == 0, got.stderr
+    for words in (("inspect", "hf://org/m"), ("retie", "hf://org/m", "-o", "out")):
+        result = tieconv(*words, HF_HUB_OFFLINE="1")
+        assert result.returncode == 2 and "hf://org/m is not complete in the local cache" in result.stderr
+        assert "hint: unset HF_HUB_OFFLINE, or fetch the rest first: hf download org/m" in result.stderr
+        assert "reindex" not in result.stderr
+
+
 def test_cached_files_are_not_fetched(cached: Path, hub: Hub, tieconv: Run) -> None:
     """Online the commit is asked for; files that the cache has are read there, and then proofs cost nothing."""
     result = tieconv("inspect", "hf://org/m", "--json")
@@ -96,6 +112,26 @@ def test_repair_leaves_the_cache_as_it_was(cached: Path, hub: Hub, tieconv: Run,
     assert {name: after[name] for name in before} == before
     assert not [one for one in hub.requests if one.server == "storage"]
     assert tieconv("retie", "hf://org/m", "-o", tmp_path / "again", HF_HUB_OFFLINE="1").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("inspect",), ("check", "--depth", "full"), ("diff", "hf://org/m"), ("analyze",),
+     ("untie", "--keep-flag", "-o", "out"), ("retie", "-o", "out"), ("set-tie", "false", "-o", "out"),
+     ("dedup", "-o", "out"), ("bias", "zero", "-o", "out"), ("convert", "--to", "torch", "-o", "out"),
+     ("untie", "--keep-flag", "--in-place")],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("offline", ["0", "1"])
+def test_no_verb_writes_into_the_cache(words: tuple[str, ...], offline: str, cached: Path, tieconv: Run) -> None:
+    """Blobs are shared between repositories: their bytes, times and links stay, whatever is done."""
+    before = {name: found for name, found in contents(cached).items() if "/blobs/" in name or "/snapshots/" in name}
+    assert len(before) >= 4
+    links = {path: path.stat().st_nlink for path in cached.rglob("blobs/*")}
+    result = tieconv(*words, "hf://org/m", HF_HUB_OFFLINE=offline)
+    assert result.returncode == (2 if "--in-place" in words else 1 if "check" in words else 0), result.stderr
+    assert {name: found for name, found in contents(cached).items() if name in before} == before
+    assert {path: path.stat().st_nlink for path in links} == links
 
 
 def test_reindex(hub: Hub, tieconv: Run, tmp_path: Path) -> None:

@@ -162,6 +162,13 @@ def test_listing_that_leads_elsewhere(name: str, hub: Hub, tieconv: Run, models:
     assert "no path inside a repository" in refused(tieconv("inspect", "hf://org/m"))[0]
 
 
+@pytest.mark.parametrize("commit", ["", "main", "A" * 40, "../" * 13 + "x"])
+def test_listing_without_a_commit(commit: str, hub: Hub, tieconv: Run, models: Path) -> None:
+    """What names no commit names none: it becomes part of addresses, and of paths in the cache."""
+    hub.add("org/m", models / "llama-tied").commit = commit
+    assert "names no commit" in refused(tieconv("inspect", "hf://org/m"))[0]
+
+
 def test_malformed_weights(hub: Hub, tieconv: Run, tmp_path: Path) -> None:
     """A header is held to the same rules as a local one."""
     sharded(tmp_path / "m")

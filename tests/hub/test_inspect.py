@@ -332,6 +332,16 @@ def test_without_huggingface_hub(hub: Hub, tieconv: Run, tmp_path: Path) -> None
     assert "hint: pip install 'tieconv[hub]'" in result.stderr.splitlines()
 
 
+def test_names_that_the_hub_takes(hub: Hub, tieconv: Run, models: Path) -> None:
+    """A name may begin and end with an underscore; who pastes the address of a page is told how to write it."""
+    hub.add("_org/_m_", models / "llama-tied")
+    assert tieconv("inspect", "hf://_org/_m_", "--depth", "header").returncode == 0
+    hub.requests.clear()
+    for page in ("https://huggingface.co/org/m", "https://huggingface.co/org/m/tree/main?x=1", "https://hf.co/org/m"):
+        assert tieconv("inspect", page).stderr.endswith("hint: for the model on the Hub write hf://org/m\n")
+    assert hub.requests == []
+
+
 @pytest.mark.parametrize(
     "name",
     ["hf://", "hf://org", "hf://org/", "hf://datasets/org/name", "hf://org/..", "hf://org/a--b", "hf://o/n@", "hf://o/n@../x",

@@ -41,6 +41,27 @@ def test_each_model_is_a_row(org: Hub, tieconv: Run) -> None:
     assert [model["failure"] is None for model in told] == [True, True, False, True, False]
 
 
+def test_what_was_not_compared(org: Hub, tieconv: Run) -> None:
+    """By samples a broken tie may pass; then the gate says that it was not compared, and what compares it."""
+    result = tieconv("check", "hf://org/*")
+    rows = {row.split()[0]: row for row in result.stdout.rpartition("\n\n")[2].splitlines()}
+    assert " unread " in rows["hf://org/diverged"] and " ok " in rows["hf://org/tied"]
+    [note] = [line for line in result.stderr.splitlines() if line.startswith("note:")]
+    assert "lm_head.weight of hf://org/diverged" in note and "--depth full" in note
+    [model] = json.loads(tieconv("check", "hf://org/diverged", "--format", "json").stdout)["models"]
+    assert model["unread"] == ["lm_head.weight"]
+    whole = tieconv("check", "hf://org/diverged", "--depth", "full", "--format", "json")
+    assert whole.returncode == 1 and json.loads(whole.stdout)["models"][0]["unread"] == []
+    assert "note:" not in whole.stderr
+
+
+def test_resumed_unread(org: Hub, tieconv: Run) -> None:
+    """What a run file keeps says so too."""
+    words = ("check", "hf://org/div*", "--resume", "run.jsonl")
+    first, second = tieconv(*words), tieconv(*words)
+    assert second.stdout == first.stdout and "unread" in second.stdout and "--depth full" in second.stderr
+
+
 def test_filters(org: Hub, tieconv: Run) -> None:
     """By task, by name and by number."""
 
@@ -54,6 +75,14 @@ def test_filters(org: Hub, tieconv: Run) -> None:
     assert sources("hf://org/?i*", "--limit", "1", "hf://other/tied") == ["hf://org/tied", "hf://other/tied"]
     assert tieconv("check", "hf://org/tied", "--limit", "2").returncode == 2
     assert "stands for no model" in tieconv("check", "hf://nobody/*").stderr
+
+
+def test_models_of_another_owner() -> None:
+    """A listing that names models of somebody else is not followed there."""
+    from tieconv.sources.hub_models import _matching
+
+    assert list(_matching(iter(["org/a", "other/a", "orga"]), "org", "*")) == ["hf://org/a"]
+    assert list(_matching(iter(["other/a"]), "org", "*")) == []
 
 
 def test_resume(org: Hub, tieconv: Run, tmp_path: Path) -> None:

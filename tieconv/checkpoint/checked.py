@@ -76,7 +76,8 @@ class Fix:
 class CheckedModel:
     """One model: its findings, the worst first, or why there are none to give.
 
-    ``fixes`` is what `--fix` did or left, in its order, ``output`` where the fixed model now is.
+    ``fixes`` is what `--fix` did or left, in its order, ``output`` where the fixed model now is, ``unread`` the
+    tied names of which too little was read to say whether they are equal.
     """
 
     source: str
@@ -84,6 +85,7 @@ class CheckedModel:
     failure: Failure | None = None
     fixes: tuple[Fix, ...] = ()
     output: str | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def open(self) -> Iterator[CheckedFinding]:
@@ -95,7 +97,7 @@ class CheckedModel:
 class CheckReport(Printed):
     """The answer of `tieconv check`.
 
-    ``notes`` are about settings and the baseline, not about a model; ``rules`` are the codes of the rules that were
+    ``notes`` are about settings, the baseline and what was not read; ``rules`` are the codes of the rules that were
     applied, empty for every rule.
     """
 
@@ -148,4 +150,5 @@ class CheckReport(Printed):
             "findings": [entry.to_dict() for entry in model.findings],
             "fixes": [fix.to_dict() for fix in model.fixes],
             "output": model.output,
+            "unread": list(model.unread),
         }

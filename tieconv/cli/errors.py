@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from tieconv.errors import TieconvError
+from tieconv.sources.threads import anything_waits
 from tieconv.text import shown
 
 _BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
@@ -26,6 +27,9 @@ class ErrorBoundary(click.Group):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
+            if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
+                sys.stdout.flush()
+                os._exit(130)
             sys.exit(130)
         except BrokenPipeError:
             # The reader went away (`| head`): quietly, and without a second error from the closing flush.

@@ -66,6 +66,7 @@ class Policy:
         read = {place: model for place, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # where nothing was compared, nothing is known to be gone
             yield from self._unused(read)
+            yield from _uncompared(read)
         fixed = sum(self._fixed(place, model) for place, model in read.items())
         if fixed and self.baseline:
             entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
@@ -131,3 +132,12 @@ class Policy:
                 if deeper or entry.model not in checked or not self._looked_for(entry.rule)
             )
         return baselines.render(depth, (kept | now).elements())
+
+
+def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
+    """That no finding says little of models of which samples were read: what was not compared, and what compares it."""
+    found = [model for model in read.values() if model.unread]
+    if found:
+        more = f" and of {count(len(found) - 1, 'more model')}" if found[1:] else ""
+        names = ", ".join(shown(name) for name in found[0].unread[:3])
+        yield f"{names} of {shown(found[0].source)}{more}: equal or not was not read; --depth full compares every byte"

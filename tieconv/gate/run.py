@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Failure
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.errors import DestinationError, RefusedError, TieconvError
 from tieconv.gate.jobs import each
 from tieconv.gate.place import file_of
@@ -43,8 +43,15 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
             path, failure=Failure(f"{shown(path)}: unexpected {type(error).__name__}: {shown(error)}", _BUG)
         )
     return CheckedModel(
-        path, tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings)
+        path,
+        tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
+        unread=_unread(inspection),
     )
+
+
+def _unread(inspection: Inspection) -> tuple[str, ...]:
+    """The tied names that nobody can call sound: too little of them was read."""
+    return tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD)
 
 
 def _models_below(path: str, error: TieconvError) -> str:

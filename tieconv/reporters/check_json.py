@@ -40,7 +40,14 @@ def _model_of(given: dict[str, Any]) -> CheckedModel:
     reason = Failure(_text(failure["message"]), _text(failure["hint"])) if failure else None
     fixes = tuple(Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in given["fixes"])
     output = None if given["output"] is None else _text(given["output"])
-    return CheckedModel(_text(given["source"]), tuple(map(_finding_of, given["findings"])), reason, fixes, output)
+    return CheckedModel(
+        _text(given["source"]),
+        tuple(map(_finding_of, given["findings"])),
+        reason,
+        fixes,
+        output,
+        _texts(given.get("unread", [])),
+    )
 
 
 def _finding_of(given: dict[str, Any]) -> CheckedFinding:

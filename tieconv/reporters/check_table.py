@@ -24,4 +24,5 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
     found = view.levels(model.open)
     rules = ", ".join(dict.fromkeys(entry.finding.rule for entry in model.open))
     counts = (str(found[level]) for level in (Level.ERROR, Level.WARNING, Level.NOTE))
-    return name, "failed" if report.fails(model) else "ok", *counts, rules
+    verdict = "failed" if report.fails(model) else "unread" if model.unread else "ok"
+    return name, verdict, *counts, rules

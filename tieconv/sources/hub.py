@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KINDS = ("datasets/", "spaces/", "buckets/")
 """What else there is on the Hub beside models."""
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_PART = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
 _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/+-]{0,199}")
 _NAMED = re.compile(
@@ -136,6 +136,21 @@ def fetch(listing: Listing, names: Iterable[str]) -> str:
 
 
 @contextmanager
+def _complete(place: Place) -> Iterator[None]:
+    """Within it a shard that is not there was not fetched: an index is not to be rebuilt without it."""
+    try:
+        yield
+    except UnreadableError as error:
+        if error.code != "index.absent-shard":
+            raise
+        revision = f" --revision {shell_word(place.revision)}" if place.revision else ""
+        hint = f"unset HF_HUB_OFFLINE, or fetch the rest first: hf download {shell_word(place.repo)}{revision}"
+        raise UnreadableError(
+            f"{place} is not complete in the local cache: {error.message}", hint, error.code
+        ) from None
+
+
+@contextmanager
 def open_model(
     source: str, tick: Tick | None = None, *, proving: bool = False
 ) -> Iterator[tuple[Listing, HubFiles | FileSet, str]]:
@@ -153,7 +168,7 @@ def open_model(
         from tieconv.sources.local import open_files
 
         listing, commit = hub_cache.locate_cached(source, place)
-        with open_files(listing.root) as cached:
+        with open_files(listing.root) as cached, _complete(place):
             yield listing, cached, commit
         return
     from tieconv.sources.hub_files import HubFiles

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.file_download import repo_folder_name
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import UnreadableError
-from tieconv.sources.hub import Place
+from tieconv.sources import is_hub
+from tieconv.sources.hub import Place, parse
 from tieconv.sources.hub_errors import Transport, translate
+from tieconv.sources.hub_manners import transferring
 from tieconv.sources.local import locate
+from tieconv.sources.threads import interruptible
 from tieconv.text import shell_word, shown
 from tieconv.version import VERSION
 
@@ -71,33 +72,32 @@ def fetch(listing: Listing, place: Place, names: Iterable[str]) -> str:
     """The model in the cache, the files ``names`` of it fetched there. Raises `UnreadableError`."""
     inside = place.path if listing.named is None else os.path.dirname(place.path)
     wanted = [_literal(os.path.join(inside, name)) for name in names]
-    with bars():
-        try:
-            root = snapshot_download(
-                place.repo,
-                revision=place.revision,
-                allow_patterns=wanted,
-                library_name="tieconv",
-                library_version=VERSION,
+    what = shown(listing.source)
+    try:
+        with transferring(what):
+            root = interruptible(
+                partial(
+                    snapshot_download,
+                    place.repo,
+                    revision=place.revision,
+                    allow_patterns=wanted,
+                    library_name="tieconv",
+                    library_version=VERSION,
+                )
             )
-        except Transport as error:
-            raise translate(error, shown(listing.source)) from None
+    except Transport as error:
+        raise translate(error, what) from None
+    _guard_commit(listing, root, what)
     return os.path.join(root, place.path) if place.path else str(root)
+
+
+def _guard_commit(listing: Listing, root: str, what: str) -> None:
+    """Raise where the branch has moved since ``listing`` was made: its names may not be those of the new commit."""
+    listed = parse(listing.root).revision if is_hub(listing.root) else None
+    if listed is not None and os.path.basename(root) != listed:
+        raise UnreadableError(f"{what} has moved on since it was listed", "try again", "hub.moved")
 
 
 def _literal(name: str) -> str:
     """A pattern that fits the name alone."""
     return re.sub(r"([*?\[])", r"[\1]", name)
-
-
-@contextmanager
-def bars() -> Iterator[None]:
-    """Within it, huggingface_hub's progress bars on a terminal only."""
-    hide = not sys.stderr.isatty() and not are_progress_bars_disabled()
-    if hide:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if hide:
-            enable_progress_bars()

@@ -17,7 +17,7 @@ from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
 from tieconv.errors import UnreadableError
-from tieconv.sources.hub_errors import Transport, retry_after, retryable, translate
+from tieconv.sources.hub_errors import LONGEST_WAIT, Transport, retry_after, retryable, translate
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -27,8 +27,6 @@ ATTEMPTS = 5
 """Requests for one thing before it is given up."""
 FORGIVEN = 8 << 20
 """Bytes that make up for one failure of a long answer."""
-LONGEST_WAIT = 60.0
-"""Seconds that a server may ask us to wait; who asks for more is told to the user instead."""
 FIRST_PAUSE, SPREAD = 0.3, 0.25
 """Seconds before the second request for a thing, doubled before each further one; up to SPREAD more are added."""
 CHUNK = 64 * 1024
@@ -81,7 +79,7 @@ class Client:
 
 def again(error: Exception, attempt: int, what: str) -> None:
     """Wait before the next attempt, as long as the server asks; raise where there is to be none."""
-    asked = retry_after(error)
+    asked = retry_after(getattr(error, "response", None))
     if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
         raise translate(error, what, attempt) from None  # the cause's text may hold a signed address
     pause = asked if asked is not None else FIRST_PAUSE * 2 ** (attempt - 1)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from huggingface_hub.errors import (
     DisabledRepoError,
     EntryNotFoundError,
@@ -13,6 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import parse_ratelimit_headers
 
 from tieconv.errors import UnreadableError
 from tieconv.text import count
@@ -20,6 +24,8 @@ from tieconv.text import count
 Transport = (HTTPError, OSError, ValueError)
 """What huggingface_hub and the client below it raise; a `ValueError` is an answer that is no JSON."""
 
+LONGEST_WAIT = 60.0
+"""Seconds that a server may ask us to wait; who asks for more is told to the user instead."""
 _BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOGIN = "log in with an account that may read it: hf auth login"
 
@@ -41,11 +47,22 @@ def retryable(error: BaseException) -> bool:
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
 
 
-def retry_after(error: BaseException) -> float | None:
-    """The seconds that the server asks to wait; ``None`` where it does not say."""
-    headers = getattr(getattr(error, "response", None), "headers", None)
-    given = str(headers.get("Retry-After", "")).strip() if headers is not None else ""
-    return float(given) if given.isascii() and given.isdigit() and len(given) < 9 else None
+def retry_after(response: Any) -> float | None:
+    """The seconds that an answer asks to wait, in either of the Hub's ways; ``None`` where it does not say."""
+    headers = getattr(response, "headers", None)
+    if headers is None:
+        return None
+    given = str(headers.get("Retry-After", "")).strip()
+    if given.isascii() and given.isdigit() and len(given) < 9:
+        return float(given)
+    window = parse_ratelimit_headers(headers)
+    return float(window.reset_in_seconds) if window is not None and window.remaining == 0 else None
+
+
+def rate_limited(what: str, wait: float | None, tries: str = "") -> UnreadableError:
+    """The error of a server that wants no request for ``wait`` seconds."""
+    hint = f"try again in {wait:.0f} seconds" if wait else "try again later, or log in: hf auth login"
+    return UnreadableError(f"{what}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
 
 
 def translate(error: Exception, what: str, attempts: int = 1) -> UnreadableError:
@@ -62,20 +79,32 @@ def translate(error: Exception, what: str, attempts: int = 1) -> UnreadableError
     if status == 403:
         return UnreadableError(f"{what} may not be read with this login", _LOGIN, "hub.forbidden")
     if status == 429:
-        wait = retry_after(error)
-        hint = f"try again in {wait:.0f} seconds" if wait else "try again later, or log in: hf auth login"
-        return UnreadableError(f"{what}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
+        return rate_limited(what, retry_after(getattr(error, "response", None)), tries)
     if status is not None:
         return UnreadableError(f"{what}: the Hub answers HTTP {status}{tries}", "try again later", "hub.http")
     if isinstance(error, ValueError):
         return UnreadableError(
             f"{what}: the answer of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
         )
+    if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError, HTTPError)):
+        return _on_disk(error, what)
     if "timeout" in type(error).__name__.lower():
         hint = "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60"
         return UnreadableError(f"{what}: the Hub did not answer in time{tries}", hint, "hub.timeout")
     hint = "check the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses what the cache holds"
     return UnreadableError(f"{what}: the connection to the Hub failed{tries}", hint, "hub.network")
+
+
+def _on_disk(error: OSError, what: str) -> UnreadableError:
+    """What the disk refuses, or huggingface_hub after it counted the bytes of a file."""
+    if error.errno is None:
+        return UnreadableError(
+            f"{what}: what arrived is not the file that was listed", "check HF_ENDPOINT and proxies", "hub.size"
+        )
+    why = os.strerror(error.errno).lower()
+    return UnreadableError(
+        f"{what}: the local cache cannot be used: {why}", "name a directory with room: HF_HOME=DIR", "hub.cache"
+    )
 
 
 _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from types import TracebackType
 
@@ -16,6 +15,7 @@ from tieconv.sources.hub_cache import snapshot
 from tieconv.sources.hub_client import Body, Client, url_of
 from tieconv.sources.hub_listing import Found, Stored
 from tieconv.sources.local import FileSet
+from tieconv.sources.threads import workers
 from tieconv.text import shown
 
 Tick = Callable[[int, int], None]
@@ -101,7 +101,7 @@ class HubFiles:
         if len(wanted) < 2:
             return
         runs = list(_runs(wanted))
-        with ThreadPoolExecutor(min(WORKERS, len(runs))) as pool:
+        with workers(min(WORKERS, len(runs))) as pool:
             for run, data in zip(runs, pool.map(self._fetch_run, runs), strict=True):
                 first = run[0][1]
                 for file, start, end in run:
@@ -119,7 +119,7 @@ class HubFiles:
         wanted = [name for name in names if name not in self._cached and name not in self._held]
         if len(wanted) < 2:
             return
-        with ThreadPoolExecutor(min(WORKERS, len(wanted))) as pool:
+        with workers(min(WORKERS, len(wanted))) as pool:
             for done, _ in enumerate(pool.map(self._head, wanted), 1):
                 if self._tick:
                     self._tick(done, len(wanted))

@@ -11,9 +11,9 @@ from tieconv.checkpoint.push import FileChange, Push
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.sources.digest import hash_file
-from tieconv.sources.hub_cache import bars
 from tieconv.sources.hub_errors import Transport, status_of, translate
 from tieconv.sources.hub_listing import Found
+from tieconv.sources.hub_manners import transferring
 from tieconv.sources.local import FileSet
 from tieconv.text import shown
 from tieconv.version import VERSION
@@ -47,7 +47,7 @@ def upload(push: Push, root: str) -> str:
     operations = [_operation(change, root) for change in push.changes]
     api = HfApi(library_name="tieconv", library_version=VERSION)
     what = f"hf://{push.repo}"
-    with bars():
+    with transferring(what):
         try:
             done = api.create_commit(
                 push.repo,
@@ -58,6 +58,8 @@ def upload(push: Push, root: str) -> str:
                 create_pr=push.pull_request,
                 parent_commit=push.commit,
             )
+        except TieconvError:
+            raise
         except Exception as error:  # noqa: BLE001 - what is raised below huggingface_hub is not documented, and wrapped
             raise _untaken(_cause(error), what) from None
     return str(done.pr_url if push.pull_request else done.commit_url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -162,7 +163,12 @@ def locate(source: str) -> Listing:
     return Listing(source, root, named, entries, special)
 
 
+_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
+
+
 def _hint_for_missing(source: str) -> str:
+    if page := _PAGE.fullmatch(source):
+        return f"for the model on the Hub write hf://{shown(page[1])}"
     parts = source.split("/")
     if len(parts) == 2 and all(part and not part.startswith(".") for part in parts):
         return f"for the model on the Hub write hf://{shown(source)}"
