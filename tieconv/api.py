@@ -652,7 +652,7 @@ def run_gate(
 
 def expand(models: Iterable[str], *, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
     """The models, with those that ``hf://org/*`` stands for: of one task, and at most so many, where that is asked."""
-    from tieconv.sources.hub import is_pattern
+    from tieconv.sources.hub_names import is_pattern
 
     found: list[str] = []
     for model in models:
@@ -748,7 +748,8 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
     from tieconv.checkpoint.push import Push
     from tieconv.comparison.effects import effects
     from tieconv.reporters.push_text import description, title
-    from tieconv.sources.hub import guard_push, parse, require
+    from tieconv.sources.hub import guard_push, require
+    from tieconv.sources.hub_names import parse
 
     place = parse(target)
     require()

@@ -46,6 +46,7 @@ def test_what_was_not_compared(org: Hub, tieconv: Run) -> None:
     result = tieconv("check", "hf://org/*")
     rows = {row.split()[0]: row for row in result.stdout.rpartition("\n\n")[2].splitlines()}
     assert " unread " in rows["hf://org/diverged"] and " ok " in rows["hf://org/tied"]
+    assert {"hf://org/diverged: unread", "hf://org/tied: ok"} <= set(result.stdout.splitlines())
     [note] = [line for line in result.stderr.splitlines() if line.startswith("note:")]
     assert "lm_head.weight of hf://org/diverged" in note and "--depth full" in note
     [model] = json.loads(tieconv("check", "hf://org/diverged", "--format", "json").stdout)["models"]

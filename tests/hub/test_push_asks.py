@@ -41,11 +41,13 @@ def typed(hub: Hub, environment: dict[str, str], models: Path, tmp_path: Path) -
         os.close(slave)
         shown = b""
         try:
-            while block := _read(master):
+            again = b""
+            while block := _read(master, again):
                 shown += block
                 if answer and question in shown:
                     os.write(master, answer)
-                    answer = b""
+                    # Python misses a signal between its prompt and its read; whoever types ^C types it again.
+                    answer, again = b"", answer if answer == b"\x03" else b""
             return process.wait(60), shown.decode()
         finally:
             process.kill()
@@ -61,8 +63,15 @@ def _control() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _read(master: int) -> bytes:
-    assert select.select([master], [], [], 30)[0], "nothing was said for half a minute"
+def _read(master: int, again: bytes) -> bytes:
+    """What is said next; ``again`` is typed once a second until then."""
+    for _ in range(30):
+        if select.select([master], [], [], 1)[0]:
+            break
+        if again:
+            os.write(master, again)
+    else:
+        raise AssertionError("nothing was said for half a minute")
     try:
         return os.read(master, 4096)
     except OSError:  # the other side is closed

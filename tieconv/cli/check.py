@@ -20,7 +20,7 @@ from tieconv.gate.assemble import find_settings, load_baseline, load_settings, m
 from tieconv.gate.policy import Policy
 from tieconv.gate.settings import Settings
 from tieconv.reporters.check import FORMATS, render
-from tieconv.sources.hub import is_pattern
+from tieconv.sources.hub_names import is_pattern
 from tieconv.sources.texts import write_text
 from tieconv.text import count, shell_word, shown
 

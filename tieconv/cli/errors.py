@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import click
 
 from tieconv.errors import TieconvError
-from tieconv.sources.threads import anything_waits
 from tieconv.text import shown
 
 _BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
@@ -26,6 +25,8 @@ class ErrorBoundary(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
+            from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
+
             click.echo("interrupted", err=True)
             if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
                 sys.stdout.flush()

@@ -29,6 +29,8 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
             yield from wrapped(view.line(model.failure.hint), "  hint: ", width)
         return
     verdict = paint("failed", "error") if report.fails(model) else paint("ok", "good")
+    if model.unread and not report.fails(model):
+        verdict = paint("unread", "warning")  # nothing was found in what was read
     dropped = len(view.waived(model))
     yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
     for entry in model.open:

@@ -14,9 +14,9 @@ from huggingface_hub.file_download import repo_folder_name
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import UnreadableError
 from tieconv.sources import is_hub
-from tieconv.sources.hub import Place, parse
 from tieconv.sources.hub_errors import Transport, translate
 from tieconv.sources.hub_manners import transferring
+from tieconv.sources.hub_names import Place, parse
 from tieconv.sources.local import locate
 from tieconv.sources.threads import interruptible
 from tieconv.text import shell_word, shown

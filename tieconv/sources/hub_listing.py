@@ -9,8 +9,8 @@ from typing import Any
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.sources.hub import Place, is_inside
 from tieconv.sources.hub_client import Client
+from tieconv.sources.hub_names import Place, is_inside
 from tieconv.sources.local import MAX_FILES
 from tieconv.text import shown
 

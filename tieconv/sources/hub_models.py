@@ -8,7 +8,8 @@ from itertools import islice
 
 from tieconv.errors import UnreadableError
 from tieconv.sources import PREFIX
-from tieconv.sources.hub import parse_pattern, require
+from tieconv.sources.hub import require
+from tieconv.sources.hub_names import parse_pattern
 from tieconv.text import shown
 
 
