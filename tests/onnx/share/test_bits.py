@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from fixtures.onnx_graphs import Graph, values
-from tests.onnx.sessions import same_bits, session
+from fixtures.onnx_graphs import Graph, build, values
+from tests.onnx.sessions import outputs, same_bits, session
 from tieconv import api
 
 V = 96
@@ -273,4 +274,29 @@ def test_what_is_no_factor_of_the_product_alone_stays(tmp_path: Path, name: str)
     assert [node.op_type for node in made if node.op_type in {"Mul", "Div", "If"}] == [
         node.op_type for node in behind if node.op_type != "Cast"
     ]
-    assert not [attribute for node in made for attribute in node.attribute if attribute.name == "alpha"]
+    assert alphas(made) == []
+
+
+def alphas(found: Iterable[onnx.NodeProto]) -> list[float]:
+    """The alphas of nodes and of those in their branches."""
+    held = [attribute for node in found for attribute in node.attribute]
+    inside = [value for attribute in held if attribute.HasField("g") for value in alphas(attribute.g.node)]
+    return [attribute.f for attribute in held if attribute.name == "alpha"] + inside
+
+
+def test_a_factor_before_the_branches_stays(tmp_path: Path) -> None:
+    """Heads in the branches of an If, their factor outside: a session fuses nothing across, nor does the pass."""
+    path = build("branches", tmp_path / "in" / "model.onnx", external=False)
+    model = onnx.load(path)
+    *before, choice = model.graph.node
+    for attribute in choice.attribute:
+        attribute.g.node[0].input[0] = "scaled"
+    del model.graph.node[:]
+    model.graph.node.extend([*before, _node("Mul", "hidden c", "scaled"), choice])
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(0.3), "c"))
+    onnx.save(model, path)
+    assert api.plan_graph_dedup(path.parent).execute(tmp_path / "out").verified
+    made = nodes(tmp_path / "out" / "model.onnx")
+    assert alphas(made) == [] and "Mul" in {node.op_type for node in made}
+    for seed in (0, 1):
+        assert same_bits(*(outputs(one, (2, 3), V, seed=seed) for one in (path, tmp_path / "out" / "model.onnx")))
