@@ -9,24 +9,23 @@ for the one that loaders prefer, which is the one that `inspect` reads, and leav
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
-from tieconv.checks import run_checks
+from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs, read_checkpoint
 from tieconv.inspection import inspect_checkpoint
+from tieconv.opened import fetched_so_far, inspected, narrowly, on_disk, opened, proved, reading, refuse_far_graphs
 from tieconv.sources import is_hub
 from tieconv.sources.local import locate, open_files
-from tieconv.text import shell_word, shown
+from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from tieconv.checkpoint.analysis import Analysis
@@ -37,14 +36,13 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.plan import Outcome, Plan
     from tieconv.checkpoint.push import Push
-    from tieconv.checkpoint.records import ByteReader, Checkpoint, Listing, TensorRecord
+    from tieconv.checkpoint.records import TensorRecord
     from tieconv.consumers.interface import Consumer
     from tieconv.gate.policy import Policy
     from tieconv.onnx.export import PlannedExport
     from tieconv.onnx.graph_planned import PlannedGraphs
     from tieconv.planned import PlannedWrite
-    from tieconv.sources.hub_files import HubFiles, Tick
-    from tieconv.sources.local import FileSet
+    from tieconv.sources.hub_files import Tick
 
 
 def inspect(
@@ -68,72 +66,10 @@ def inspect(
     missing or malformed, `UnknownConsumerError` for a loader that is not known.
     """
     chosen = _consumers(consumers)
-    with _opened(str(path), tick) as model:
+    with opened(str(path), tick) as model:
         if ties_only:
-            return _narrowly(model, Depth(depth), embed, head)
-        return _inspected(model, Depth(depth), embed, head, chosen)
-
-
-def _narrowly(model: _Model, depth: Depth, embed: str | None, head: str | None) -> Inspection:
-    """Evidence about the ties alone, from the shards that they concern."""
-    from tieconv.inspection.narrow import narrow
-
-    found = narrow(model[0], model[1], embed, head)
-    if found is None:
-        return _inspected(model, depth, embed, head)
-    evidence = _inspected((found[0], cast("HubFiles", found[1]), model[2]), depth, embed, head)
-    return replace(
-        evidence,
-        checkpoint=replace(evidence.checkpoint, unread=found[2]),
-        findings=tuple(finding for finding in evidence.findings if finding.rule.startswith(("TIE", "BIA"))),
-    )
-
-
-_Model = tuple["Listing", "HubFiles | FileSet", str]
-"""What MODEL names, its reader, and its commit on the Hub."""
-
-
-@contextmanager
-def _opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> Iterator[_Model]:
-    if is_hub(source):
-        from tieconv.sources.hub import open_model
-
-        with open_model(source, tick, proving=proving) as model:
-            yield model
-        return
-    listing = locate(source)
-    with open_files(listing.root) as files:
-        yield listing, files, ""
-
-
-def _inspected(
-    model: _Model, depth: Depth, embed: str | None, head: str | None, chosen: tuple[Consumer, ...] = ()
-) -> Inspection:
-    listing, files, commit = model
-    checkpoint = read_checkpoint(listing, files)
-    if commit:
-        checkpoint = replace(checkpoint, revision=commit)
-    evidence = _with_base(inspect_checkpoint(checkpoint, _reader(checkpoint, files), depth, embed=embed, head=head))
-    if chosen and not checkpoint.graphs:
-        from tieconv.consumers import predict
-
-        evidence = replace(evidence, consumers=predict(evidence, chosen))
-    return replace(evidence, fetched=_fetched(files), findings=run_checks(evidence))
-
-
-def _fetched(files: object) -> Fetched | None:
-    """What came over the network so far; ``None`` for local files."""
-    client = getattr(files, "client", None)
-    return None if client is None else Fetched(client.requests, client.bytes)
-
-
-def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
-    """What reads tensor bytes; a graph can spell small tensors out as numbers."""
-    if not checkpoint.graphs:
-        return files
-    from tieconv.formats.onnx_tensor import SpeltReader
-
-    return SpeltReader(files, files)
+            return narrowly(model, Depth(depth), embed, head)
+        return inspected(model, Depth(depth), embed, head, chosen)
 
 
 def _consumers(spec: str | None) -> tuple[Consumer, ...]:
@@ -142,57 +78,6 @@ def _consumers(spec: str | None) -> tuple[Consumer, ...]:
     from tieconv.consumers.selection import select
 
     return select(spec)
-
-
-def _with_base(evidence: Inspection) -> Inspection:
-    """The evidence about an adapter, with that about its base model where a directory of that name is here."""
-    adapter = evidence.checkpoint.adapter
-    # Only a model's directory is entered: any other path of the file's choosing could be a whole disk.
-    if adapter is None or not adapter.base or not os.path.isfile(os.path.join(adapter.base, "config.json")):
-        return evidence
-    try:
-        listing = locate(adapter.base)
-        with open_files(listing.root) as files:
-            base = inspect_checkpoint(read_checkpoint(listing, files), files, Depth.HEADER)
-    except UnreadableError:
-        return evidence
-    return replace(evidence, base=base)
-
-
-def _on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool = True) -> str | Path:
-    """The model on the Hub in the local cache, fetched where it is not there; any other path as it is.
-
-    What the plan would refuse for its layout is refused before anything is fetched, unless ``refuses`` is false; the
-    files of a format that is to be dropped are not fetched.
-    """
-    source = str(path)
-    if not is_hub(source):
-        return path
-    from tieconv.formats.shards import read_shards
-    from tieconv.plans.guards import guard_layout
-    from tieconv.plans.other_formats import alone
-    from tieconv.sources.hub import fetch
-
-    with _opened(source) as (listing, files, _):
-        checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)
-        _refuse_far_graphs(checkpoint)
-        if drop_other_formats:
-            checkpoint = alone(checkpoint)
-        if refuses:
-            guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
-    return fetch(listing, (*checkpoint.states, *checkpoint.companions))
-
-
-def _refuse_far_graphs(checkpoint: Checkpoint) -> None:
-    """Raise `RefusedError` for graphs on the Hub: they are inspected there, and that is all."""
-    if not checkpoint.graphs or not is_hub(checkpoint.source):
-        return
-    repository = "/".join(checkpoint.source.removeprefix("hf://").partition("@")[0].split("/")[:2])
-    raise RefusedError(
-        f"{shown(checkpoint.source)} holds ONNX graphs, which are inspected on the Hub and nothing more",
-        f"fetch them, then name the directory: hf download {shell_word(repository)} --local-dir DIR",
-        "hub.graphs",
-    )
 
 
 def _planned(
@@ -213,38 +98,19 @@ def _planned(
     from tieconv.plans.other_formats import alone, dropping
 
     def near() -> PlannedWrite:
-        return _planned(make, _on_disk(path, drop_other_formats), depth, embed, head, drop_other_formats, False)
+        return _planned(make, on_disk(path, drop_other_formats), depth, embed, head, drop_other_formats, False)
 
     refuse_graphs(path)
     far = is_hub(str(path))
     if far and fetch:
         return near()
-    evidence = _proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head)
+    evidence = proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:
         plan = make(evidence)
     reinspect = partial(inspect, embed=embed, head=head)
     return PlannedWrite(plan, reinspect, near if far else None, evidence.fetched)
-
-
-def _proved(source: str, depth: Depth, embed: str | None, head: str | None) -> Inspection:
-    """Evidence about a model on the Hub as a plan needs it: compared where `inspect` takes samples."""
-    with _opened(source, proving=True) as model:
-        evidence = _inspected(model, depth, embed, head)
-    _refuse_far_graphs(evidence.checkpoint)
-    return evidence
-
-
-@contextmanager
-def _reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
-    """A reader of a checkpoint that was read before, of the same commit where it is on the Hub."""
-    if not checkpoint.revision or not is_hub(checkpoint.root):
-        with open_files(checkpoint.root) as files:
-            yield files
-        return
-    with _opened(checkpoint.root) as model:
-        yield model[1]
 
 
 def plan_retie(
@@ -353,7 +219,7 @@ def plan_bias(
 
     def resize(evidence: Inspection) -> Plan:
         def is_zero(record: TensorRecord) -> bool:
-            with _reading(evidence.checkpoint) as files:
+            with reading(evidence.checkpoint) as files:
                 return bias_summary(files, record)[0] is BiasState.ZERO
 
         return bias_verbs.plan_bias_resize(evidence, rows, is_zero)
@@ -486,14 +352,14 @@ def plan_reindex(
     from tieconv.plans.reindex import plan_reindex as make
 
     def near() -> PlannedWrite:
-        there = _on_disk(path, drop_other_formats, refuses=False)
+        there = on_disk(path, drop_other_formats, refuses=False)
         return plan_reindex(there, prune=prune, drop_other_formats=drop_other_formats)
 
     refuse_graphs(path)
     far = is_hub(str(path))
     if far and fetch:
         return near()
-    with _opened(str(path)) as (listing, files, commit):
+    with opened(str(path)) as (listing, files, commit):
 
         def same(a: TensorRecord, b: TensorRecord) -> bool:
             reader, (one, two) = readable(files, (a, b))
@@ -501,7 +367,7 @@ def plan_reindex(
 
         checkpoint = replace(read_shards(listing, files), revision=commit)
         plan = make(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune)
-        fetched = _fetched(files)
+        fetched = fetched_so_far(files)
     return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, near if far else None, fetched)
 
 
@@ -523,10 +389,10 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
     from tieconv.comparison import compare
 
     refuse_graphs(a, b)
-    with _opened(str(a)) as model_a, _opened(str(b)) as model_b:
-        one, two = (_inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
+    with opened(str(a)) as model_a, opened(str(b)) as model_b:
+        one, two = (inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
         for evidence in (one, two):
-            _refuse_far_graphs(evidence.checkpoint)
+            refuse_far_graphs(evidence.checkpoint)
             if evidence.checkpoint.headers_only:
                 raise UnreadableError(
                     f"{evidence.checkpoint.source}: tensor bytes of this format are not read, so nothing can be "
@@ -572,8 +438,8 @@ def analyze(
 
     words = _words(text)
     refuse_graphs(path)
-    listing = locate(str(_on_disk(path, True)))
-    against, second = (None if other is None else _on_disk(other, True) for other in (against, second))
+    listing = locate(str(on_disk(path, True)))
+    against, second = (None if other is None else on_disk(other, True) for other in (against, second))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
@@ -757,7 +623,7 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
     from tieconv.sources.hub_push import changes
 
     guard_push(str(directory), place, pull_request)
-    with _opened(target) as far, _opened(str(directory)) as near:
+    with opened(target) as far, opened(str(directory)) as near:
         if not isinstance(far[1], HubFiles):
             raise UnreadableError(
                 "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
@@ -768,8 +634,8 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
             )
         # What the local cache holds of the commit is compared; what would have to be fetched is not.
         compares = not far[1].costly
-        before = _inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
-        after = _inspected(near, Depth.CANDIDATES, None, None)
+        before = inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
+        after = inspected(near, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
         found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
         same = set(near[0].entries) - {change.name for change in found}
@@ -812,7 +678,7 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.onnx.parity.run import run_parity
 
     refuse_graphs(model)
-    evidence = inspect(_on_disk(model), depth=Depth.HEADER)
+    evidence = inspect(on_disk(model), depth=Depth.HEADER)
 
     return run_parity(str(onnx), evidence, provider, reference)
 
@@ -843,7 +709,7 @@ def plan_export(
     require("exporting", "onnx,torch", *modules)
     from tieconv.onnx.export import plan_export as make
 
-    return make(inspect(_on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
+    return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
 
 
 def export(
