@@ -6,13 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from fixtures.torch_files import Case, honest, hostile
-from tests.patience import patient
+from tests.patience import prompt
 from tieconv.checkpoint.records import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch_file import read_torch_file
@@ -29,11 +28,9 @@ def read(case: Case) -> WeightFile:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_hostile_file_is_refused_by_its_code(case: Case) -> None:
     """In less than a second, with the reason that belongs to the file, in one sentence that names it."""
-    start = time.process_time()
-    with pytest.raises(UnreadableError) as refusal:
+    with prompt(1), pytest.raises(UnreadableError) as refusal:
         read(case)
     assert refusal.value.code == case.code
-    assert time.process_time() - start < patient(1)
     assert refusal.value.message.startswith(f"{case.name}.bin")
     assert refusal.value.hint
     assert len(refusal.value.message) < 1000

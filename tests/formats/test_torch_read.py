@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tieconv
-from tests.patience import patient
+from tests.patience import prompt
 from tieconv.checkpoint.records import Checkpoint, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
@@ -295,9 +295,6 @@ def test_inspecting_imports_no_framework(tmp_path: Path) -> None:
 
 def test_many_tensors_are_read_in_bounded_time(tmp_path: Path) -> None:
     """20,000 tensors take a few seconds at most and no more memory than a few hundred bytes each."""
-    import time
-
     path = save(tmp_path / "model.bin", {f"model.layers.{i}.weight": torch.zeros(1) for i in range(20_000)})
-    start = time.process_time()
-    assert len(read(path).tensors) == 20_000
-    assert time.process_time() - start < patient(5)
+    with prompt(5):
+        assert len(read(path).tensors) == 20_000
