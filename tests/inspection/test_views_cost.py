@@ -107,12 +107,12 @@ def test_runs(shape: tuple[int, ...], data: st.DataObject, limit: int, run: int)
 
 def test_both_ways() -> None:
     """The sides are given in either order: the tall form is compared, so that stretches stay long."""
-    from tieconv.onnx.share.find import _one_way
+    from tieconv.inspection.views import one_way
 
     array = matrix()
     lies = np.ascontiguousarray(array.T)
     for one, two in itertools.permutations((record("a", array), record("b", lies))):
-        assert all(side.shape == (TALL, WIDE) for side in _one_way(one, two))
+        assert all(side.shape == (TALL, WIDE) for side in one_way(one, two))
 
 
 def test_over_a_network() -> None:

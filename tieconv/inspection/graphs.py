@@ -57,12 +57,6 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     )
 
 
-def turned(record: TensorRecord) -> TensorRecord:
-    """A dense matrix as its transposed: a strided view of the same bytes."""
-    rows, columns = record.shape
-    return TensorRecord(record.name, record.dtype, (columns, rows), record.range, (1, columns))
-
-
 def _undeclared(ties: tuple[Tie, ...]) -> ConfigView:
     why = "No config.json: the nodes of the graph say which matrix is read where."
     return ConfigView("", (), (), any(tie.declared for tie in ties), why)
@@ -125,13 +119,13 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
     if depth is Depth.CANDIDATES and is_sampled(reader):
         return _sampled(reader, one, two, turned=embedding.turned != head.turned)
     from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
+    from tieconv.inspection.views import one_way
 
     if embedding.turned == head.turned:
         return _with_nan(relate(reader, one, two), one, reader)
     found = relate(reader, one, two) if one.shape == two.shape[::-1] and one.dtype == two.dtype else None
     if found is None or found.state is not State.TRANSPOSED:
-        # Rows of the taller form are tokens, and its turned side is read in long stretches.
-        found = relate(reader, one, turned(two)) if _tall(one) else relate(reader, turned(one), two)
+        found = relate(reader, *one_way(one, two))
         state = State.TRANSPOSED if found.state is State.IDENTICAL else found.state
         found = Relation(state, {**found.detail, "transposed": True})
     return _with_nan(found, one, reader)
@@ -144,10 +138,6 @@ def _sampled(reader: ByteReader, one: TensorRecord, two: TensorRecord, *, turned
     if turned:
         return Relation(State.UNREAD, {"transposed": True, "reason": f"it would be compared transposed: {HINT}"})
     return relate_sampled(reader, one, two)
-
-
-def _tall(record: TensorRecord) -> bool:
-    return len(record.shape) != 2 or record.shape[0] >= record.shape[1]
 
 
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:

@@ -66,3 +66,17 @@ def readable(reader: ByteReader, records: Iterable[TensorRecord]) -> tuple[ByteR
     if laid_out == given and not any(isinstance(record.range, StridedRange) for record in given):
         return reader, given
     return (reader if isinstance(reader, ViewReader) else ViewReader(reader)), laid_out
+
+
+def one_way(one: TensorRecord, two: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
+    """Two dense matrices that lie turned to one another, both with the longer side of ``one`` first.
+
+    The one that is turned for it, a strided view of the same bytes, is then read in long stretches, and its rows are
+    tokens as the other's are.
+    """
+    return (one, _turned(two)) if one.shape[0] >= one.shape[1] else (_turned(one), two)
+
+
+def _turned(record: TensorRecord) -> TensorRecord:
+    rows, columns = record.shape
+    return TensorRecord(record.name, record.dtype, (columns, rows), record.range, (1, columns))

@@ -119,24 +119,3 @@ def _only_user(node: ir.Node) -> ir.Node | None:
 
 def _cast(node: ir.Node | None) -> ir.Node | None:
     return node if node is not None and is_standard(node, "Cast") else None
-
-
-def drop(node: ir.Node) -> None:
-    """Remove a node that nothing reads any more, and the constants that only it read."""
-    if node.graph is None or any(value.uses() or value.is_graph_output() for value in node.outputs):
-        return
-    inputs = [value for value in node.inputs if value is not None]
-    node.graph.remove(node, safe=True)
-    for value in inputs:
-        drop_unread(value)
-
-
-def drop_unread(value: ir.Value) -> None:
-    """Remove a constant number that nothing reads any more; a matrix is not touched."""
-    if value.uses() or value.is_graph_output() or value.is_graph_input():
-        return
-    producer = value.producer()
-    if producer is not None and is_standard(producer, "Constant"):
-        drop(producer)
-    elif value.is_initializer() and isinstance(value.graph, ir.Graph) and _number(value, None) is not None:
-        value.graph.initializers.pop(str(value.name))

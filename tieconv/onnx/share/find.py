@@ -12,7 +12,7 @@ from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.numeric import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast
-from tieconv.inspection.views import readable
+from tieconv.inspection.views import one_way, readable
 from tieconv.onnx.graph_bytes import Stored
 
 MIN_BYTES = 4096
@@ -113,19 +113,8 @@ def _casts(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
             continue
         if one.shape == two.shape and _exact_cast(reader, one, two):
             yield _Link(one.name, two.name, False, "cast")
-        elif one.shape == two.shape[::-1] and _exact_cast(reader, *_one_way(one, two)):
+        elif one.shape == two.shape[::-1] and _exact_cast(reader, *one_way(one, two)):
             yield _Link(one.name, two.name, True, "cast")
-
-
-def _one_way(one: TensorRecord, two: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
-    """Both with the longer side first: the one that is turned for it is then read in long stretches."""
-    return (one, _turned(two)) if one.shape[0] >= one.shape[1] else (_turned(one), two)
-
-
-def _turned(record: TensorRecord) -> TensorRecord:
-    """The matrix as its transposed: a strided view of the same bytes."""
-    rows, columns = record.shape
-    return TensorRecord(record.name, record.dtype, (columns, rows), record.range, (1, columns))
 
 
 def _exact_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> bool:

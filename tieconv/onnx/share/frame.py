@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from tieconv.onnx.share.uses import integer, is_standard
+from tieconv.onnx.share.uses import SMALL, drop, drop_unread, integer, is_standard
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
 
 def _constant(value: ir.Value | None) -> list[int] | None:
     tensor = value.const_value if value is not None else None
-    if tensor is None or tensor.size > 8 or len(tensor.shape) != 1:
+    if tensor is None or tensor.size > SMALL or len(tensor.shape) != 1:
         return None
     return [int(entry) for entry in tensor.numpy()]
 
@@ -67,28 +67,7 @@ def _constant(value: ir.Value | None) -> list[int] | None:
 def remove_frame(frame: Frame) -> None:
     """Remove the Gemm, the Reshape before it, and what only the two Reshapes read."""
     shape = frame.last.inputs[1] if len(frame.last.inputs) > 1 else None
-    _remove(frame.gemm)
-    _remove(frame.first)
+    drop(frame.gemm)
+    drop(frame.first)
     if shape is not None:
-        _unread(shape)
-
-
-def _remove(node: ir.Node) -> None:
-    values = [value for value in node.inputs if value is not None]
-    if node.graph is None or any(output.uses() or output.is_graph_output() for output in node.outputs):
-        return
-    node.graph.remove(node, safe=True)
-    for value in values:
-        _unread(value)
-
-
-def _unread(value: ir.Value) -> None:
-    """Remove what computes the value, or the small constant that it is, once nothing reads it."""
-    if value.uses() or value.is_graph_output() or value.is_graph_input():
-        return
-    producer = value.producer()
-    if producer is not None:
-        if is_standard(producer, "Concat", "Slice", "Shape", "Reshape"):
-            _remove(producer)
-    elif value.is_initializer() and _constant(value) is not None and isinstance(value.graph, ir.Graph):
-        value.graph.initializers.pop(str(value.name))
+        drop_unread(shape)

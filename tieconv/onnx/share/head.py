@@ -6,9 +6,9 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.onnx.graph import sides
-from tieconv.onnx.share.around import Around, around, drop, drop_unread
+from tieconv.onnx.share.around import Around, around
 from tieconv.onnx.share.interface import Names, Target, constant, dtype_of, replace
-from tieconv.onnx.share.uses import MATRIX, Use, is_standard
+from tieconv.onnx.share.uses import MATRIX, Use, drop, drop_unread, is_standard
 
 MICROSOFT = "com.microsoft"
 _FLOATS = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")

@@ -9,6 +9,8 @@ import onnx_ir as ir
 
 _STANDARD = ("", "ai.onnx")
 MATRIX = 2
+SMALL = 8
+"""Elements of the longest constant that counts as a shape or a number, not as a tensor."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,30 @@ def remove_unread(value: ir.Value) -> None:
             remove_unread(node.outputs[0])
             if not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
                 node.graph.remove(node, safe=True)
+
+
+def drop(node: ir.Node) -> None:
+    """Remove a node that nothing reads any more, and what only it read: constants, and what computes a shape."""
+    if node.graph is None or any(value.uses() or value.is_graph_output() for value in node.outputs):
+        return
+    inputs = [value for value in node.inputs if value is not None]
+    node.graph.remove(node, safe=True)
+    for value in inputs:
+        drop_unread(value)
+
+
+def drop_unread(value: ir.Value) -> None:
+    """Remove a small constant, or a shape and what computes it, once nothing reads it; a matrix is not touched."""
+    if value.uses() or value.is_graph_output() or value.is_graph_input():
+        return
+    producer = value.producer()
+    if producer is not None:
+        if is_standard(producer, "Constant", "Concat", "Slice", "Shape", "Reshape"):
+            drop(producer)
+    elif value.is_initializer() and isinstance(value.graph, ir.Graph):
+        tensor = value.const_value
+        if tensor is not None and tensor.size <= SMALL:
+            value.graph.initializers.pop(str(value.name))
 
 
 def integer(node: ir.Node, name: str, default: int) -> int:
