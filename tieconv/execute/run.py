@@ -12,11 +12,11 @@ from pathlib import Path
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.plan import OutputWeights, Plan
 from tieconv.checkpoint.records import FileState
-from tieconv.errors import TieconvError, WriteFailedError
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.owned import checked, owning
 from tieconv.execute.promises import check_promises
 from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.sync import Syncer
@@ -32,7 +32,6 @@ from tieconv.execute.target import (
 )
 from tieconv.execute.verify import Verifier
 from tieconv.execute.write import Record, Writer, inherit
-from tieconv.text import shown
 
 Reinspect = Callable[[Path], Inspection]
 Progress = Callable[[int, int], None]
@@ -48,38 +47,12 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
     """
     final = destination(plan, target)
     with interrupts() as signals:
-        try:
-            check_target(plan, target)
-        except TieconvError:
-            sweep(final)
-            raise
+        checked(final, lambda: check_target(plan, target))
         if target.in_place and plan.changes_nothing:
             sweep(final)
             return
-        _execute_owned(_Job(plan, target, final, reinspect, _Meter.of(plan, target, progress)), signals)
-
-
-def _execute_owned(job: _Job, signals: Interrupts) -> None:
-    staging: Staging | None = None
-    try:
-        with signals.shielded(), writing(job.final.name, job.final.parent, 0):
-            staging = Staging(job.final)
-        with writing(job.final.name, job.final.parent, 0):
-            job.run(staging, signals)
-    except BaseException:
-        if staging is not None:
-            with signals.shielded(), suppress(OSError):
-                staging.release()
-        raise
-    with signals.shielded():
-        try:
-            staging.release()
-        except OSError as error:
-            raise WriteFailedError(
-                f"{shown(job.final)} is complete, but {shown(staging.path)} could not be removed",
-                "remove it by hand",
-                "write.leftover",
-            ) from error
+        job = _Job(plan, target, final, reinspect, _Meter.of(plan, target, progress))
+        owning(final, signals, lambda staging: job.run(staging, signals))
 
 
 @dataclass

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,12 @@ from tieconv.checkpoint.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.parity import Identity, Parity, Verdict
-from tieconv.errors import RefusedError, TieconvError, VerificationError
+from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import swap, tree
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
-from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.owned import checked, owning
+from tieconv.execute.staging import Staging
 from tieconv.onnx import export_adapter
 from tieconv.onnx.export_clamp import always_clamped
 from tieconv.onnx.export_document import describe
@@ -58,28 +58,13 @@ def run(
     progress: Progress,
 ) -> ExportOutcome:
     """Export to ``final``, an absolute path that ``check`` finds free, first and last; see `PlannedExport.execute`."""
-    with _staged(final, check) as (staging, signals), writing(final.name, final.parent, 0):
-        return _Job(plan, evidence, settings, final, staging, signals, check, overwrite, progress).run()
-
-
-@contextmanager
-def _staged(final: Path, check: Callable[[bool], None]) -> Iterator[tuple[Staging, Interrupts]]:
-    """The staging directory of ``final``, removed at the end whatever happens."""
     with interrupts() as signals:
-        try:
-            check(True)
-        except TieconvError:
-            sweep(final)
-            raise
-        staging: Staging | None = None
-        try:
-            with signals.shielded(), writing(final.name, final.parent, 0):
-                staging = Staging(final)
-            yield staging, signals
-        finally:
-            if staging is not None:
-                with signals.shielded(), suppress(OSError):
-                    staging.release()
+        checked(final, lambda: check(True))
+
+        def write(staging: Staging) -> ExportOutcome:
+            return _Job(plan, evidence, settings, final, staging, signals, check, overwrite, progress).run()
+
+        return owning(final, signals, write)
 
 
 @dataclass

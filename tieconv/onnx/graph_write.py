@@ -12,14 +12,15 @@ from pathlib import Path
 from tieconv.checkpoint.graph import SessionProof
 from tieconv.checkpoint.plan import LinkFile, Plan, Promises
 from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState, Layout, Listing, WeightFile
-from tieconv.errors import DestinationError, RefusedError, TieconvError, VerificationError, WriteFailedError
+from tieconv.errors import DestinationError, RefusedError, VerificationError
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_place, stale
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.failures import free_bytes, no_space, writing
 from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.owned import checked, owning
 from tieconv.execute.run import standing_in
-from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.staging import Staging
 from tieconv.execute.sync import Syncer
 from tieconv.execute.target import Target, destination, is_staging
 from tieconv.execute.verify import first_difference
@@ -136,36 +137,9 @@ def write(
     """
     final = target.final
     with interrupts() as signals:
-        try:
-            check(target, store)
-        except TieconvError:
-            sweep(final)
-            raise
-        staging: Staging | None = None
-        try:
-            with signals.shielded(), writing(final.name, final.parent, 0):
-                staging = Staging(final)
-            with writing(final.name, final.parent, 0):
-                proofs = _Job(target, store, final, staging, _ticker(target, store, progress)).run(prove, signals)
-        except BaseException:
-            if staging is not None:
-                with signals.shielded(), suppress(OSError):
-                    staging.release()
-            raise
-        with signals.shielded():
-            _release(staging, final)
-        return proofs
-
-
-def _release(staging: Staging, final: Path) -> None:
-    try:
-        staging.release()
-    except OSError as error:
-        raise WriteFailedError(
-            f"{shown(final)} is complete, but {shown(staging.path)} could not be removed",
-            "remove it by hand",
-            "write.leftover",
-        ) from error
+        checked(final, lambda: check(target, store))
+        ticker = _ticker(target, store, progress)
+        return owning(final, signals, lambda staging: _Job(target, store, final, staging, ticker).run(prove, signals))
 
 
 def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tick:
