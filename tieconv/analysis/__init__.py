@@ -49,7 +49,8 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
     apart = related is not None and related.kind is not Kinship.BIT_EQUAL
-    measured = on_text(reference, zero, mean_table(subject) if apart else None)
+    survivors = apart and found is not None and not found.free and not subject.flip.barred
+    measured = on_text(reference, zero, mean_table(subject) if survivors else None)
     return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
 
 

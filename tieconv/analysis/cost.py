@@ -26,18 +26,23 @@ _NATS = "nats/token"
 @dataclass(frozen=True, slots=True)
 class Costs:
     """``certified`` bounds on the KL by survivor, ``None`` where the weights cannot say; ``head`` is the change of the
-    head where the embedding survives.
+    head where the embedding survives. ``free`` where a re-tie changes nothing.
     """
 
     certified: dict[str, float | None]
     head: Bound | None
     measures: tuple[Measure, ...]
+    free: bool = False
 
 
 def costs(subject: Subject, related: Related) -> Costs:
     """The cost of each survivor. Reads both tables some six times where they differ and may be re-tied."""
+    if subject.flip.taken_up:
+        return _free("the tied class multiplies its logits by that factor itself")
+    if subject.flip.barred:
+        return Costs({}, None, ())
     if related.kind in FREE:
-        return _free()
+        return _free("the tables are equal")
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
     found = _head_change(subject, related)
@@ -51,11 +56,10 @@ def one_shape(subject: Subject) -> bool:
     return subject.output.rows == subject.embed.rows
 
 
-def _free() -> Costs:
+def _free(says: str) -> Costs:
     survivors = ("embed", "head", "mean")
-    says = "the tables are equal"
     measures = tuple(Measure(f"KL bound, {name} survives", 0.0, unit=_NATS, says=says) for name in survivors)
-    return Costs(dict.fromkeys(survivors, 0.0), None, measures)
+    return Costs(dict.fromkeys(survivors, 0.0), None, measures, free=True)
 
 
 def _head_change(subject: Subject, related: Related) -> Bound | None:

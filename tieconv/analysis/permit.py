@@ -6,7 +6,7 @@ from math import isnan
 from typing import NoReturn
 
 from tieconv.analysis import Findings, find
-from tieconv.analysis.cost import FREE, MAPPED, REFUSED, one_shape
+from tieconv.analysis.cost import MAPPED, REFUSED, one_shape
 from tieconv.analysis.relation_section import sentence
 from tieconv.checkpoint.analysis import Kinship
 from tieconv.checkpoint.inspection import Inspection
@@ -23,8 +23,11 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
     """
     found = find(evidence, files, text)
     related, costs = found.related, found.costs
-    if related is None or costs is None or related.kind in FREE:
-        return "the probabilities do not move: there is one table"
+    if related is None or costs is None or costs.free:
+        why = "the tied class applies the factor itself" if found.subject.flip.taken_up else "there is one table"
+        return f"the probabilities do not move: {why}"
+    if found.subject.flip.barred:
+        _refuse(found, found.subject.flip.reason, "leave them apart with: tieconv untie")
     if not one_shape(found.subject):
         _refuse(found, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
     if related.kind in REFUSED | MAPPED:

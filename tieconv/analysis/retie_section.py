@@ -51,6 +51,10 @@ def verdict(
     """One sentence: yes, at a cost, or no; and the next command."""
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
+    if subject.flip.barred and kind not in REFUSED:
+        return f"No: {subject.flip.reason}."
+    if subject.flip.taken_up:
+        return f"Yes, nothing is lost: the tied class applies that factor itself: tieconv retie {source} -o OUT."
     if kind is Kinship.BIT_EQUAL:
         return f"Yes, nothing is lost: tieconv retie {source} -o OUT."
     if kind in REFUSED:

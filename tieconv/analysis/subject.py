@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tieconv.analysis.final import Final, final_norm, vector
+from tieconv.analysis.flip import PLAIN, Flip, flip_of
 from tieconv.analysis.tables import Array, Table, open_table
 from tieconv.analysis.tokens import Tokens, read_tokens
 from tieconv.checkpoint.dtypes import FLOATS
@@ -17,7 +18,10 @@ from tieconv.text import shown
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown."""
+    """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
+
+    ``flip`` is what a re-tie does besides.
+    """
 
     evidence: Inspection
     embed: Table
@@ -25,6 +29,7 @@ class Subject:
     final: Final | None
     bias: Array | None
     tokens: Tokens | None
+    flip: Flip = PLAIN
 
     @property
     def output(self) -> Table:
@@ -65,7 +70,9 @@ def open_subject(evidence: Inspection, files: FileSet) -> Subject:
     embed = open_table(files, tensors[view.input_embedding.name])
     head = _head(evidence, files, embed)
     final = final_norm(evidence, files, (head or embed).width)
-    return Subject(evidence, embed, head, final, _bias(evidence, files), read_tokens(files, checkpoint.companions))
+    tokens = read_tokens(files, checkpoint.companions)
+    flip = flip_of(evidence, files, embed, head) if head else PLAIN
+    return Subject(evidence, embed, head, final, _bias(evidence, files), tokens, flip)
 
 
 def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:

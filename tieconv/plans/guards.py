@@ -28,6 +28,11 @@ def guard(inspection: Inspection, verb: str) -> None:
     _guard_format(inspection)
     assert inspection.depth is not Depth.HEADER, "a plan needs proved states"
     _guard_layout(inspection)
+    guard_class(inspection, verb)
+
+
+def guard_class(inspection: Inspection, verb: str) -> None:
+    """Refuse a class that no tie surgery may touch, whatever its tensors hold: headers tell."""
     _guard_knowledge(inspection, verb)
     _guard_tying(inspection, verb)
     _guard_quantised(inspection)

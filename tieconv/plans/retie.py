@@ -12,7 +12,7 @@ from tieconv.plans import average, biases, folding
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard, refuse
+from tieconv.plans.guards import guard, guard_class, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
 from tieconv.text import shell_word, shown
 
@@ -43,10 +43,7 @@ def plan_retie(
     """
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
-    flips = not inspection.config.effective or reads_false(inspection)
-    exponent = scaling_exponent(inspection, "retie") if flips else 0
-    if not inspection.config.effective:
-        guard_flip(inspection, "retie")
+    exponent = tied_exponent(inspection)
     notes: list[str] = []
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
@@ -56,6 +53,19 @@ def plan_retie(
     options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
     options |= {"fold-norm": str(fold is not None).lower()}
     return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
+
+
+def tied_exponent(inspection: Inspection) -> int:
+    """The power of two by which the logits are multiplied once the flag is true: 0 for most classes. Headers tell.
+
+    Raises `RefusedError` where no re-tie goes ahead, whatever the tensors hold.
+    """
+    guard_class(inspection, "retie")
+    flips = not inspection.config.effective or reads_false(inspection)
+    exponent = scaling_exponent(inspection, "retie") if flips else 0
+    if not inspection.config.effective:
+        guard_flip(inspection, "retie")
+    return exponent
 
 
 def _merge(
@@ -161,8 +171,9 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
         refuse(sentence, f"compare the two copies: tieconv inspect --json {model}", "retie.not-equal")
     if "shape" in member.detail:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
-    survivor = f"tieconv retie {model} --from embed|head --force"
-    hint = f"leave them apart with: tieconv untie {model}; or choose the survivor: {survivor}"
+    hint = f"leave them apart with: tieconv untie {model}"
+    if not exponent:
+        hint += f"; or choose the survivor: tieconv retie {model} --from embed|head --force"
     refuse(sentence, hint, "retie.not-equal")
 
 

@@ -1,0 +1,118 @@
+"""May I re-tie it? The answer is that of the command, also where tying does more than share a table."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tieconv
+from tests.analysis.lm import configure
+from tests.checks.fixtures.model import KIMI
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import edit
+from tieconv.errors import RefusedError, UnreadableError
+
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+EMBED, HEAD = "shared.weight", "lm_head.weight"
+
+
+Copy = Callable[[str], Path]
+
+
+@pytest.fixture
+def model(models: Path, tmp_path: Path) -> Copy:
+    """A writable copy of a fixture by name."""
+    return lambda name: Path(shutil.copytree(models / name, tmp_path / name))
+
+
+def retie_of(folder: Path) -> str:
+    section = tieconv.analyze(folder).section("Re-tying")
+    assert section is not None
+    return section.sentence
+
+
+@pytest.fixture
+def apart(model: Copy, tmp_path: Path) -> Path:
+    """T5 with a head of its own, as `untie` writes it: the embedding times d_model**-0.5."""
+    ok("untie", model("t5"), "-o", tmp_path / "apart")
+    return tmp_path / "apart"
+
+
+def test_the_factor_of_the_tied_class_is_no_obstacle(apart: Path, tmp_path: Path) -> None:
+    """E·2**e under a class that multiplies by 2**e once it is tied: nothing is lost, and the command says so too."""
+    assert retie_of(apart) == (
+        f"Yes, nothing is lost: the tied class applies that factor itself: tieconv retie {apart} -o OUT."
+    )
+    told = ok("retie --survivor embed --max-kl 0", apart, "-o", tmp_path / "out").output
+    assert "the probabilities do not move: the tied class applies the factor itself" in told
+    bounds = tieconv.analyze(apart).section("Re-tying")
+    assert bounds is not None and bounds.detail["certified"] == {"embed": 0.0, "head": 0.0, "mean": 0.0}
+
+
+def drifted(values: dict[str, Any]) -> None:
+    values[HEAD] = values[EMBED] / 4 + 1e-3 * torch.randn(values[EMBED].shape, generator=torch.manual_seed(0))
+
+
+CHANGES = {
+    "equal": lambda values: values.update({HEAD: values[EMBED].clone()}),
+    "drifted": drifted,
+    "doubled": lambda values: values[HEAD].mul_(2),
+    "one element": lambda values: values[HEAD].view(-1)[7:8].mul_(2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_tied_class_would_rescale_stays_apart(apart: Path, tmp_path: Path, change: str) -> None:
+    """Equal tables among them: the answer names the factor, no cost is given, and the command refuses."""
+    edit(apart, CHANGES[change])
+    assert "once tied, this class multiplies its logits by 2**-" in retie_of(apart)
+    section = tieconv.analyze(apart).section("Re-tying")
+    assert section is not None and section.measures == () and section.detail["certified"] == {}
+    refused("retie", apart, "-o", tmp_path / "out")
+    refused("retie --survivor embed --max-kl 9", apart, "-o", tmp_path / "out")
+
+
+def test_the_hint_of_a_refusal_is_not_refused(apart: Path, tmp_path: Path) -> None:
+    """No survivor is offered where --force would be refused as well; leaving them apart works."""
+    edit(apart, CHANGES["equal"])
+    told = run("retie", apart, "-o", tmp_path / "out").stderr
+    assert f"leave them apart with: tieconv untie {apart}" in told and "--force" not in told
+    ok("untie", apart, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [({"architectures": ["HouseForCausalLM"], "model_type": "house"}, "HouseForCausalLM is not in the table"),
+     ({key: KIMI[key] for key in ("architectures", "model_type")}, "never ties its output embedding")],
+    ids=["unknown", "never"],
+)  # fmt: skip
+def test_a_class_that_cannot_be_tied_is_not_offered_a_tie(
+    model: Copy, config: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    """Whatever the two tables hold: the reason is that of the command."""
+    folder = model("llama-duplicated")
+    configure(folder, **config)
+    assert retie_of(folder).startswith("No: ") and reason in retie_of(folder)
+    assert reason in refused("retie", folder, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in MODELS.iterdir()))
+def test_the_answer_is_that_of_the_command(model: Copy, name: str) -> None:
+    """Over every model of the repository with its tables apart: yes where `retie` goes ahead, and only there."""
+    folder = model(name)
+    try:
+        tieconv.plan_retie(folder)
+        goes = True
+    except RefusedError:
+        goes = False
+    try:
+        answer = retie_of(folder)
+    except UnreadableError:
+        assert not goes
+        return
+    assert answer.startswith("Yes, nothing is lost") == goes or "nothing to re-tie" in answer, answer
