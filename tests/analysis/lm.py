@@ -8,10 +8,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedTokenizerFast,
+)
 
 VOCABULARY, WIDTH, PADDING = 160, 32, 12
+MASKED = ("albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet",
+          "roberta", "xlm-roberta")  # fmt: skip
+TRANSLATING = ("bart", "blenderbot", "m2m_100", "marian", "mbart", "pegasus", "plbart", "t5")
+ENCODER_DECODER = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+                   "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "d_model": 64, "d_kv": 16, "d_ff": 48, "num_layers": 1,
+                   "num_decoder_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}  # fmt: skip
+"""With sizes of their own; d_model is a power of four, by whose root T5 may divide exactly."""
 
 
 def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
@@ -34,6 +47,12 @@ def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
         "eos_token_id": 2,
         "tie_word_embeddings": tied,
     }
+    if model_type in MASKED:
+        sizes |= {"dim": WIDTH, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "embedding_size": WIDTH}
+        sizes |= {"type_vocab_size": 2, "cls_token_id": 1, "sep_token_id": 2}
+    if model_type in TRANSLATING:
+        sizes = {key: sizes[key] for key in ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id")}
+        sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": tied, **ENCODER_DECODER}
     values = {key: value for key, value in (sizes | more).items() if value is not ...}
     return AutoConfig.for_model(model_type, **values)
 
@@ -41,13 +60,17 @@ def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
 def build(folder: Path, model_type: str = "llama", *, tied: bool, seed: int = 0, **more: Any) -> Any:
     """A random model, saved with a tokenizer of all but the last `PADDING` ids; norms are not left at 1."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config_of(model_type, tied=tied, **more)).float().eval()
+    auto = AutoModelForMaskedLM if model_type in MASKED else AutoModelForCausalLM
+    auto = AutoModelForSeq2SeqLM if model_type in TRANSLATING else auto
+    model = auto.from_config(config_of(model_type, tied=tied, **more)).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.3 * torch.randn_like(parameter))
             elif "embed" in name or "lm_head" in name or "wte" in name:
                 parameter.mul_(10)
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_(0, 0.3)
     model.save_pretrained(folder)
     save_tokenizer(folder)
     return model
@@ -55,9 +78,11 @@ def build(folder: Path, model_type: str = "llama", *, tied: bool, seed: int = 0,
 
 def save_tokenizer(folder: Path) -> None:
     vocabulary = {f"w{number}": number for number in range(VOCABULARY - PADDING)}
+    words = {"cls_token": "w1", "sep_token": "w2", "eos_token": "w2", "mask_token": "w3", "pad_token": "w0"}
+    special = {kind: AddedToken(word, single_word=True) for kind, word in words.items()}  # w1 is no part of w10
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", **special).save_pretrained(folder)
 
 
 def write_text(path: Path, tokens: int = 2600, seed: int = 0) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.analysis.lm import VOCABULARY, WIDTH, build, configure
+from tests.analysis.lm import VOCABULARY, build, configure
 from tieconv.analysis.final import _KNOWN
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
@@ -19,7 +20,10 @@ from tieconv.sources.local import locate, open_files
 
 MORE: dict[str, dict[str, Any]] = {
     "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25},
     "granite": {"logits_scaling": 3.0},
+    "granitemoe": {"logits_scaling": 3.0},
+    "granitemoeshared": {"logits_scaling": 3.0},
     "gemma2": {"final_logit_softcapping": 5.0},
     "gpt_neo": {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 4},
     "gptj": {"rotary_dim": 4},
@@ -30,6 +34,14 @@ MORE: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
     "falcon": {"multi_query": False, "alibi": False, "num_kv_heads": 4, "head_dim": ...},
 }  # fmt: skip
+
+
+def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """What the model's forward pass takes for ``ids``; an encoder-decoder reads and predicts the same."""
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "use_cache" in signature(model.forward).parameters:
+        given["use_cache"] = False
+    return given | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
 
 
 def opened(folder: Path, files: Any) -> Subject:
@@ -45,16 +57,16 @@ def test_logits_follow_from_the_last_norm(model_type: str, tmp_path: Path) -> No
     model.get_output_embeddings().register_forward_pre_hook(lambda _, given: heard.append(given[0]))
     with torch.no_grad():
         ids = torch.arange(3, 40)[None]
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0].double().numpy()
+        logits = model(**inputs(model, ids)).logits[0].double().numpy()
     with open_files(tmp_path) as files:
         subject = opened(tmp_path, files)
         final = subject.final
         assert final is not None and subject.output.rows == VOCABULARY
         table = subject.output.values(0, VOCABULARY)
     hidden = heard[0][0].double().numpy()
-    shift = np.zeros(WIDTH) if final.shift is None else final.shift
+    shift = np.zeros(hidden.shape[1]) if final.shift is None else final.shift
     states = (hidden - shift) / final.gains
-    assert np.linalg.norm(states, axis=1).max() <= np.sqrt(WIDTH) * (1 + 1e-5)
+    assert np.linalg.norm(states, axis=1).max() <= np.sqrt(states.shape[1]) * (1 + 1e-5)
     told = final.scale * (states * final.gains + shift) @ table.T
     told = final.cap * np.tanh(told / final.cap) if final.capped else told
     told = told if subject.bias is None else told + subject.bias

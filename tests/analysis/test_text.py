@@ -162,7 +162,7 @@ def test_the_implicit_bias_is_the_head_on_the_mean_hidden_state(tmp_path: Path, 
         for window in found.windows:
             found.log_probabilities(window)
     hook.remove()
-    expected = (found.head @ torch.stack(heard).mean((0, 1))).numpy()
+    expected = (found.head @ torch.stack(heard)[:, :-1].mean((0, 1))).numpy()
     seen = sorted(np.flatnonzero(counts), key=lambda token: (counts[token], token))
     assert section is not None
     assert section.series["implicit_bias_at_log_p"] == pytest.approx(expected[seen], rel=1e-3, abs=1e-4)
@@ -325,7 +325,7 @@ def test_a_divergence_is_never_negative(tmp_path: Path, text: Path) -> None:
 
     edit(tmp_path, change)
     head = tensors(tmp_path)["lm_head.weight"].numpy()
-    found = on_text(reference(tmp_path, text), np.zeros(VOCABULARY, bool), head)
+    found = on_text(reference(tmp_path, text), np.zeros(VOCABULARY, bool), {"embed": None, "mean": head})
     assert all(0 <= value < 1e-6 for value in found.effects["embed survives"].kl)
 
 

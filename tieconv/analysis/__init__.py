@@ -43,14 +43,14 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
     if text is None:
         return Findings(subject, related, found)
     from tieconv.analysis.gradients import gradients_section
-    from tieconv.analysis.measured import load_model, mean_table, on_text
+    from tieconv.analysis.measured import load_model, on_text, survivors
     from tieconv.analysis.moments import lengths
 
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
     apart = related is not None and related.kind is not Kinship.BIT_EQUAL
-    survivors = apart and found is not None and not found.free and not subject.flip.barred
-    measured = on_text(reference, zero, mean_table(subject) if survivors else None)
+    may = apart and found is not None and not found.free and not subject.flip.barred
+    measured = on_text(reference, zero, survivors(subject) if may else {})
     return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
 
 

@@ -51,18 +51,28 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
+    """``norm`` is the module, ``{last}`` in it the number of the last of the layers that the config counts in
+    ``layers``; nothing is known where the config does not say what is in ``needs``.
+    """
+
     norm: str
     one_plus: bool = False
     multiply: str = ""
     divide: str = ""
     cap: str = ""
+    layers: str = "decoder_layers"
+    needs: tuple[tuple[str, object], ...] = ()
 
 
 _LLAMA = _Known("model.norm")
+_LIKE_LLAMA = (
+    "llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "phimoe", "smollm3",
+    "olmo2", "olmo3", "olmoe", "flex_olmo", "apertus", "arcee", "bitnet", "cwm", "diffllama", "doge", "ernie4_5",
+    "ernie4_5_moe", "exaone4", "glm", "glm4", "gpt_oss", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe",
+    "seed_oss",
+)  # fmt: skip
 _KNOWN: Mapping[str, _Known] = {
-    **dict.fromkeys(
-        ("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "smollm3", "olmo2"), _LLAMA
-    ),
+    **dict.fromkeys(_LIKE_LLAMA, _LLAMA),
     "olmo": _Known(""),
     "stablelm": _LLAMA,
     "starcoder2": _LLAMA,
@@ -70,8 +80,13 @@ _KNOWN: Mapping[str, _Known] = {
     "gemma": _Known("model.norm", one_plus=True),
     "gemma2": _Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
     "gemma3_text": _Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
-    "cohere": _Known("model.norm", multiply="logit_scale"),
-    "granite": _Known("model.norm", divide="logits_scaling"),
+    **dict.fromkeys(("cohere", "cohere2"), _Known("model.norm", multiply="logit_scale")),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), _Known("model.norm", divide="logits_scaling")),
+    "nemotron": _Known("model.norm", one_plus=True),
+    **dict.fromkeys(("jamba", "persimmon"), _Known("model.final_layernorm")),
+    "lfm2": _Known("model.embedding_norm"),
+    "xglm": _Known("model.layer_norm"),
+    "biogpt": _Known("biogpt.layer_norm"),
     "gpt2": _Known("transformer.ln_f"),
     "gpt_neo": _Known("transformer.ln_f"),
     "gptj": _Known("transformer.ln_f"),
@@ -80,9 +95,22 @@ _KNOWN: Mapping[str, _Known] = {
     "falcon": _Known("transformer.ln_f"),
     "bloom": _Known("transformer.ln_f"),
     "gpt_neox": _Known("gpt_neox.final_layer_norm"),
-    "mamba": _Known("backbone.norm_f"),
+    **dict.fromkeys(("mamba", "falcon_mamba"), _Known("backbone.norm_f")),
+    "opt": _Known(
+        "model.decoder.final_layer_norm", needs=(("do_layer_norm_before", True), ("_remove_final_layer_norm", False))
+    ),
+    **dict.fromkeys(("bert", "deberta", "deberta-v2"), _Known("cls.predictions.transform.LayerNorm")),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), _Known("lm_head.layer_norm")),
+    "albert": _Known("predictions.LayerNorm"),
+    "distilbert": _Known("vocab_layer_norm"),
+    "electra": _Known("generator_predictions.LayerNorm"),
+    "modernbert": _Known("head.norm"),
+    **dict.fromkeys(("bart", "marian", "plbart"), _Known("model.decoder.layers.{last}.final_layer_norm")),
+    **dict.fromkeys(("mbart", "pegasus", "m2m_100", "blenderbot"), _Known("model.decoder.layer_norm")),
 }
 """By model_type: the module of the last norm, and the config keys of what follows."""
+_LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
+"""How the names of the classes end whose logits the head alone makes."""
 
 
 def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final | None:
@@ -92,16 +120,19 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final | 
     family = evidence.family
     if known is None or family.named or family.knowledge is not Knowledge.TABLE:
         return None
-    if not family.architecture.endswith(("ForCausalLM", "LMHeadModel")):
+    if not family.architecture.endswith(_LANGUAGE) or any(
+        config.get(key, value) != value for key, value in known.needs
+    ):
         return None
     scale = _number(config, known.multiply, 1.0) / (_number(config, known.divide, 1.0) or 1.0)
     cap = _number(config, known.cap, 0.0)
     if not known.norm:
         return Final(np.ones(width), None, scale, cap, "", "")
-    weight = _record(evidence, f"{known.norm}.weight", width)
+    norm = known.norm.format(last=int(_number(config, known.layers, 0)) - 1)
+    weight = _record(evidence, f"{norm}.weight", width)
     if weight is None:
         return None
-    bias = _record(evidence, f"{known.norm}.bias", width)
+    bias = _record(evidence, f"{norm}.bias", width)
     gains = vector(reader, weight) + (1.0 if known.one_plus else 0.0)
     key = "one_plus" if known.one_plus else "scale"
     if bias is None:

@@ -21,9 +21,9 @@ def split(reference: Apart) -> tuple[Any, Any]:
     with reference.tables(*parts), torch.enable_grad():
         for window in reference.windows:
             log_p = reference.log_probabilities(window)
-            loss = -log_p.gather(-1, window[1:, None]).mean() / len(reference.windows)
+            loss = -log_p.gather(-1, reference.targets(window)[:, None]).mean() / len(reference.windows)
             loss.backward()
-    return parts[0].grad, parts[1].grad
+    return tuple(torch.zeros_like(part) if part.grad is None else part.grad for part in parts)
 
 
 def gradients_section(reference: Apart, *, tied: bool) -> Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isnan, sqrt
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tieconv.analysis.subject import Subject
-from tieconv.analysis.tables import Array, spans
+from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Measure
 from tieconv.errors import RefusedError
 from tieconv.execute.mean import floats, midpoints, rounded
@@ -102,17 +102,21 @@ def load_model(subject: Subject, text: str) -> Apart:
     """The model with the two tables that are stored, and the text. Raises what `load_apart` raises."""
     tables = tuple(table.values(0, table.rows) for table in (subject.embed, subject.output))
     evidence = subject.evidence
-    return load_apart(evidence.checkpoint.root, evidence.family.architecture, (tables[0], tables[1]), text)
+    tie = evidence.word_tie
+    names = tuple(member.name for member in tie.members) if tie else ()
+    return load_apart(evidence.checkpoint.root, evidence.family.architecture, (tables[0], tables[1]), text, names)
 
 
-def mean_table(subject: Subject) -> Array | None:
-    """The mean of both tables as `retie` writes it, (V, d) float32; ``None`` where there is one or the shapes differ.
-
-    Of tables of two types, of which `retie` writes no mean, it is not rounded.
-    """
+def survivors(subject: Subject) -> dict[str, Array | None]:
+    """The tables that may stand for both, as `on_text` takes them; none where the shapes differ."""
     embed, head = subject.embed, subject.head
     if head is None or (head.rows, head.width) != (embed.rows, embed.width):
-        return None
+        return {}
+    return {"embed": None, "head": None, "mean": _mean(embed, head)}
+
+
+def _mean(embed: Table, head: Table) -> Array:
+    """The mean as `retie` writes it, (V, d) float32; of two types, of which it writes none, it is not rounded."""
     found = np.empty((embed.rows, embed.width), "f4")
     kind = embed.record.dtype if embed.record.dtype == head.record.dtype else None
     for start, stop in spans(embed.rows, embed.width):
@@ -121,15 +125,16 @@ def mean_table(subject: Subject) -> Array | None:
     return found
 
 
-def on_text(reference: Apart, zero: Array, mean: Array | None) -> OnText:
+def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]) -> OnText:
     """Run the text through the model as it is and as each change would leave it.
 
-    ``zero`` marks the rows of zeros (V,); ``mean`` is the mean of the tables where they differ and one may survive.
+    ``zero`` marks the rows of zeros (V,). ``survivors`` are the tables that may take both places, ``None`` for one of
+    the two that are there; empty where none may.
     """
     torch = reference.torch
-    changes = {} if mean is None else {f"{name} survives": swap for name, swap in _swaps(reference, mean).items()}
-    if _bias(reference) is not None:
-        changes["bias stripped"] = lambda: _without_bias(reference)
+    changes = {f"{name} survives": _swap(reference, name, table) for name, table in survivors.items()}
+    if (held := _bias(reference)) is not None:
+        changes["bias stripped"] = lambda: _without_bias(*held)
     effects = {name: Effect() for name in changes}
     marked = torch.from_numpy(np.flatnonzero(zero))
     mass: list[float] = []
@@ -137,11 +142,11 @@ def on_text(reference: Apart, zero: Array, mean: Array | None) -> OnText:
     with torch.no_grad(), _listening(reference, hidden):
         for window in reference.windows:
             before = _numbers(reference.log_probabilities(window))
-            hidden[-1] = hidden[-1].mean(0)
+            hidden[-1] = hidden[-1][reference.places(window)].mean(0)
             mass.append(float(before[:, marked].exp().sum(-1).mean()))
             for name, change in changes.items():
                 with change():
-                    effects[name].add(before, reference.log_probabilities(window), window[1:])
+                    effects[name].add(before, reference.log_probabilities(window), reference.targets(window))
                 hidden.pop()
     mean_hidden = torch.stack(hidden).mean(0).numpy().astype("f8")
     return OnText(effects, float(np.mean(mass)), mean_hidden, reference.counts.numpy(), reference.predicted)
@@ -158,23 +163,25 @@ def _numbers(log_p: Any) -> Any:
     return log_p
 
 
-def _swaps(reference: Apart, mean: Array) -> dict[str, Callable[[], Any]]:
-    tables = {"embed": reference.embed, "head": reference.head, "mean": parameter(mean)}
-    return {name: lambda table=table: reference.tables(table, table) for name, table in tables.items()}  # type: ignore[misc]
+def _swap(reference: Apart, name: str, values: Array | None) -> Callable[[], Any]:
+    table = {"embed": reference.embed, "head": reference.head}[name] if values is None else parameter(values)
+    return lambda: reference.tables(table, table)
 
 
-def _bias(reference: Apart) -> Any:
-    return getattr(reference.model.get_output_embeddings(), "bias", None)
+def _bias(reference: Apart) -> tuple[Any, str] | None:
+    """The module that holds the bias of the head, and its name there; ``None`` where there is none."""
+    places = ((reference.model.get_output_embeddings(), "bias"), (reference.model, "final_logits_bias"))
+    return next(((module, name) for module, name in places if getattr(module, name, None) is not None), None)
 
 
 @contextmanager
-def _without_bias(reference: Apart) -> Iterator[None]:
-    module = reference.model.get_output_embeddings()
-    kept, module.bias = module.bias, None
+def _without_bias(module: Any, name: str) -> Iterator[None]:
+    kept = getattr(module, name)
+    setattr(module, name, kept.new_zeros(kept.shape) if name in module._buffers else None)
     try:
         yield
     finally:
-        module.bias = kept
+        setattr(module, name, kept)
 
 
 @contextmanager

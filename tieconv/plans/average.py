@@ -19,7 +19,7 @@ def merge(edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd
     Raises `RefusedError` where a mean is doubtful: more than two tables that differ, two types, a multiple, a strided
     view. Whether the elements are finite shows when they are read.
     """
-    _guard_pair(inspection, reference, odd)
+    _guard_pair(inspection, tie, reference, odd)
     first, second = (inspection.checkpoint.tensors[member.name] for member in (reference, odd[0]))
     _guard_records(inspection, first, second, odd[0])
     for member in tie.members:
@@ -30,10 +30,12 @@ def merge(edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd
     return (f"not function-preserving: {lost} become their mean ({is_apart(odd[0])})",)
 
 
-def _guard_pair(inspection: Inspection, reference: Member, odd: list[Member]) -> None:
+def _guard_pair(inspection: Inspection, tie: Tie, reference: Member, odd: list[Member]) -> None:
+    """One end differs, and the other is the reference or, like an encoder's own table, equal to it."""
     view = inspection.head
     ends = {found.name for found in (view.input_embedding, view.output_head) if found}
-    if len(odd) == 1 and ends == {reference.name, odd[0].name}:
+    equal = {member.name for member in tie.members} - {odd[0].name}
+    if len(odd) == 1 and len(ends & equal) == 1 and odd[0].name in ends:
         return
     names = ", ".join(shown(member.name) for member in (reference, *odd))
     refuse(

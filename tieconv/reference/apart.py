@@ -1,4 +1,4 @@
-"""A model that predicts the next token, its two tables apart and exchangeable, and the windows of a text for it."""
+"""A language model, its two tables apart and exchangeable, and the windows of a text for it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.reference.model import Batch, Reference, load
+from tieconv.reference.model import Reference, load
 from tieconv.reference.packages import need, require
+from tieconv.reference.reading import Reading, reading_of
 from tieconv.text import count, shown
 
 WINDOW = 128
-"""Tokens that are read at once; the predictions are those of all but the first."""
+"""Tokens of the text that are read at once."""
 
 WINDOWS = 32
 """Windows that are taken from the text, spread over it evenly."""
@@ -28,11 +29,14 @@ _EXTRA, _PURPOSE = "torch", "--text, which runs the model,"
 class Apart:
     """A model in float32 on the CPU, its tables (V, d) apart, and the text.
 
-    ``windows`` are those that the model reads, (n, `WINDOW`) ids; ``counts`` how often each id stands in the whole
-    text, (V,).
+    ``tied`` names what the class ties to the input table, an encoder's and a decoder's own among them, and
+    ``reading`` is how a window is fed; ``windows`` are those that the model reads, (n, `WINDOW`) ids; ``counts`` how
+    often each id stands in the whole text, (V,).
     """
 
     reference: Reference
+    tied: tuple[str, ...]
+    reading: Reading
     embed: Any
     head: Any
     windows: Any
@@ -50,48 +54,61 @@ class Apart:
     @property
     def predicted(self) -> int:
         """Tokens that are predicted over all windows."""
-        return int(self.windows.shape[0] * (self.windows.shape[1] - 1))
+        return int(self.windows.shape[0] * self.reading.predicted(self.windows.shape[1]))
 
     def log_probabilities(self, window: Any) -> Any:
-        """(tokens − 1, V) float32: the predictions of one window, without those after its last token."""
-        ids = window[None]
-        logits = self.reference.forward(Batch(ids, ids.new_ones(ids.shape)))[0, :-1]
-        return logits.float().log_softmax(-1)
+        """The predictions of one window, (n, V) float32: those of `targets`."""
+        fed = self.reading.fed(window)
+        return self.reference.forward(fed.batch)[0, fed.places].float().log_softmax(-1)
+
+    def targets(self, window: Any) -> Any:
+        """The ids that are predicted of a window, (n,)."""
+        return self.reading.fed(window).targets
+
+    def places(self, window: Any) -> Any:
+        """Where in the sequence that the head is applied to they are predicted: an index."""
+        return self.reading.fed(window).places
 
     @contextmanager
     def tables(self, embed: Any, head: Any) -> Iterator[None]:
-        """The model with these tables in place of its own."""
-        modules = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-        kept = [module.weight for module in modules]
-        for module, weight in zip(modules, (embed, head), strict=True):
-            module.weight = weight
+        """The model with these tables in place of its own, as one that ties them reads the first at every input."""
+        inputs, output = self._tied(), self.model.get_output_embeddings()
+        kept = [(module, module.weight) for module in (*inputs, output)]
+        _put(inputs, output, embed, head)
         try:
             yield
         finally:
-            for module, weight in zip(modules, kept, strict=True):
+            for module, weight in kept:
                 module.weight = weight
 
+    def _tied(self) -> list[Any]:
+        """The modules that look up the input table, or one that the class ties to it."""
+        named = ((module, f"{name}.weight") for name, module in self.model.named_modules())
+        tied = [module for module, name in named if any(name.endswith((f".{one}", one)) for one in self.tied)]
+        output = self.model.get_output_embeddings()
+        return _inputs(self.model, [module for module in tied if module is not output])
 
-def load_apart(directory: str, architecture: str, tables: tuple[Any, Any], text: str) -> Apart:
+
+def load_apart(
+    directory: str, architecture: str, tables: tuple[Any, Any], text: str, tied: tuple[str, ...] = ()
+) -> Apart:
     """The model of ``directory``, no code of its own run, with ``tables`` (two float arrays, V × d) as its own.
+
+    ``tied`` are the names of the tensors that the class ties to the first of them.
 
     Raises `MissingPackageError` where torch or transformers is missing, `RefusedError` where the class does not predict
     the next token or has other tables, `UnreadableError` where model or tokenizer cannot be loaded or the text is too
     short.
     """
     require(_PURPOSE, _EXTRA, "torch", "transformers")
-    if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        raise RefusedError(
-            f"{shown(architecture or directory)} does not predict the next token, which is what --text measures",
-            "analyse it without --text",
-            "analyze.not-causal",
-        )
-    ids = _encode(directory, text)
-    windows = _windows(ids)
-    counts = _counts(directory, ids, min(map(len, tables)))
+    tokenizer = _tokenizer(directory)
+    reading = reading_of(directory, architecture, tokenizer)
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    windows = _windows(ids, reading)
+    counts = _counts(directory, ids, reading.added, min(map(len, tables)))
     reference = load(directory, {"architectures": [architecture]}, "float32")
     reference.model.requires_grad_(False)
-    apart = Apart(reference, parameter(tables[0]), parameter(tables[1]), windows, counts)
+    apart = Apart(reference, tied, reading, parameter(tables[0]), parameter(tables[1]), windows, counts)
     _exchange(directory, apart)
     return apart
 
@@ -103,23 +120,36 @@ def parameter(values: Any) -> Any:
 
 
 def _exchange(directory: str, apart: Apart) -> None:
-    ends = apart.model.get_input_embeddings(), apart.model.get_output_embeddings()
-    if ends[1] is None or ends[0].weight.shape != apart.embed.shape:
+    first, output = apart.model.get_input_embeddings(), apart.model.get_output_embeddings()
+    if output is None or first.weight.shape != apart.embed.shape:
         raise RefusedError(
             f"{shown(directory)}: the model that transformers builds has other tables than the checkpoint stores",
             "analyse it without --text",
             "analyze.tables",
         )
-    ends[0].weight, ends[1].weight = apart.embed, apart.head
+    torch = apart.torch
+    equal = [module for module in apart._tied() if torch.equal(module.weight, first.weight)]
+    _put(_inputs(apart.model, equal), output, apart.embed, apart.head)
 
 
-def _encode(directory: str, text: str) -> list[int]:
+def _inputs(model: Any, more: list[Any]) -> list[Any]:
+    """The modules that look up the input table itself, and ``more``: each once."""
+    first, output = model.get_input_embeddings(), model.get_output_embeddings()
+    shared = [module for module in model.modules() if getattr(module, "weight", None) is first.weight]
+    found = [first, *(module for module in (*shared, *more) if module is not output)]
+    return list({id(module): module for module in found}.values())
+
+
+def _put(inputs: list[Any], output: Any, embed: Any, head: Any) -> None:
+    for module in inputs:
+        module.weight = embed
+    output.weight = head
+
+
+def _tokenizer(directory: str) -> Any:
     transformers = need("transformers", _EXTRA, _PURPOSE)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
-        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:
         why = shown(" ".join(str(error).split()), 200)
         raise UnreadableError(
@@ -127,33 +157,34 @@ def _encode(directory: str, text: str) -> list[int]:
             "put tokenizer.json and tokenizer_config.json beside the weights",
             "analyze.tokenizer",
         ) from error
-    return ids
 
 
-def _counts(directory: str, ids: list[int], rows: int) -> Any:
+def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -> Any:
     torch = need("torch", _EXTRA, _PURPOSE)
-    if max(ids) >= rows:
+    largest = max((*ids, *added))
+    if largest >= rows:
         raise UnreadableError(
-            f"{shown(directory)}: the tokenizer gives id {max(ids):,} for this text, and the tables have {rows:,} rows",
+            f"{shown(directory)}: the tokenizer gives id {largest:,} for this text, and the tables have {rows:,} rows",
             "put the tokenizer that the model was trained with beside the weights",
             "analyze.tokenizer-rows",
         )
     return torch.bincount(torch.tensor(ids), minlength=rows)
 
 
-def _windows(ids: list[int]) -> Any:
+def _windows(ids: list[int], reading: Reading) -> Any:
     """The windows that are read, (n, `WINDOW`) ids, no two alike: a text that repeats itself says a thing once."""
     torch = need("torch", _EXTRA, _PURPOSE)
     length = min(WINDOW, len(ids))
     whole = len(ids) // length if length else 0
     rows = list(dict.fromkeys(tuple(ids[place * length : (place + 1) * length]) for place in range(whole)))
-    if len(rows) * (length - 1) < LEAST:
+    if len(rows) * reading.predicted(length) < LEAST:
         why = f"the text has {count(len(ids), 'token')}"
+        least = -(-LEAST // reading.predicted(WINDOW)) * WINDOW
         if len(rows) < whole:
             why += f" and repeats itself: {count(len(rows), 'window')} of {length} in place of {whole:,}"
         raise UnreadableError(
             f"{why}, too few to measure anything by",
-            f"give a text of some {WINDOW * WINDOWS:,} tokens; the least is {LEAST + WINDOW:,}",
+            f"give a text of some {WINDOW * WINDOWS:,} tokens; the least is {least:,}",
             "analyze.text-short",
         )
     if len(rows) > WINDOWS:

@@ -104,17 +104,21 @@ class Reference:
 
 def load_config(directory: str) -> Any:
     """The config of the language model in ``directory`` as transformers reads it; raises `UnreadableError`."""
+    return load_whole_config(directory).get_text_config(decoder=True)
+
+
+def load_whole_config(directory: str) -> Any:
+    """As `load_config`, that of every part: an encoder, a decoder, a vision tower."""
     transformers = need("transformers", "onnx", _PURPOSE)
     try:
         with quiet(transformers):
-            config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+            return transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise UnreadableError(
             f"{shown(os.path.join(directory, 'config.json'))}: transformers cannot read it: {shown(error)}",
             "code that comes with a checkpoint is never run: install a transformers that knows the model type",
             "reference.config",
         ) from error
-    return config.get_text_config(decoder=True)
 
 
 def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
