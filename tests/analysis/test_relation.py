@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis.constructed import CLASSES, embedding, make, orthogonal, table
+from tests.analysis.constructed import CLASSES, Array, embedding, make, orthogonal, table
 from tests.inspection.stored import Memory
 from tieconv.analysis.grams import spectrum
 from tieconv.analysis.relation import relate_tables
+from tieconv.analysis.relation_section import sentence
 from tieconv.analysis.retrieval import sample
 from tieconv.analysis.tables import open_table
 from tieconv.checkpoint.analysis import Kinship
@@ -200,3 +201,74 @@ def test_equality_is_exactly_equality(seed: int, rows: int, changes: int) -> Non
     related = relate_tables(one, two)
     assert (related.kind is Kinship.BIT_EQUAL) == np.array_equal(bits, other)
     assert np.array_equal(related.moments.unequal, (bits != other).any(axis=1))
+
+
+def narrow(values: Array, kind: str) -> Array:
+    """The values once rounded to ``kind``."""
+    return table(values, kind).values(0, len(values))
+
+
+@pytest.mark.parametrize("kind", ["BF16", "F16"])
+@pytest.mark.parametrize("side", ["embedding", "head"])
+def test_a_float32_table_that_was_once_rounded_is_a_cast(kind: str, side: str) -> None:
+    """Both are stored as float32, one of them holds the other's values in fewer bits: every element is compared."""
+    e = narrow(embedding(np.random.default_rng(0), 400, 32), "F32")
+    pair = [e, narrow(e, kind)] if side == "head" else [narrow(e, kind), e]
+    found = relate_tables(*(table(values, "F32") for values in pair))
+    assert (found.kind, found.moments.cast, found.detail["rows_differing"]) == (Kinship.CAST, kind, 400)
+    assert sentence(found) == f"The tables are equal once the wider one is rounded to {kind}."
+    pair[0][311, 7] *= 1.5
+    assert relate_tables(*(table(values, "F32") for values in pair)).kind is not Kinship.CAST
+
+
+def test_what_rounding_leaves_is_no_vector() -> None:
+    """Noise of the size of a rounding: no map is told, though each leaves as little."""
+    rng = np.random.default_rng(4)
+    e = narrow(embedding(rng, 400, 32), "BF16")
+    found = relate_tables(table(e, "BF16"), table(e * (1 + 2e-3 * rng.standard_normal(e.shape)), "BF16"))
+    assert found.kind is Kinship.DRIFT and found.within_rounding
+    assert sentence(found).endswith("no more than rounding to the stored type leaves.")
+
+
+def in_codes(values: Array, group: int) -> Array:
+    """Quantised to 8 bits, one scale for each ``group`` of numbers, and turned back."""
+    flat = values.reshape(-1, group)
+    step = np.abs(flat).max(axis=1, keepdims=True) / 127
+    step[step == 0] = 1
+    return (np.rint(flat / step) * step).reshape(values.shape)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+@pytest.mark.parametrize("group", [128, 64, 32])
+def test_a_head_in_codes_is_told_from_drift(dtype: str, group: int) -> None:
+    """Found with the size of its groups; a change of the same size that follows no codes is drift."""
+    rng = np.random.default_rng(group)
+    e = narrow(embedding(rng, 300, 128), dtype)
+    e[17] = 0
+    found = relate_tables(table(e, dtype), table(in_codes(e, group), dtype))
+    assert (found.kind, found.detail) == (Kinship.DRIFT, {"bits": 8, "group": group})
+    each = "row" if group == 128 else f"{group} numbers"
+    assert f"in 8-bit codes and back, one scale for each {each}: the difference is" in sentence(found)
+    other = e + found.residual * e.std() * rng.standard_normal(e.shape)  # type: ignore[operator]
+    assert relate_tables(table(e, dtype), table(other, dtype)).detail == {}
+
+
+def test_one_number_off_the_codes_is_drift() -> None:
+    """The last element of the last row, half a step from where its code puts it."""
+    e = narrow(embedding(np.random.default_rng(1), 300, 128), "F32")
+    u = in_codes(e, 128)
+    u[-1, -1] += np.abs(e[-1]).max() / 254
+    assert relate_tables(table(e, "F32"), table(u, "F32")).detail == {}
+    u = in_codes(e, 128)
+    u[-1, -1] += 2 * np.abs(e[-1]).max() / 127  # a code, and not one beside the embedding's number
+    assert relate_tables(table(e, "F32"), table(u, "F32")).detail == {}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_small_changes_are_not_taken_for_codes(seed: int) -> None:
+    """Noise relative to the number, or to the row, of the sizes between which codes lie."""
+    rng = np.random.default_rng(seed)
+    e = narrow(embedding(rng, 64, 64), "BF16")
+    noise = 10 ** rng.uniform(-3.5, -1.5) * rng.standard_normal(e.shape)
+    u = e * (1 + noise) if seed % 2 else e + np.abs(e).max(axis=1, keepdims=True) * noise
+    assert "group" not in relate_tables(table(e, "BF16"), table(u, "BF16")).detail

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tieconv.analysis.codes import code_group
 from tieconv.analysis.fits import Fit, column_fits
 from tieconv.analysis.grams import WIDEST, Grams, gram
 from tieconv.analysis.linear import Linear, fit_linear, fit_without, linear_tolerance, shape
@@ -14,8 +15,9 @@ from tieconv.analysis.moments import Moments, measure
 from tieconv.analysis.retrieval import precision_at_1, sample
 from tieconv.analysis.rounding import precision
 from tieconv.analysis.rowhash import digests, overlap
-from tieconv.analysis.tables import Array, Table
+from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Kinship
+from tieconv.inspection.numeric import FORMATS, convert
 
 FEW = 32
 """Tables with fewer common rows are called equal or not, and nothing finer."""
@@ -63,11 +65,32 @@ def relate_tables(embed: Table, head: Table) -> Related:
     if reason:
         return Related(Kinship.UNKNOWN, moments, detail={"reason": reason})
     kinds = precision(embed), precision(head)
+    once = _once_rounded(embed, head, moments, kinds)
+    if once is not None:
+        return once
     fits = column_fits(embed, head, moments, kinds)
+    if fits and fits[0].exact:  # before the maps, each of which could only do as well
+        return Related(Kinship.DRIFT, moments, fits[0].residual, fits[0].tolerance, True, fit=fits[0], fits=fits)
     for fit in fits:
         if fit.exact and fit.kind is not Kinship.DRIFT:
             return _fitted(fit, moments, fits)
     return _mapped(embed, head, moments, fits, kinds)
+
+
+def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
+    """Two float32 tables of which one was once rounded to a narrower type, and is the other rounded to it."""
+    if {embed.record.dtype, head.record.dtype} != {"F32"} or kinds[0] == kinds[1] or "F32" not in kinds:
+        return None
+    wide, narrow = (embed, head) if kinds[0] == "F32" else (head, embed)
+    form = FORMATS[min(kinds, key=lambda kind: FORMATS[kind].mantissa)]
+    for start, stop in spans(moments.rows, embed.width):
+        one, two = (convert(table.bits(start, stop).reshape(-1), table.form, form) for table in (wide, narrow))
+        if (one != two).any():
+            return None
+    moments.cast = form.name
+    differing = int(np.count_nonzero(moments.unequal))
+    detail = {"rows_differing": differing, "rows": moments.rows, "cast": form.name, "stored": "F32"}
+    return _exact(Kinship.CAST, moments, detail)
 
 
 def _untellable(moments: Moments) -> str:
@@ -156,7 +179,16 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
             return _linear(linear, grams, residual, most, shared)
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
-        return Related(Kinship.DRIFT, residual=plain.residual, tolerance=plain.tolerance, fit=best, **shared)  # type: ignore[arg-type]
+        group = code_group(embed, head, moments.rows, kinds)
+        detail = {"bits": 8, "group": group} if group else {}
+        return Related(
+            Kinship.DRIFT,
+            residual=plain.residual,
+            tolerance=plain.tolerance,
+            fit=best,
+            detail=detail,
+            **shared,  # type: ignore[arg-type]
+        )
     if grams and linear and unseen and linear.adjusted >= CLOSE:
         return _linear(linear, grams, residual, most, shared)
     if unseen is None:

@@ -73,12 +73,27 @@ def sentence(related: Related) -> str:
         Kinship.SPD: "The head is the embedding times a symmetric positive definite matrix, as a norm fold and a "
         f"rotation leave it; {left} of it is left over.",
         Kinship.LINEAR: f"The head is a linear map of the embedding; {left} of it is left over.",
-        Kinship.DRIFT: f"The tables started as one and drifted apart: the difference is {left} of the head, and each "
-        "row is still nearest to its own.",
+        Kinship.DRIFT: _drift(related, left),
         Kinship.INDEPENDENT: "The tables are independent: no row, map or factor of one gives the other.",
         Kinship.UNKNOWN: f"Nothing can be said: {detail.get('reason', 'the tables are too small')}.",
     }
     return texts[related.kind]
+
+
+def _drift(related: Related, left: str) -> str:
+    group = related.detail.get("group")
+    if related.within_rounding:
+        return f"The difference is {left} of the head, no more than rounding to the stored type leaves."
+    if group:
+        each = "row" if group == related.moments.width else f"{group} numbers"
+        return (
+            f"The head is the embedding in 8-bit codes and back, one scale for each {each}: the difference is {left} "
+            "of the head."
+        )
+    return (
+        f"The tables started as one and drifted apart: the difference is {left} of the head, and each row is still "
+        "nearest to its own."
+    )
 
 
 def _subset(related: Related) -> str:
