@@ -91,7 +91,7 @@ def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
     """The weights' rows and columns by type."""
     found: dict[str, Lines] = {}
     for name, weight in weights.items():
-        if weight.bits.ndim in (1, 2) and weight.bits.size:
+        if weight.bits.ndim in (1, 2):
             found.setdefault(weight.dtype, Lines()).add(name, weight.bits)
     return found
 
@@ -142,7 +142,7 @@ def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
     names: set[str] = set()
     at = 0
     while at < length:
-        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), min(length - at, length - 1))
+        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), length - at)
         equal = [view for view in likely[:_TRIES] if _equal(*_stretch(rows, axis, at, view))]
         if not equal:
             return set()
