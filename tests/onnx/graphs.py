@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tieconv import inspect
 from tieconv.checkpoint.parity import Identity
 from tieconv.onnx.parity.folds import Fold
-from tieconv.onnx.parity.reading import Graph, read_graph
+from tieconv.onnx.parity.reading import Graph, Value, read_graph
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.sources.local import open_files
 
@@ -58,3 +58,11 @@ def identity(
     checkpoint = inspect(folder / "m", depth="header").checkpoint
     with open_files(checkpoint.root) as files:
         return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed)
+
+
+def open_cache() -> Graph:
+    """A decoder whose caches leave their width open."""
+    tokens = (Value("input_ids", "INT64", ("b", "s")), Value("attention_mask", "INT64", ("b", "t")))
+    caches = tuple(Value(f"past_key_values.0.{part}", "FLOAT", ("b", 2, "p", "w")) for part in ("key", "value"))
+    names = ("logits", "present.0.key", "present.0.value")
+    return Graph("g.onnx", 20, (*tokens, *caches), tuple(Value(name, "FLOAT", ()) for name in names), (), None)

@@ -34,6 +34,8 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
     structure, use = report.structure, report.provider
     if structure is not None:
         yield "graph", f"{structure.kind}, {structure.precision}, opset {structure.opset}"
+        for note in structure.notes:
+            yield "fed", shown(note, 400)
     placed = ", ".join(f"{number} nodes on {shown(name)}" for name, number in use.placement.items())
     asked = f"asked for {use.requested}" + (f"; {placed}" if placed else "")
     yield "provider", f"{shown(use.active) or 'none'} ({asked})"

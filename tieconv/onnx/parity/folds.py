@@ -34,12 +34,18 @@ def _times(weight: Any, factor: float) -> Any:
     return weight * weight.new_tensor(factor)
 
 
+def head_width(config: Any) -> int:
+    """Elements of one attention head; 0 where the config does not tell."""
+    hidden = _number(config, "hidden_size") or _number(config, "d_model")
+    heads = _number(config, "num_attention_heads")
+    return int(_number(config, "head_dim") or (hidden // heads if heads else 0))
+
+
 def _factors(config: Any) -> Iterator[float]:
     hidden = _number(config, "hidden_size") or _number(config, "d_model")
     if hidden:
         yield from (hidden**0.5, hidden**-0.5)
-        heads = _number(config, "num_attention_heads")
-        width = _number(config, "head_dim") or (hidden / heads if heads else 0.0)
+        width = head_width(config)
         if width:
             yield from (width**-0.5, width**-0.25)
     scalar = _number(config, "query_pre_attn_scalar")

@@ -14,7 +14,7 @@ from tieconv.checkpoint.records import BLOCKING, Checkpoint, Layout
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.cells import SEEDS
-from tieconv.onnx.parity.folds import folds
+from tieconv.onnx.parity.folds import folds, head_width
 from tieconv.onnx.parity.forward import GraphModel
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
@@ -105,7 +105,8 @@ def _subject(path: str, evidence: Inspection, provider: str) -> _Subject:
     graph = read_graph(_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
-    return _Subject(graph, evidence, provider, _precision(graph), bind(graph, masked=masked), config)
+    bindings = bind(graph, masked=masked, width=head_width(config))
+    return _Subject(graph, evidence, provider, _precision(graph), bindings, config)
 
 
 def _file(path: str) -> str:
@@ -136,6 +137,7 @@ def _structure(subject: _Subject) -> Structure:
         tuple(value.name for value in graph.inputs),
         tuple(value.name for value in graph.outputs),
         tuple(faults(subject.bindings)),
+        subject.bindings.notes,
     )
 
 
@@ -165,7 +167,7 @@ def available_memory() -> int:
 
 
 def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
-    work = make_work(subject.bindings.kind, subject.config, subject.bindings.inputs)
+    work = make_work(subject.bindings, subject.config)
     with LogitStore() as store:
         use, found, tokens = _run_graph(subject, work, store)
         plain = use.active == CUDA and subject.precision == "float32"
