@@ -64,6 +64,7 @@ left out; small vectors that an exporter folded away are listed and judged by th
 **Inputs** are told from name, type and axes: `input_ids`, `attention_mask`, `position_ids`, `token_type_ids`,
 `decoder_input_ids`, and caches as transformers (`input.past_key_values.layers.0.keys`), optimum and onnxruntime-genai
 (`past_key_values.0.key` → `present.0.key`) name them. Anything else is an error that names the input.
+The decoder of a pair (`encoder_hidden_states`: optimum's `decoder_model_merged.onnx`) is no whole model: `not_run`.
 
 Graphs on `GroupQueryAttention`, as onnxruntime-genai builds them, are fed as the operator takes it, and the report says
 so under `fed` (`structure.notes` in the JSON). It counts each row's tokens instead of a mask, so padding stands behind

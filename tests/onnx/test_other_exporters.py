@@ -168,3 +168,14 @@ def test_a_cut_table_and_another_epsilon(tmp_path: Path) -> None:
     report = api.parity(tmp_path / "model.onnx", checkpoint, provider="cpu")
     (gate,) = (gate for gate in report.gates if not gate.passed)
     assert gate.name == "weights"
+
+
+@pytest.mark.parametrize("name", ["optimum-t5", "optimum-bart"])
+def test_a_decoder_of_a_pair_is_not_run(name: str) -> None:
+    """A merged decoder takes what another graph computes: no verdict about the model, exit 2, and the reason."""
+    pytest.importorskip("torch")
+    result = run("parity", graph_of(exporters.HERE / name), exporters.HERE / "checkpoints" / "optimum-llama", "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["verdict"], found["structure"]) == (2, "not_run", None)
+    assert "is the decoder of a pair: its encoder_hidden_states come from another graph" in found["reason"]
+    assert "tieconv export" in found["hint"]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tieconv.errors import UnreadableError
+from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity.grouped import grouped_caches
 from tieconv.onnx.parity.reading import DTYPES, Graph, Value
 from tieconv.text import shown
@@ -76,6 +76,8 @@ _CACHE = re.compile(
     r"\.(?:layers\.)?(?P<layer>\d+)\.(?:(?:decoder|self)\.)?(?P<part>key|value)s?"
 )
 _WINDOW = re.compile(r".*\._sliding_window_tensor")
+_ENCODED = "encoder_hidden_states"
+"""The input of optimum's decoders, merged or not, that the encoder's own graph computes."""
 _TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS)
 _AXES = {
     Role.IDS: ("batch", "sequence"),
@@ -92,8 +94,11 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
 
     ``width`` is that of the model's heads, for graphs that leave it open.
 
-    Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits.
+    Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits;
+    `NotRunError` for the decoder of a pair, which alone is no model.
     """
+    if any(value.name == _ENCODED for value in graph.inputs):
+        raise _half(graph)
     presents = {_place(value.name): value.name for value in graph.outputs if _place(value.name)}
     inputs: dict[Role, Value] = {}
     caches, windows = [], []
@@ -120,6 +125,15 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
 
 
 _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the cache: docs/parity.md"
+
+
+def _half(graph: Graph) -> NotRunError:
+    return NotRunError(
+        f"{shown(graph.path)} is the decoder of a pair: its {_ENCODED} come from another graph, and parity measures "
+        "one graph from token ids to logits",
+        "export the encoder-decoder as one graph: tieconv export MODEL -o OUT",
+        "onnx.half",
+    )
 
 
 def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:

@@ -59,10 +59,15 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
     """The parity of the graph at ``path`` with the checkpoint that ``evidence`` is about.
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``, ``reference`` ``auto``, ``float64`` or ``float32``. A provider that
-    is missing, or that leaves heavy nodes on the CPU, gives the verdict ``not_run``. Raises `UnreadableError` for a
-    graph or checkpoint that cannot be read or fed.
+    is missing, or that leaves heavy nodes on the CPU, gives the verdict ``not_run``, and so does a graph that is half
+    of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
     """
-    subject = _subject(path, evidence, provider)
+    try:
+        subject = _subject(path, evidence, provider)
+    except NotRunError as stop:
+        graph, use = _file(path), ProviderUse(provider)
+        model = evidence.checkpoint.source
+        return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.hint)
     structure = _structure(subject)
     try:
         dtype = _reference_dtype(subject, reference)
