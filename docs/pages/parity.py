@@ -58,8 +58,9 @@ reported and not judged: two swapped head rows leave them at 100 %, and healthy 
 type that the graph stores, and folded only where the config implies the factor (Gemma's 1 + w, embedding and attention
 scales) and the product is equal in every bit. This sees what no batch can: a damaged row of a token that is never fed.
 A tensor may stand transposed, in a stack of experts, packed beside others in one matrix (a query, key and value
-projection) or split into several (GPT-2's `c_attn`). Stored tensors that the model's class does not read are listed and
-left out; small vectors that an exporter folded away are listed and judged by the logits.
+projection) or split into several (GPT-2's `c_attn`). A position table may lack the rows before position 0, which no
+token looks up (OPT and BART have two; the class says so, and the report too). Stored tensors that the model's class
+does not read are listed and left out; small vectors that an exporter folded away are listed and judged by the logits.
 
 **Inputs** are told from name, type and axes: `input_ids`, `attention_mask`, `position_ids`, `token_type_ids`,
 `decoder_input_ids`, and caches as transformers (`input.past_key_values.layers.0.keys`), optimum and onnxruntime-genai

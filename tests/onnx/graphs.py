@@ -48,6 +48,7 @@ def identity(
     *,
     external: bool = True,
     computed: tuple[torch.Tensor, ...] = (),
+    offsets: Mapping[str, int] | None = None,
 ) -> Identity:
     """The weight identity of a checkpoint of ``tensors`` and a graph of ``weights``."""
     (folder / "m").mkdir(exist_ok=True)
@@ -57,7 +58,7 @@ def identity(
     graph: Graph = read_graph(str(write_graph(folder / "g.onnx", weights, external=external)))
     checkpoint = inspect(folder / "m", depth="header").checkpoint
     with open_files(checkpoint.root) as files:
-        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed)
+        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed, offsets or {})
 
 
 def open_cache() -> Graph:

@@ -229,3 +229,27 @@ def test_what_samples_refute_is_no_try(tmp_path: Path) -> None:
     torch.manual_seed(0)
     blocks = [torch.cat([torch.zeros(1, 16), torch.randn(7, 16)]) for _ in range(101)]
     assert identity(tmp_path, {"last": blocks[-1]}, {"w": torch.cat(blocks)}).how == {"packed": 1}
+
+
+@pytest.mark.parametrize("stored", ["model.positions.weight", "positions.weight"])
+def test_rows_before_position_0(tmp_path: Path, stored: str) -> None:
+    """A table may lack the rows that its class never looks up, and no other: one more, or one bit, and it is lost."""
+    torch.manual_seed(0)
+    table, offsets = torch.randn(66, 32), {"model.positions.weight": 2}
+    found = identity(tmp_path, {stored: table}, {"w": table[2:].clone()}, offsets=offsets)
+    assert (found.how, found.lost, found.unexplained) == ({"without 2 rows before position 0": 1}, (), ())
+    assert not identity(tmp_path, {stored: table}, {"w": table[2:].clone()}).proved
+    assert not identity(tmp_path, {stored: table}, {"w": table[3:].clone()}, offsets=offsets).proved
+    damaged = table[2:].clone()
+    damaged[5, 5] += 1
+    assert not identity(tmp_path, {stored: table}, {"w": damaged}, offsets=offsets).proved
+    assert not identity(tmp_path, {"other.weight": table}, {"w": table[2:].clone()}, offsets=offsets).proved
+    whole = identity(tmp_path, {stored: table}, {"w": table.clone()}, offsets=offsets)
+    assert whole.how == {"straight": 1}
+
+
+@pytest.mark.parametrize("shape", [(2, 32), (1, 32), (66,)], ids=str)
+def test_what_is_no_longer_table(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A table of no more rows than stand before position 0, or a vector, has nothing left to look for."""
+    found = identity(tmp_path, {"p.weight": torch.ones(shape)}, {"w": torch.zeros(66, 32)}, offsets={"p.weight": 2})
+    assert [entry.name for entry in found.lost] == ["p.weight"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,14 @@ class Tensor:
     shape: tuple[int, ...]
     forms: Callable[[str], Iterable[tuple[str, Rows]]]
 
+    def after(self, count: int) -> Tensor:
+        """The tensor without its first ``count`` rows."""
+
+        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
+            return ((fold, partial(_later, rows, count)) for fold, rows in self.forms(dtype))
+
+        return Tensor((self.shape[0] - count, *self.shape[1:]), forms)
+
     @property
     def sides(self) -> tuple[int, int]:
         return self.shape[0], self.shape[1] if len(self.shape) > 1 else 1
@@ -43,6 +52,10 @@ class Tensor:
     def axes(self) -> range:
         """Along which others may stand beside it."""
         return range(len(self.shape))
+
+
+def _later(rows: Rows, count: int, first: int, last: int) -> Any:
+    return rows(count + first, count + last)
 
 
 @dataclass(frozen=True)

@@ -245,6 +245,7 @@ def _identity(subject: _Subject, unused: tuple[str, ...], model: Reference) -> I
             unused,
             embedding.name if embedding else None,
             model.matrices,
+            model.offsets,
         )
 
 
