@@ -75,6 +75,9 @@ from the start and takes no padding: padding is **not run** then. Of the builder
 and Gemma 2 fail, since 5.66 stands in them for the embedding's scale √32 = 5.65685: with the constant mended, Gemma 2
 passes. OPT of mobius-onnx 0.1.0 fails by its layer norms' epsilon, 1e-6 instead of 1e-5.
 
+Of a graph that failed the report says what is **likely** wrong (`reason` in the JSON), where its own numbers tell: a
+norm with an epsilon that the class has not, a constant within 0.5 % of a factor of the config.
+
 ## Providers
 
 `--provider auto` takes CUDA where it starts and else the CPU, and says which. With `--provider cuda` nothing but a

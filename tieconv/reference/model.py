@@ -60,6 +60,13 @@ class Reference:
         return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.ndim > 1]
 
     @property
+    def epsilons(self) -> frozenset[float]:
+        """What the norms of the class add before the root."""
+        names = ("eps", "variance_epsilon", "epsilon")
+        found = (getattr(module, name, None) for module in self.model.modules() for name in names)
+        return frozenset(value for value in found if isinstance(value, float))
+
+    @property
     def offsets(self) -> dict[str, int]:
         """By parameter, how many rows of a position table stand before that of position 0: no token looks them up."""
         modules = self.model.named_modules()

@@ -150,3 +150,5 @@ def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(told, "", width))
+    if report.reason and report.verdict is Verdict.FAILED:
+        yield from wrapped(f"likely: {shown(report.reason, 400)}", "", width)

@@ -25,7 +25,7 @@ def folds(config: Any) -> Iterator[Fold]:
     yield Fold("", lambda weight: weight)
     yield Fold("rounded", lambda weight: weight)
     yield Fold("one plus", lambda weight: weight.float() + 1.0)
-    for factor in sorted(set(_factors(config))):
+    for factor in sorted(set(factors(config))):
         yield Fold(f"times {factor:.6g}", partial(_times, factor=factor))
 
 
@@ -41,7 +41,8 @@ def head_width(config: Any) -> int:
     return int(_number(config, "head_dim") or (hidden // heads if heads else 0))
 
 
-def _factors(config: Any) -> Iterator[float]:
+def factors(config: Any) -> Iterator[float]:
+    """The scales of embeddings and attention scores that the config implies."""
     hidden = _number(config, "hidden_size") or _number(config, "d_model")
     if hidden:
         yield from (hidden**0.5, hidden**-0.5)

@@ -22,6 +22,7 @@ from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.passes import GraphPass, Work, make_work, run_floor, run_graph, run_reference
 from tieconv.onnx.parity.reading import DTYPES, Graph, read_graph
 from tieconv.onnx.parity.store import LogitStore
+from tieconv.onnx.parity.suspects import suspects
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.onnx.session import open_session
 from tieconv.onnx.session_provider import CUDA
@@ -184,13 +185,16 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         del model
         floor = load(subject.root, subject.evidence.checkpoint.config_values, subject.precision)
         run_floor(floor, work, store)
-        identity = _identity(subject, unused, floor)
+        identity, epsilons = _identity(subject, unused, floor), floor.epsilons
         del floor
         judged = judge(work, store, found.errors, subject.precision)
         tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
+    passed = _all_passed(gates)
+    likely = () if passed else suspects(subject.graph, subject.config, epsilons, subject.precision)
     return subject.report(
-        Verdict.PASSED if _all_passed(gates) else Verdict.FAILED,
+        Verdict.PASSED if passed else Verdict.FAILED,
+        reason="; ".join(likely),
         provider=use,
         structure=structure,
         identity=identity,
