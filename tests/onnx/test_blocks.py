@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -251,5 +252,7 @@ def test_rows_before_position_0(tmp_path: Path, stored: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 32), (1, 32), (66,)], ids=str)
 def test_what_is_no_longer_table(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """A table of no more rows than stand before position 0, or a vector, has nothing left to look for."""
-    found = identity(tmp_path, {"p.weight": torch.ones(shape)}, {"w": torch.zeros(66, 32)}, offsets={"p.weight": 2})
+    tensor = torch.arange(1.0, prod(shape) + 1).reshape(shape)
+    weights = {"w": torch.zeros(66, 32), "v": torch.arange(3.0, 67.0)}
+    found = identity(tmp_path, {"p.weight": tensor}, weights, offsets={"p.weight": 2})
     assert [entry.name for entry in found.lost] == ["p.weight"]

@@ -191,3 +191,11 @@ def test_what_is_likely_wrong_is_said(exported, tmp_path: Path) -> None:
     assert document(run("parity --json", graph, made.model).stdout)["reason"] == sentence
     graph = faults.plant(made.graph, faults.rope, tmp_path / "model.onnx")
     assert document(run("parity --json", graph, made.model).stdout)["reason"] is None
+
+
+def test_nothing_is_likely_wrong_where_it_passed(exported, tmp_path: Path) -> None:
+    """In fp16 an epsilon drowns in rounding: the graph passes, and no reason stands against the verdict."""
+    made = exported("llama", "float16")
+    graph = faults.plant(made.graph, faults.eps, tmp_path / "model.onnx")
+    found = document(run("parity --json --provider cpu", graph, made.model).stdout)
+    assert (found["verdict"], found["reason"]) == ("passed", None)

@@ -70,8 +70,10 @@ class Reference:
     def offsets(self) -> dict[str, int]:
         """By parameter, how many rows of a position table stand before that of position 0: no token looks them up."""
         modules = self.model.named_modules()
-        found = ((name, getattr(module, "offset", 0)) for name, module in modules if hasattr(module, "embedding_dim"))
-        return {f"{name}.weight": rows for name, rows in found if isinstance(rows, int) and rows > 0}
+        found = (
+            (name, getattr(module, "offset", None)) for name, module in modules if hasattr(module, "embedding_dim")
+        )
+        return {f"{name}.weight": rows for name, rows in found if isinstance(rows, int)}
 
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """The keyword arguments of the forward pass from position ``start`` on; the mask covers all positions."""
