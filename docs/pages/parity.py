@@ -58,14 +58,25 @@ reported and not judged: two swapped head rows leave them at 100 %, and healthy 
 type that the graph stores, and folded only where the config implies the factor (Gemma's 1 + w, embedding and attention
 scales) and the product is equal in every bit. This sees what no batch can: a damaged row of a token that is never fed.
 A tensor may stand transposed, in a stack of experts, packed beside others in one matrix (a query, key and value
-projection) or split into several (GPT-2's `c_attn`). Stored tensors that the model's class does not read are listed and
-left out; small vectors that an exporter folded away are listed and judged by the logits.
+projection) or split into several (GPT-2's `c_attn`). A position table may lack the rows before position 0, which no
+token looks up (OPT and BART have two; the class says so, and the report too). Stored tensors that the model's class
+does not read are listed and left out; small vectors that an exporter folded away are listed and judged by the logits.
 
 **Inputs** are told from name, type and axes: `input_ids`, `attention_mask`, `position_ids`, `token_type_ids`,
 `decoder_input_ids`, and caches as transformers (`input.past_key_values.layers.0.keys`), optimum and onnxruntime-genai
 (`past_key_values.0.key` → `present.0.key`) name them. Anything else is an error that names the input.
-Graphs of onnxruntime-genai fail `structure`: the width of their cache is open, and after the first pass they take one
-sequence, without padding.
+The decoder of a pair (`encoder_hidden_states`: optimum's `decoder_model_merged.onnx`) is no whole model: `not_run`.
+
+Graphs on `GroupQueryAttention`, as onnxruntime-genai builds them, are fed as the operator takes it, and the report says
+so under `fed` (`structure.notes` in the JSON). It counts each row's tokens instead of a mask, so padding stands behind
+the tokens and left padding is **not run**; several tokens after a past come one sequence at a time. A width of the
+cache that the graph leaves open is the config's. A cache that holds a window (`sliding_window_cache`) has its capacity
+from the start and takes no padding: padding is **not run** then. Of the builder's graphs (0.18) Qwen 2 passes; Gemma
+and Gemma 2 fail, since 5.66 stands in them for the embedding's scale √32 = 5.65685: with the constant mended, Gemma 2
+passes. OPT of mobius-onnx 0.1.0 fails by its layer norms' epsilon, 1e-6 instead of 1e-5.
+
+Of a graph that failed the report says what is **likely** wrong (`reason` in the JSON), where its own numbers tell: a
+norm with an epsilon that the class has not, a constant within 0.5 % of a factor of the config.
 
 ## Providers
 

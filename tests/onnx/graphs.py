@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from tieconv import inspect
 from tieconv.checkpoint.parity import Identity
 from tieconv.onnx.parity.folds import Fold
-from tieconv.onnx.parity.reading import Graph, read_graph
+from tieconv.onnx.parity.reading import Graph, Value, read_graph
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.sources.local import open_files
 
@@ -48,6 +48,7 @@ def identity(
     *,
     external: bool = True,
     computed: tuple[torch.Tensor, ...] = (),
+    offsets: Mapping[str, int] | None = None,
 ) -> Identity:
     """The weight identity of a checkpoint of ``tensors`` and a graph of ``weights``."""
     (folder / "m").mkdir(exist_ok=True)
@@ -57,4 +58,12 @@ def identity(
     graph: Graph = read_graph(str(write_graph(folder / "g.onnx", weights, external=external)))
     checkpoint = inspect(folder / "m", depth="header").checkpoint
     with open_files(checkpoint.root) as files:
-        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed)
+        return weight_identity(graph, checkpoint, files, precision, folds, (), "embed", computed, offsets or {})
+
+
+def open_cache() -> Graph:
+    """A decoder whose caches leave their width open."""
+    tokens = (Value("input_ids", "INT64", ("b", "s")), Value("attention_mask", "INT64", ("b", "t")))
+    caches = tuple(Value(f"past_key_values.0.{part}", "FLOAT", ("b", 2, "p", "w")) for part in ("key", "value"))
+    names = ("logits", "present.0.key", "present.0.value")
+    return Graph("g.onnx", 20, (*tokens, *caches), tuple(Value(name, "FLOAT", ()) for name in names), (), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -14,6 +15,7 @@ from tests.onnx.graphs import PLAIN, identity, write_graph
 from tieconv import inspect
 from tieconv.checkpoint.parity import Identity
 from tieconv.checkpoint.records import ByteRange
+from tieconv.onnx.parity.blocks import Weight, find_blocks
 from tieconv.onnx.parity.reading import read_graph
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.sources.local import FileSet, open_files
@@ -64,7 +66,8 @@ def test_constant_weights_are_given_up(tmp_path: Path) -> None:
 def test_what_is_no_matrix_is_in_no_block(tmp_path: Path, shape: tuple[int, ...]) -> None:
     """Scalars, kernels and empty tensors that the graph lacks, beside weights of as many axes, are lost."""
     other = torch.ones(8, *shape[1:]) if shape else torch.tensor(1.0)
-    found = identity(tmp_path, {"absent": torch.full(shape, 2.5)}, {"other": other}, external=False)
+    weights = {"other": other, "matrix": torch.zeros(8, 2)}
+    found = identity(tmp_path, {"absent": torch.full(shape, 2.5)}, weights, external=False)
     assert [entry.name for entry in found.lost] == ["absent"]
 
 
@@ -132,3 +135,124 @@ def test_the_longest_piece_is_taken(tmp_path: Path) -> None:
     weights = {"a": first, "long": torch.cat([first, second])}
     found = identity(tmp_path, {"whole": torch.cat([first, second, first])}, weights)
     assert (found.how, found.lost) == ({"split": 1}, ())
+
+
+@pytest.mark.parametrize(("rows", "whole"), [(15, False), (16, True)])
+def test_copies_of_a_tensor_do_not_overlap(tmp_path: Path, rows: int, whole: bool) -> None:
+    """A weight of equal rows is explained by a tensor of eight of them where it is a whole number of times as long."""
+    found = identity(tmp_path, {"zeros": torch.zeros(8, 16)}, {"w": torch.zeros(rows, 16)})
+    assert (found.how, found.unexplained == ()) == ({"packed": 1}, whole)
+
+
+def test_one_row_between_is_seen(tmp_path: Path) -> None:
+    """A row that belongs to no tensor, between two that stand packed, leaves the weight unexplained."""
+    torch.manual_seed(0)
+    parts = {name: torch.randn(24, 16) for name in "qk"}
+    packed = torch.cat([parts["q"], torch.randn(1, 16), parts["k"]])
+    found = identity(tmp_path, parts, {"w": packed})
+    assert (found.how, [entry.name for entry in found.unexplained]) == ({"packed": 2}, ["w"])
+
+
+def test_one_tensor_within_another(tmp_path: Path) -> None:
+    """Where a short tensor is the middle of a long one, what the long one fills is filled."""
+    torch.manual_seed(0)
+    long, last = torch.randn(24, 16), torch.randn(24, 16)
+    tensors = {"long": long, "short": long[8:16].clone(), "last": last}
+    found = identity(tmp_path, tensors, {"w": torch.cat([long, last])})
+    assert (found.how, found.lost, found.unexplained) == ({"packed": 3}, (), ())
+
+
+def test_pieces_that_begin_alike_are_given_up(tmp_path: Path) -> None:
+    """Of weights that begin as the tensor does and go on otherwise, some are compared and not all."""
+    weights = {str(i): torch.cat([torch.zeros(31, 64), torch.full((1, 64), float(i + 1))]) for i in range(900)}
+    found, share = _read(tmp_path, {"zeros": torch.zeros(64, 64)}, weights)
+    assert not found.proved
+    assert share < 300
+
+
+@pytest.mark.parametrize(("rows", "required"), [(63, None), (64, True)])
+def test_a_copy_in_a_row_from_4096_elements_on(tmp_path: Path, rows: int, required: bool | None) -> None:
+    """A damaged copy that is stored as a vector counts as soon as a vector must be found, and not before."""
+    matrix = torch.randn(rows, 64)
+    damaged = matrix.reshape(-1).clone()
+    damaged[50] += 1
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": damaged})
+    assert [entry.required for entry in found.unexplained] == ([] if required is None else [required])
+
+
+def test_a_long_vector_of_no_matrix_is_none(tmp_path: Path) -> None:
+    """A vector with another number of elements than every matrix is no copy of one."""
+    matrix = torch.randn(100, 80)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(8001)})
+    assert found.unexplained == ()
+
+
+@pytest.mark.parametrize(("rows", "required"), [(125, True), (126, False)])
+def test_padding_is_a_quarter_at_most(tmp_path: Path, rows: int, required: bool) -> None:
+    """A matrix that is longer than a tensor by up to a quarter must hold it; a longer one is something else."""
+    matrix = torch.randn(100, 80)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(rows, 80)})
+    assert [entry.required for entry in found.unexplained] == [required]
+
+
+def test_a_shorter_matrix_is_no_padded_one(tmp_path: Path) -> None:
+    """A matrix of fewer rows is reported and fails nothing."""
+    matrix = torch.randn(100, 80)
+    found = identity(tmp_path, {"embed": matrix}, {"head": matrix.clone(), "other": torch.ones(90, 80)})
+    assert [entry.required for entry in found.unexplained] == [False]
+
+
+def test_weights_of_two_types(tmp_path: Path) -> None:
+    """What is packed or split in one float type is found beside weights of another."""
+    torch.manual_seed(0)
+    parts = {name: torch.randn(24, 24) for name in "qkv"}
+    whole = torch.cat(list(parts.values()))
+    half = {"a half": torch.randn(7, 24).half()}
+    assert identity(tmp_path, parts, half | {"qkv": whole}).how == {"packed": 3}
+    assert identity(tmp_path, {"qkv": whole}, half | parts).how == {"split": 1}
+
+
+def test_packed_is_not_looked_for_in_pieces(tmp_path: Path) -> None:
+    """A tensor that stands among others and in pieces as well is found once, as packed."""
+    torch.manual_seed(0)
+    tensor, other = torch.randn(24, 16), torch.randn(24, 16)
+    weights = {"w": torch.cat([tensor, other]), "up": tensor[:12].clone(), "down": tensor[12:].clone()}
+    assert identity(tmp_path, {"t": tensor, "o": other}, weights).how == {"packed": 2}
+
+
+def test_nothing_to_look_for_reads_nothing() -> None:
+    """Where every tensor stands whole, no weight is hashed."""
+    assert find_blocks({}, {"w": Weight("FLOAT", None)}).how == {}
+
+
+def test_what_samples_refute_is_no_try(tmp_path: Path) -> None:
+    """A tensor behind many places that begin as it does is found: samples of its other rows refute them."""
+    torch.manual_seed(0)
+    blocks = [torch.cat([torch.zeros(1, 16), torch.randn(7, 16)]) for _ in range(101)]
+    assert identity(tmp_path, {"last": blocks[-1]}, {"w": torch.cat(blocks)}).how == {"packed": 1}
+
+
+@pytest.mark.parametrize("stored", ["model.positions.weight", "positions.weight"])
+def test_rows_before_position_0(tmp_path: Path, stored: str) -> None:
+    """A table may lack the rows that its class never looks up, and no other: one more, or one bit, and it is lost."""
+    torch.manual_seed(0)
+    table, offsets = torch.randn(66, 32), {"model.positions.weight": 2}
+    found = identity(tmp_path, {stored: table}, {"w": table[2:].clone()}, offsets=offsets)
+    assert (found.how, found.lost, found.unexplained) == ({"without 2 rows before position 0": 1}, (), ())
+    assert not identity(tmp_path, {stored: table}, {"w": table[2:].clone()}).proved
+    assert not identity(tmp_path, {stored: table}, {"w": table[3:].clone()}, offsets=offsets).proved
+    damaged = table[2:].clone()
+    damaged[5, 5] += 1
+    assert not identity(tmp_path, {stored: table}, {"w": damaged}, offsets=offsets).proved
+    assert not identity(tmp_path, {"other.weight": table}, {"w": table[2:].clone()}, offsets=offsets).proved
+    whole = identity(tmp_path, {stored: table}, {"w": table.clone()}, offsets=offsets)
+    assert whole.how == {"straight": 1}
+
+
+@pytest.mark.parametrize("shape", [(2, 32), (1, 32), (66,)], ids=str)
+def test_what_is_no_longer_table(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    """A table of no more rows than stand before position 0, or a vector, has nothing left to look for."""
+    tensor = torch.arange(1.0, prod(shape) + 1).reshape(shape)
+    weights = {"w": torch.zeros(66, 32), "v": torch.arange(3.0, 67.0)}
+    found = identity(tmp_path, {"p.weight": tensor}, weights, offsets={"p.weight": 2})
+    assert [entry.name for entry in found.lost] == ["p.weight"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from html import unescape
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -176,3 +177,25 @@ def test_what_cannot_be_read_exits_2(exported, tmp_path: Path, what: str) -> Non
     result = run("parity", graph, model)
     assert (result.exit_code, result.stdout) == (2, "")
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error", "hint"]
+
+
+def test_what_is_likely_wrong_is_said(exported, tmp_path: Path) -> None:
+    """An epsilon in a norm that the exporter took to pieces is named in text, page and JSON; a rotation is not."""
+    made = exported("llama")
+    page = tmp_path / "report.html"
+    graph = faults.plant(made.graph, faults.eps, tmp_path / "model.onnx")
+    told = run("parity", graph, made.model, "--html", page)
+    sentence = "a norm adds 1e-05, those of the model's class 1e-06"
+    assert told.exit_code == 1 and f"likely: {sentence}" in " ".join(told.stdout.split())
+    assert sentence in unescape(page.read_text(encoding="utf-8"))
+    assert document(run("parity --json", graph, made.model).stdout)["reason"] == sentence
+    graph = faults.plant(made.graph, faults.rope, tmp_path / "model.onnx")
+    assert document(run("parity --json", graph, made.model).stdout)["reason"] is None
+
+
+def test_nothing_is_likely_wrong_where_it_passed(exported, tmp_path: Path) -> None:
+    """In fp16 an epsilon drowns in rounding: the graph passes, and no reason stands against the verdict."""
+    made = exported("llama", "float16")
+    graph = faults.plant(made.graph, faults.eps, tmp_path / "model.onnx")
+    found = document(run("parity --json --provider cpu", graph, made.model).stdout)
+    assert (found["verdict"], found["reason"]) == ("passed", None)

@@ -151,3 +151,34 @@ def test_parity(name: str) -> None:
     assert report.identity is not None
     assert report.identity.found == report.identity.tensors
     assert ("split" in report.identity.how) == (name == "mobius-gpt2")  # c_attn in three
+
+
+def test_a_cut_table_and_another_epsilon(tmp_path: Path) -> None:
+    """mobius' OPT has norms with 1e-6, and a position table without the rows before position 0: that is no damage."""
+    pytest.importorskip("torch")
+    source, checkpoint = graph_of(exporters.HERE / "mobius-opt"), exporters.HERE / "checkpoints" / "mobius-opt"
+    found = api.parity(source, checkpoint, provider="cpu")
+    assert found.reason == "a norm adds 1e-06, those of the model's class 1e-05"
+    failed = {gate.name for gate in found.gates if not gate.passed}
+    assert {"rms_ratio", "steps_rms_ratio"} <= failed and "weights" not in failed
+    model = onnx.load(source)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "epsilon":
+                attribute.f = 1e-5
+    onnx.save(model, tmp_path / "model.onnx")
+    report = api.parity(tmp_path / "model.onnx", checkpoint, provider="cpu")
+    assert (str(report.verdict), [gate.name for gate in report.gates if not gate.passed]) == ("passed", [])
+    assert report.identity is not None
+    assert report.identity.how["without 2 rows before position 0"] == 1
+
+
+@pytest.mark.parametrize("name", ["optimum-t5", "optimum-bart"])
+def test_a_decoder_of_a_pair_is_not_run(name: str) -> None:
+    """A merged decoder takes what another graph computes: no verdict about the model, exit 2, and the reason."""
+    pytest.importorskip("torch")
+    result = run("parity", graph_of(exporters.HERE / name), exporters.HERE / "checkpoints" / "optimum-llama", "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["verdict"], found["structure"]) == (2, "not_run", None)
+    assert "is the decoder of a pair: its encoder_hidden_states come from another graph" in found["reason"]
+    assert "tieconv export" in found["hint"]

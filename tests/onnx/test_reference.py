@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.onnx.exported import ROWS, config
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.reference import Batch, architecture, load, load_config
+from tieconv.reference import Batch, Reference, architecture, load, load_config
 
 
 @pytest.fixture
@@ -78,3 +78,15 @@ def test_a_class_that_transformers_lacks(model: Path) -> None:
     (model / "config.json").write_text(json.dumps(changed))
     with pytest.raises(UnreadableError, match=r"config\.json: transformers cannot read it"):
         load_config(str(model))
+
+
+def test_rows_before_position_0_and_epsilons() -> None:
+    """Only a table with a whole number as its offset has such rows; every norm's epsilon is told, by any name."""
+    table, other, plain = (torch.nn.Embedding(6, 4) for _ in range(3))
+    table.offset, other.offset = 2, "two"
+    norm, module = torch.nn.LayerNorm(4, eps=1e-12), torch.nn.Linear(4, 4)
+    module.offset, module.variance_epsilon = 3, 1e-6
+    model = torch.nn.ModuleDict({"table": table, "other": other, "plain": plain, "norm": norm, "module": module})
+    reference = Reference(model, "float32", (), ())
+    assert reference.offsets == {"table.weight": 2}
+    assert reference.epsilons == {1e-12, 1e-6}

@@ -157,7 +157,10 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The measured agreement of a graph with its checkpoint. ``str()`` gives the `tieconv.parity/1` JSON."""
+    """The measured agreement of a graph with its checkpoint. ``str()`` gives the `tieconv.parity/1` JSON.
+
+    ``reason`` is why nothing was run, or of a graph that failed what in it is likely wrong.
+    """
 
     verdict: Verdict
     graph: str

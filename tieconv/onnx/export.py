@@ -15,6 +15,7 @@ from tieconv.errors import RefusedError
 from tieconv.execute.checks import check_fresh, check_place
 from tieconv.execute.failures import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination
+from tieconv.onnx.export_caches import check_cache
 from tieconv.onnx.export_run import Progress, Settings, run
 from tieconv.onnx.export_ties import tied_names
 from tieconv.onnx.graph_dedup import HELD_TWICE
@@ -103,12 +104,13 @@ def plan_export(
     """The plan that exports the model of ``evidence``.
 
     Raises `UnreadableError` for what transformers does not load, `RefusedError` for a model with a finding of level
-    error: what it computes then depends on who loads it.
+    error: what it computes then depends on who loads it; and for one whose cache is no keys and values.
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
     _check_consistent(evidence)
     name = architecture(checkpoint.config_values, checkpoint.source)
+    check_cache(name, checkpoint.root, checkpoint.source)
     kind = _kind(name, checkpoint.config_values)
     copied = _companions(checkpoint)
     tied = tied_names(evidence)

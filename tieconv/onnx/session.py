@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tieconv.checkpoint.parity import ProviderUse
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.session_diagnosis import UNKNOWN, diagnose
@@ -37,8 +39,10 @@ class Session:
         return self.ort.OrtValue.ortvalue_from_numpy(array)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A value without elements: the past before the first token. ``dtype`` is an ONNX name."""
-        return self.ort.OrtValue.ortvalue_from_shape_and_type(list(shape), ELEMENTS[dtype], "cpu", 0)
+        """A value for the past before the first token, zeros if it has elements. ``dtype`` is an ONNX name."""
+        kinds = {"FLOAT": np.float32, "DOUBLE": np.float64, "INT64": np.int64, "INT32": np.int32}
+        zeros = np.zeros(shape, kinds.get(dtype, np.uint16))  # the halves by their bits
+        return self.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(zeros, ELEMENTS[dtype])
 
     def run(self, feeds: Mapping[str, Any], outputs: Collection[str], host: str) -> dict[str, Any]:
         """The named outputs as values: ``host`` in main memory, the others where the session runs."""

@@ -59,6 +59,22 @@ class Reference:
         """Parameters and buffers with two axes or more, stored or computed by the class."""
         return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.ndim > 1]
 
+    @property
+    def epsilons(self) -> frozenset[float]:
+        """What the norms of the class add before the root."""
+        names = ("eps", "variance_epsilon", "epsilon")
+        found = (getattr(module, name, None) for module in self.model.modules() for name in names)
+        return frozenset(value for value in found if isinstance(value, float))
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """By parameter, how many rows of a position table stand before that of position 0: no token looks them up."""
+        modules = self.model.named_modules()
+        found = (
+            (name, getattr(module, "offset", None)) for name, module in modules if hasattr(module, "embedding_dim")
+        )
+        return {f"{name}.weight": rows for name, rows in found if isinstance(rows, int)}
+
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """The keyword arguments of the forward pass from position ``start`` on; the mask covers all positions."""
         if batch.decoder_ids is not None:

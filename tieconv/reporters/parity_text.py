@@ -34,6 +34,8 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
     structure, use = report.structure, report.provider
     if structure is not None:
         yield "graph", f"{structure.kind}, {structure.precision}, opset {structure.opset}"
+        for note in structure.notes:
+            yield "fed", shown(note, 400)
     placed = ", ".join(f"{number} nodes on {shown(name)}" for name, number in use.placement.items())
     asked = f"asked for {use.requested}" + (f"; {placed}" if placed else "")
     yield "provider", f"{shown(use.active) or 'none'} ({asked})"
@@ -148,3 +150,5 @@ def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]
     yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(told, "", width))
+    if report.reason and report.verdict is Verdict.FAILED:
+        yield from wrapped(f"likely: {shown(report.reason, 400)}", "", width)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from tieconv.errors import UnreadableError
+from tieconv.errors import NotRunError, UnreadableError
+from tieconv.onnx.parity.grouped import grouped_caches
 from tieconv.onnx.parity.reading import DTYPES, Graph, Value
 from tieconv.text import shown
 
@@ -33,23 +34,40 @@ class Kind(StrEnum):
     SEQ2SEQ = "encoder-decoder without cache"
 
 
+class Padding(StrEnum):
+    """Where a graph takes the padding of a row; all but the first take several tokens after a past in one row alone."""
+
+    FRONT = "left padding"
+    BEHIND = "right padding"
+    NONE = "no padding"
+
+
 @dataclass(frozen=True)
 class Cache:
-    """One key or value tensor: the input for the past, and the output that holds past and present."""
+    """One key or value tensor: the input for the past, and the output that holds past and present.
+
+    ``capacity`` positions are there before the first token; they are none but where the cache holds a window.
+    """
 
     past: Value
     present: str
+    capacity: int = 0
 
 
 @dataclass(frozen=True)
 class Bindings:
-    """The graph's inputs by role; ``logits`` is the name of that output."""
+    """The graph's inputs by role; ``logits`` is the name of that output.
+
+    ``notes`` say what the graph left open or cannot be fed.
+    """
 
     kind: Kind
     inputs: dict[Role, Value]
     caches: tuple[Cache, ...]
     windows: tuple[Value, ...]
     logits: str
+    padding: Padding = Padding.FRONT
+    notes: tuple[str, ...] = ()
 
 
 # transformers' exporters, optimum and onnxruntime-genai: input.past_key_values.layers.0.keys, past_key_values.0.key
@@ -58,6 +76,8 @@ _CACHE = re.compile(
     r"\.(?:layers\.)?(?P<layer>\d+)\.(?:(?:decoder|self)\.)?(?P<part>key|value)s?"
 )
 _WINDOW = re.compile(r".*\._sliding_window_tensor")
+_ENCODED = "encoder_hidden_states"
+"""The input of optimum's decoders, merged or not, that the encoder's own graph computes."""
 _TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS)
 _AXES = {
     Role.IDS: ("batch", "sequence"),
@@ -69,21 +89,28 @@ _AXES = {
 }
 
 
-def bind(graph: Graph, *, masked: bool) -> Bindings:
+def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
     """The roles of the inputs; ``masked`` is whether the model predicts masked tokens.
 
-    Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits.
+    ``width`` is that of the model's heads, for graphs that leave it open.
+
+    Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits;
+    `NotRunError` for the decoder of a pair, which alone is no model.
     """
+    if any(value.name == _ENCODED for value in graph.inputs):
+        raise _half(graph)
     presents = {_place(value.name): value.name for value in graph.outputs if _place(value.name)}
     inputs: dict[Role, Value] = {}
     caches, windows = [], []
+    grouped, opened = grouped_caches(graph), 0
     for value in graph.inputs:
         place = _place(value.name)
         role = next((role for role in _TOKENS if value.name == role and value.dtype in ("INT64", "INT32")), None)
         if role is not None:
             inputs[role] = value
         elif place and place in presents and value.dtype in DTYPES and len(value.shape) == 4:
-            caches.append(Cache(value, presents[place]))
+            opened += width > 0 and not isinstance(value.shape[3], int)
+            caches.append(Cache(_closed(value, width), presents[place], grouped.get(value.name, 0)))
         elif _WINDOW.fullmatch(value.name) and value.dtype == "INT64":
             windows.append(value)
         else:
@@ -91,10 +118,22 @@ def bind(graph: Graph, *, masked: bool) -> Bindings:
     if Role.IDS not in inputs or graph.output("logits") is None:
         lacking = "output logits" if Role.IDS in inputs else "input input_ids"
         raise UnreadableError(f"{shown(graph.path)} has no {lacking}", _EXPORT, "onnx.inputs")
-    return Bindings(_kind(inputs, bool(caches), masked), inputs, tuple(caches), tuple(windows), "logits")
+    padding = _padding(grouped)
+    notes = tuple(_notes(padding, opened, width, max(grouped.values(), default=0)))
+    kind = _kind(inputs, bool(caches), masked)
+    return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes)
 
 
 _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the cache: docs/parity.md"
+
+
+def _half(graph: Graph) -> NotRunError:
+    return NotRunError(
+        f"{shown(graph.path)} is the decoder of a pair: its {_ENCODED} come from another graph, and parity measures "
+        "one graph from token ids to logits",
+        "export the encoder-decoder as one graph: tieconv export MODEL -o OUT",
+        "onnx.half",
+    )
 
 
 def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:
@@ -103,6 +142,29 @@ def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:
     if cached:
         return Kind.CACHED
     return Kind.MASKED if masked else Kind.PLAIN
+
+
+def _closed(value: Value, width: int) -> Value:
+    """The cache with the model's width where its own is open."""
+    open_ = width > 0 and not isinstance(value.shape[3], int)
+    return replace(value, shape=(*value.shape[:3], width)) if open_ else value
+
+
+def _padding(grouped: Mapping[str, int]) -> Padding:
+    if not grouped:
+        return Padding.FRONT
+    return Padding.NONE if any(grouped.values()) else Padding.BEHIND
+
+
+def _notes(padding: Padding, opened: int, width: int, capacity: int) -> Iterator[str]:
+    if opened:
+        told = f"{opened} caches leave" if opened > 1 else "one cache leaves"
+        yield f"{told} the width open: {width} was fed, as the config has it"
+    if padding is not Padding.FRONT:
+        told = "padding stood behind the tokens, never in front" if padding is Padding.BEHIND else "no padding was fed"
+        yield f"GroupQueryAttention takes no mask: {told}; several tokens after a past were one sequence at a time"
+    if capacity:
+        yield f"caches that hold a window had {capacity} positions from the start"
 
 
 def _place(name: str) -> tuple[int, str] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,14 @@ class Tensor:
     shape: tuple[int, ...]
     forms: Callable[[str], Iterable[tuple[str, Rows]]]
 
+    def after(self, count: int) -> Tensor:
+        """The tensor without its first ``count`` rows."""
+
+        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
+            return ((fold, partial(_later, rows, count)) for fold, rows in self.forms(dtype))
+
+        return Tensor((self.shape[0] - count, *self.shape[1:]), forms)
+
     @property
     def sides(self) -> tuple[int, int]:
         return self.shape[0], self.shape[1] if len(self.shape) > 1 else 1
@@ -43,6 +52,10 @@ class Tensor:
     def axes(self) -> range:
         """Along which others may stand beside it."""
         return range(len(self.shape))
+
+
+def _later(rows: Rows, count: int, first: int, last: int) -> Any:
+    return rows(count + first, count + last)
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
     """The weights' rows and columns by type."""
     found: dict[str, Lines] = {}
     for name, weight in weights.items():
-        if weight.bits.ndim in (1, 2) and weight.bits.size:
+        if weight.bits.ndim in (1, 2):
             found.setdefault(weight.dtype, Lines()).add(name, weight.bits)
     return found
 
@@ -142,7 +155,7 @@ def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
     names: set[str] = set()
     at = 0
     while at < length:
-        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), min(length - at, length - 1))
+        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), length - at)
         equal = [view for view in likely[:_TRIES] if _equal(*_stretch(rows, axis, at, view))]
         if not equal:
             return set()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.parity.bindings import Kind, Padding
 from tieconv.reference import Batch
 
 SEEDS = (0, 1, 2)
@@ -20,7 +20,8 @@ PROMPT = 5
 class Cell:
     """A batch shape: ``past`` tokens come from the cache, ``padding`` is on the left of the first row.
 
-    For an encoder-decoder ``sequence`` counts decoder tokens and ``past`` the encoder's.
+    A graph that takes padding elsewhere has it there, as ``where`` says. For an encoder-decoder ``sequence``
+    counts decoder tokens and ``past`` the encoder's.
     """
 
     batch: int
@@ -29,6 +30,7 @@ class Cell:
     padding: int
     seed: int
     steps: int = 0
+    where: Padding = Padding.FRONT
 
     @property
     def length(self) -> int:
@@ -41,7 +43,7 @@ class Cell:
         if self.steps:
             return "cached steps"
         if self.padding:
-            return "left padding"
+            return str(self.where)
         if self.past:
             return "past"
         return "one token" if self.sequence == 1 else "no past"
@@ -56,20 +58,25 @@ _SEQ2SEQ = ((2, 3, 7, 2), (1, 1, 7, 0), (1, 5, 1, 0), (3, 1, 11, 4), (4, 6, 6, 3
 _SHAPES = {Kind.CACHED: _CACHED, Kind.PLAIN: _PLAIN, Kind.MASKED: _PLAIN, Kind.SEQ2SEQ: _SEQ2SEQ}
 
 
-def cells(kind: Kind, longest: int) -> Iterator[Cell]:
-    """Nine shapes with three seeds each; none longer than ``longest`` tokens, the model's own limit."""
-    for shape in _SHAPES[kind]:
+def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
+    """Nine shapes with three seeds each; none longer than ``longest`` tokens, the model's own limit.
+
+    Where padding is not in front, several tokens after a past are in one row.
+    """
+    for batch, sequence, past, padding in _SHAPES[kind]:
+        alone = where is not Padding.FRONT and past > 0 and sequence > 1
+        full = alone or where is Padding.NONE
         for seed in SEEDS:
-            cell = Cell(*shape, seed=seed)
+            cell = Cell(1 if alone else batch, sequence, past, 0 if full else padding, seed, where=where)
             if max(cell.past, cell.sequence, 0 if kind is Kind.SEQ2SEQ else cell.length) <= longest:
                 yield cell
 
 
-def stepped(longest: int) -> Iterator[Cell]:
+def stepped(longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
     """A prompt, left-padded in one row, then one token at a time from the cache."""
     steps = min(STEPS, longest - PROMPT)
     for seed in SEEDS if steps > 0 else ():
-        yield Cell(2, steps, PROMPT, 2, seed, steps)
+        yield Cell(2, steps, PROMPT, 0 if where is Padding.NONE else 2, seed, steps, where)
 
 
 def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool, placed: bool = True) -> Batch:

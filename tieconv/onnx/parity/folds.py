@@ -25,7 +25,7 @@ def folds(config: Any) -> Iterator[Fold]:
     yield Fold("", lambda weight: weight)
     yield Fold("rounded", lambda weight: weight)
     yield Fold("one plus", lambda weight: weight.float() + 1.0)
-    for factor in sorted(set(_factors(config))):
+    for factor in sorted(set(factors(config))):
         yield Fold(f"times {factor:.6g}", partial(_times, factor=factor))
 
 
@@ -34,12 +34,19 @@ def _times(weight: Any, factor: float) -> Any:
     return weight * weight.new_tensor(factor)
 
 
-def _factors(config: Any) -> Iterator[float]:
+def head_width(config: Any) -> int:
+    """Elements of one attention head; 0 where the config does not tell."""
+    hidden = _number(config, "hidden_size") or _number(config, "d_model")
+    heads = _number(config, "num_attention_heads")
+    return int(_number(config, "head_dim") or (hidden // heads if heads else 0))
+
+
+def factors(config: Any) -> Iterator[float]:
+    """The scales of embeddings and attention scores that the config implies."""
     hidden = _number(config, "hidden_size") or _number(config, "d_model")
     if hidden:
         yield from (hidden**0.5, hidden**-0.5)
-        heads = _number(config, "num_attention_heads")
-        width = _number(config, "head_dim") or (hidden / heads if heads else 0.0)
+        width = head_width(config)
         if width:
             yield from (width**-0.5, width**-0.25)
     scalar = _number(config, "query_pre_attn_scalar")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tieconv.onnx.parity.bindings import Bindings, Role
+from tieconv.onnx.parity.bindings import Bindings, Padding, Role
+from tieconv.onnx.parity.grouped import behind, in_front
 from tieconv.onnx.parity.reading import Value
 from tieconv.onnx.session import Session
 from tieconv.reference import Batch
@@ -52,10 +53,13 @@ class GraphModel:
         names = [logits, *(cache.present for cache in self.bindings.caches)]
         made = self.session.run(feeds | past, names, logits)
         carried = {cache.past.name: made[cache.present] for cache in self.bindings.caches}
-        return as_tensor(made[logits]), carried
+        found = as_tensor(made[logits])
+        turned = self.bindings.padding is Padding.BEHIND and not start
+        return in_front(found, batch.mask) if turned else found, carried
 
     def feeds(self, batch: Batch, start: int) -> dict[str, Any]:
         """Values of every input but the caches, from position ``start`` on."""
+        batch = behind(batch, start) if self.bindings.padding is Padding.BEHIND else batch
         roles = self.bindings.inputs.items()
         feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
         return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
@@ -75,12 +79,13 @@ class GraphModel:
         return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
 
     def no_past(self, batch: Batch) -> dict[str, Any]:
-        """Caches without a position."""
+        """Caches without a token."""
         rows = batch.ids.shape[0]
         empty = {}
         for cache in self.bindings.caches:
             heads, width = cache.past.shape[1], cache.past.shape[3]
-            empty[cache.past.name] = self.session.empty((rows, _fixed(heads), 0, _fixed(width)), cache.past.dtype)
+            shape = rows, _fixed(heads), cache.capacity, _fixed(width)
+            empty[cache.past.name] = self.session.empty(shape, cache.past.dtype)
         return empty
 
 

@@ -74,7 +74,7 @@ class Lines:
             self._shelves[bits.ndim, view.lines.shape[1]].add(view)
 
     def places(self, axes: int, width: int, sampled: Any, length: int) -> Iterator[tuple[View, int]]:
-        """Where ``length`` lines, of which the hashes at ``positions(length)`` are given, may stand among more lines.
+        """Where ``length`` lines, of which the hashes at ``positions(length)`` are given, may stand.
 
         Views of weights with ``axes`` axes and lines of ``width``, from the first line of each on.
         """
@@ -84,7 +84,7 @@ class Lines:
         whole, likely = shelf.at(int(sampled[0]))
         starts = np.array(shelf.starts)
         views = np.searchsorted(starts, likely, "right") - 1
-        fits = (likely + length <= starts[views + 1]) & (starts[views + 1] - starts[views] > length)
+        fits = likely + length <= starts[views + 1]
         likely, views = likely[fits], views[fits]
         for offset, number in zip(positions(length), sampled, strict=True):
             alike = whole[likely + offset] == number

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.bindings import Kind, Role
+from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
 from tieconv.onnx.parity.forward import GraphModel
 from tieconv.onnx.parity.store import LogitStore
@@ -28,11 +28,13 @@ class Work:
     config: Any
     types: bool
     placed: bool = True
+    padding: Padding = Padding.FRONT
 
     @property
     def cells(self) -> list[Cell]:
         longest = _longest(self.config)
-        return [*cells(self.kind, longest), *(stepped(longest) if self.kind is Kind.CACHED else ())]
+        single = cells(self.kind, longest, self.padding)
+        return [*single, *(stepped(longest, self.padding) if self.kind is Kind.CACHED else ())]
 
     def batch(self, cell: Cell) -> Batch:
         return make_batch(cell, self.kind, self.config, types=self.types, placed=self.placed)
@@ -42,11 +44,12 @@ class Work:
         return logits[:, -cell.sequence :][compared(cell, self.kind, self.batch(cell))]
 
 
-def make_work(kind: Kind, config: Any, inputs: Mapping[Role, object]) -> Work:
+def make_work(bindings: Bindings, config: Any) -> Work:
     """The work for a graph with these inputs."""
+    kind, inputs = bindings.kind, bindings.inputs
     # A masked model numbers its positions as it was trained to, from the padding on; a decoder must be told.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
-    return Work(kind, config, Role.TYPES in inputs, placed)
+    return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding)
 
 
 def _longest(config: Any) -> int:

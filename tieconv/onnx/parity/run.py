@@ -14,7 +14,7 @@ from tieconv.checkpoint.records import BLOCKING, Checkpoint, Layout
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.cells import SEEDS
-from tieconv.onnx.parity.folds import folds
+from tieconv.onnx.parity.folds import folds, head_width
 from tieconv.onnx.parity.forward import GraphModel
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
@@ -22,6 +22,7 @@ from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.passes import GraphPass, Work, make_work, run_floor, run_graph, run_reference
 from tieconv.onnx.parity.reading import DTYPES, Graph, read_graph
 from tieconv.onnx.parity.store import LogitStore
+from tieconv.onnx.parity.suspects import suspects
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.onnx.session import open_session
 from tieconv.onnx.session_provider import CUDA
@@ -59,10 +60,15 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
     """The parity of the graph at ``path`` with the checkpoint that ``evidence`` is about.
 
     ``provider`` is ``auto``, ``cpu`` or ``cuda``, ``reference`` ``auto``, ``float64`` or ``float32``. A provider that
-    is missing, or that leaves heavy nodes on the CPU, gives the verdict ``not_run``. Raises `UnreadableError` for a
-    graph or checkpoint that cannot be read or fed.
+    is missing, or that leaves heavy nodes on the CPU, gives the verdict ``not_run``, and so does a graph that is half
+    of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
     """
-    subject = _subject(path, evidence, provider)
+    try:
+        subject = _subject(path, evidence, provider)
+    except NotRunError as stop:
+        graph, use = _file(path), ProviderUse(provider)
+        model = evidence.checkpoint.source
+        return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.hint)
     structure = _structure(subject)
     try:
         dtype = _reference_dtype(subject, reference)
@@ -105,7 +111,8 @@ def _subject(path: str, evidence: Inspection, provider: str) -> _Subject:
     graph = read_graph(_file(path))
     masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
     config = load_config(checkpoint.root)
-    return _Subject(graph, evidence, provider, _precision(graph), bind(graph, masked=masked), config)
+    bindings = bind(graph, masked=masked, width=head_width(config))
+    return _Subject(graph, evidence, provider, _precision(graph), bindings, config)
 
 
 def _file(path: str) -> str:
@@ -136,6 +143,7 @@ def _structure(subject: _Subject) -> Structure:
         tuple(value.name for value in graph.inputs),
         tuple(value.name for value in graph.outputs),
         tuple(faults(subject.bindings)),
+        subject.bindings.notes,
     )
 
 
@@ -165,7 +173,7 @@ def available_memory() -> int:
 
 
 def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
-    work = make_work(subject.bindings.kind, subject.config, subject.bindings.inputs)
+    work = make_work(subject.bindings, subject.config)
     with LogitStore() as store:
         use, found, tokens = _run_graph(subject, work, store)
         plain = use.active == CUDA and subject.precision == "float32"
@@ -177,13 +185,16 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         del model
         floor = load(subject.root, subject.evidence.checkpoint.config_values, subject.precision)
         run_floor(floor, work, store)
-        identity = _identity(subject, unused, floor)
+        identity, epsilons = _identity(subject, unused, floor), floor.epsilons
         del floor
         judged = judge(work, store, found.errors, subject.precision)
         tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
+    passed = _all_passed(gates)
+    likely = () if passed else suspects(subject.graph, subject.config, epsilons, subject.precision)
     return subject.report(
-        Verdict.PASSED if _all_passed(gates) else Verdict.FAILED,
+        Verdict.PASSED if passed else Verdict.FAILED,
+        reason="; ".join(likely),
         provider=use,
         structure=structure,
         identity=identity,
@@ -238,6 +249,7 @@ def _identity(subject: _Subject, unused: tuple[str, ...], model: Reference) -> I
             unused,
             embedding.name if embedding else None,
             model.matrices,
+            model.offsets,
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -186,12 +187,14 @@ def weight_identity(
     unused: Collection[str],
     embedding: str | None,
     computed: Collection[torch.Tensor] = (),
+    offsets: Mapping[str, int] = MappingProxyType({}),
 ) -> Identity:
     """Every tensor of the checkpoint looked for in the graph, and every matrix of the graph in the checkpoint.
 
     Found means bit for bit over all elements, after torch's cast (to nearest, ties to even) to the dtype that the
     graph stores. ``unused`` tensors, which the model's class does not read, are left out. ``computed`` are
     matrices of the model that no file holds, such as sinusoidal positions: they explain one of the graph as well.
+    ``offsets`` are the rows, by parameter, that precede position 0 in a table: a graph may leave them out.
     """
     reader, records = readable(reader, [record for record in checkpoint.tensors.values() if record.name not in unused])
     search = _Search(reader)
@@ -223,6 +226,14 @@ def weight_identity(
     held = {name for name, shorter in padded.items() if shorter & blocks.within[name]}
     search.held.update({name: "parts" for name in blocks.held | held if name not in search.held})
     lost = [entry for entry in lost if entry.name not in blocks.how]
+    cut = {entry.name: rows for entry in lost if (rows := _before(entry, offsets))}
+    rest = find_blocks(
+        {r.name: search.whole(r, precision, folds).after(cut[r.name]) for r in floats if r.name in cut},
+        {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes and w.name not in search.held},
+    )
+    how.update(f"without {cut[name]} rows before position 0" for name in rest.how)
+    search.held.update(dict.fromkeys(rest.held, "parts"))
+    lost = [entry for entry in lost if entry.name not in rest.how]
     missing = {entry.name for entry in lost}
     return Identity(
         tensors=len(floats),
@@ -248,6 +259,12 @@ def _is_matrix(shape: tuple[int, ...]) -> bool:
 def _lost(record: TensorRecord, reason: str) -> Lost:
     required = _is_matrix(record.shape) or record.elements >= REQUIRED
     return Lost(record.name, record.shape, record.dtype, record.nbytes, required, reason)
+
+
+def _before(entry: Lost, offsets: Mapping[str, int]) -> int:
+    """The rows before position 0, where the tensor is such a table, with the prefix of the class or without."""
+    rows = next((rows for name, rows in offsets.items() if f".{name}".endswith(f".{entry.name}")), 0)
+    return rows if len(entry.shape) == 2 and entry.shape[0] > rows else 0
 
 
 def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> set[str]:

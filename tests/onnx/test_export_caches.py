@@ -1,0 +1,54 @@
+"""Models with another cache than keys and values are refused by class and config, before a weight is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.run import refused
+from tieconv.onnx import export_adapter, export_run
+from tieconv.onnx.export_caches import check_cache
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+BASE = {"vocab_size": 88, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 48}
+MADE: dict[str, tuple[str, dict[str, Any], str]] = {
+    "mamba": ("Mamba", {"state_size": 8}, "has layers with a state (linear_attention)"),
+    "rwkv": ("Rwkv", {"attention_hidden_size": 32, "intermediate_size": 48}, "keeps a recurrent state"),
+    "lfm2": ("Lfm2", HEADS | {"layer_types": ["full_attention", "conv"]}, "has layers with a state (conv)"),
+}
+SERVED: dict[str, dict[str, Any]] = {
+    "Llama": HEADS,
+    "Mistral": HEADS | {"sliding_window": 8},
+    "Gemma2": HEADS | {"head_dim": 16, "sliding_window": 8},
+    "GPT2": {},
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_refused_before_anything_is_loaded(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence with class and reason, as a plan and with OUT; neither weights nor the exporter are touched."""
+    prefix, more, why = MADE[name]
+    config = getattr(transformers, f"{prefix}Config")(**BASE | more)
+    getattr(transformers, f"{prefix}ForCausalLM")(config).save_pretrained(tmp_path / name)
+
+    def touched(*_: Any) -> Any:
+        raise AssertionError("the model was loaded or traced")
+
+    monkeypatch.setattr(export_run, "load", touched)
+    monkeypatch.setattr(export_adapter, "export_graph", touched)
+    for out in ((), ("-o", tmp_path / "out")):
+        told = refused("export", tmp_path / name, *out)
+        assert f"{prefix}ForCausalLM {why}, and export serves caches of keys and values alone" in told
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("prefix", SERVED)
+def test_windows_are_no_state(tmp_path: Path, prefix: str) -> None:
+    """Full and sliding attention, told as layer types or not at all, are served."""
+    getattr(transformers, f"{prefix}Config")(**BASE | SERVED[prefix]).save_pretrained(tmp_path)
+    check_cache(f"{prefix}{'LMHeadModel' if prefix == 'GPT2' else 'ForCausalLM'}", str(tmp_path), str(tmp_path))
