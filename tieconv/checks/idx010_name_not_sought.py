@@ -17,8 +17,8 @@ transformers looks for these names alone, and stops with an `OSError` where it f
     find none either
 
 ## How to fix
-`tieconv convert --to safetensors` writes the model under the names that every loader looks for; renaming the one file
-does the same. A file such as `model.fp16.safetensors` is a variant, which is loaded with `variant="fp16"`. Numbered
+`tieconv convert` writes the model under the names that loaders look for, in the format that it has; of one file,
+renaming it does the same. A file such as `model.fp16.safetensors` is a variant, which is loaded with `variant="fp16"`. Numbered
 shards without an index are [IDX006](#idx006-no-index). A wrong `transformers_weights` is to be taken out of
 the config.
 """

@@ -14,7 +14,6 @@ from tieconv.text import shown
 Option = tuple[str, str]
 """A flag and its value."""
 
-_CONVERTED = ("model.safetensors", "model.safetensors.index.json")
 _INDEXED = ("safetensors", "torch")
 """Formats that have shards and an index."""
 
@@ -65,13 +64,12 @@ def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
 
 
 def convert(inspection: Inspection) -> Remedy | None:
-    """`tieconv convert --to safetensors`, which writes the usual names; ``None`` where it would refuse."""
+    """`tieconv convert` to the format that it is, under the usual names; ``None`` where it would refuse."""
     checkpoint = inspection.checkpoint
     blocked = any(caution.code in BLOCKING for caution in checkpoint.cautions)
-    taken = any(name in checkpoint.companions for name in _CONVERTED)
-    if checkpoint.read_only or checkpoint.special or blocked or taken:
+    if checkpoint.format not in _INDEXED or checkpoint.special or blocked:
         return None
-    return _command("convert", checkpoint.source, ("--to", "safetensors"), safe=True)
+    return _command("convert", checkpoint.source, ("--to", checkpoint.format), safe=True)
 
 
 def dedup(inspection: Inspection) -> Remedy | None:
