@@ -66,9 +66,9 @@ Where the config names a file as `transformers_weights`, transformers newer than
 leaves out what `model.safetensors.index.json` does not name, where there is one, as llama.cpp does.
 An index needs `metadata` for transformers, and a safetensors file with metadata needs a `format` in it for
 transformers 4. A second file that such a pattern takes too, and that holds another embedding or head, makes the answer
-`unknown`, as do weights of two formats and a single file beside an index. Each way in which files lie in
-`tests/consumers/layouts.py`, under each flag, was loaded with transformers 4.48.3 and 4.57.6, whose outcomes are
-recorded beside it, and is loaded with the installed transformers in every test run.
+`unknown`, as do, for all but transformers, weights of two formats and a single file beside an index. Each way in which
+files lie in `tests/consumers/layouts.py`, under each flag, was loaded with transformers 4.48.3 and 4.57.6, whose
+outcomes are recorded beside it, and is loaded with the installed transformers in every test run.
 """
 
 NOTES = """\

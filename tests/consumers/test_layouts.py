@@ -33,7 +33,10 @@ UNREAD = {
 }
 """Layouts that tieconv refuses to read, with exit code 2: it predicts nothing of them."""
 
-UNCLAIMED = {
+UNCLAIMED = {"bin index to safetensors", "index without the embedding"}
+"""Layouts whose index is of another format, or is not whole: predictions are `unknown`, and a rule says why."""
+
+SIDE_BY_SIDE = {
     "single and index",
     "safetensors and bin",
     "sharded and bin",
@@ -41,10 +44,8 @@ UNCLAIMED = {
     "another name and bin",
     "no index and bin",
     "an adapter and bin",
-    "bin index to safetensors",
-    "index without the embedding",
 }
-"""Layouts that are two models, or none that is whole: predictions are `unknown`, and a rule says why."""
+"""Layouts that may be two models, of which transformers takes one and others take another."""
 
 NAMED_WRONGLY = {"bin named by the config", "another one named by the config"}
 """Layouts that only another config mends."""
@@ -104,7 +105,7 @@ def test_the_record_is_of_these_layouts() -> None:
 def test_a_loader_finds_what_the_remedy_writes(places: Places, tmp_path: Path) -> None:
     """Each finding that names a file no loader looks for, or a missing index, names the command that mends it."""
     mended = 0
-    for name in layouts.LAYOUTS.keys() - UNREAD - UNCLAIMED - {"no index, a missing shard"}:
+    for name in layouts.LAYOUTS.keys() - UNREAD - UNCLAIMED - SIDE_BY_SIDE - {"no index, a missing shard"}:
         folder, job = places[name][0]
         rules = [found for found in api.inspect(folder).findings if found.rule in ("IDX006", "IDX010", "IDX011")]
         if name in NAMED_WRONGLY or not rules:
@@ -157,6 +158,12 @@ def test_a_file_beside_that_a_pattern_takes_too(places: Places, tmp_path: Path) 
     tensors[layouts.HEAD] += 1
     layouts.one(folder, tensors, "model (1).safetensors")
     assert [predicted(folder, spec) for spec in asked] == ["untied"] + ["unknown"] * len(LOADERS)
+
+
+@pytest.mark.parametrize("name", sorted(SIDE_BY_SIDE))
+def test_others_may_take_the_other_model(name: str, places: Places) -> None:
+    """Nothing is claimed for them where two models may stand side by side."""
+    assert {predicted(places[name][0][0], spec) for spec in LOADERS} == {"unknown"}
 
 
 def test_an_index_leaves_it_out(places: Places, tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ transformers looks for these names alone, and stops with an `OSError` where it f
 
 ## How to fix
 `tieconv convert` writes the model under the names that loaders look for, in the format that it has; of one file,
-renaming it does the same. A file such as `model.fp16.safetensors` is a variant, which is loaded with `variant="fp16"`. Numbered
-shards without an index are [IDX006](#idx006-no-index). A wrong `transformers_weights` is to be taken out of
-the config.
+renaming it does the same. A file such as `model.fp16.safetensors` is a variant, which is loaded with
+`variant="fp16"`. Numbered shards without an index are [IDX006](#idx006-no-index). A wrong `transformers_weights` is
+to be taken out of the config.
 """
 
 from __future__ import annotations

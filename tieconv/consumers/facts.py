@@ -40,12 +40,15 @@ def unclear(inspection: Inspection) -> Verdict | None:
     return unsettled(inspection) or unclear_class(inspection)
 
 
-def unsettled(inspection: Inspection) -> Verdict | None:
-    """The part of it that is about the files. Which shards are the model is clear without an index too."""
+def unsettled(inspection: Inspection, *clear: str) -> Verdict | None:
+    """The part of it that is about the files; ``clear`` are codes of cautions that leave this loader no doubt.
+
+    Which shards are the model is clear without an index too.
+    """
     checkpoint = inspection.checkpoint
     if checkpoint.adapter is not None:
         return unknown("an adapter alone is loaded onto its base model")
-    codes = BLOCKING.keys() - {"index.absent"}
+    codes = BLOCKING.keys() - {"index.absent", *clear}
     blocking = next((caution for caution in checkpoint.cautions if caution.code in codes), None)
     if blocking is not None:
         return unknown(f"which files are the model is not clear: {shown(blocking.message)}")

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.records import OPENED, WEIGHTS_KEY, Layout
+from tieconv.checkpoint.records import OPENED, TWO_FORMATS, WEIGHTS_KEY, Layout
 from tieconv.consumers import facts
 from tieconv.consumers.facts import listed
 from tieconv.consumers.interface import Verdict, error, unknown
@@ -20,7 +20,8 @@ def by_name(inspection: Inspection, *, configured: bool = True) -> Verdict | Non
 
     ``configured`` says that this version takes the name that the config gives under `transformers_weights`.
     """
-    found = facts.unsettled(inspection) or _opened(inspection, configured)
+    # It opens one file of a directory and looks at no other.
+    found = facts.unsettled(inspection, TWO_FORMATS, "layout.ambiguous") or _opened(inspection, configured)
     return found or facts.unclear_class(inspection) or facts.wrong_format(inspection, "transformers", _BOTH)
 
 
