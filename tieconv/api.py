@@ -596,6 +596,8 @@ def plan_action(action: Action) -> PlannedWrite:
             return plan_dedup(action.source, **options)
         case ["reindex"]:
             return plan_reindex(action.source, **options)
+        case ["convert"]:
+            return plan_convert(path=action.source, **options)
         case ["set-tie", flag]:
             return plan_set_tie(flag, action.source, **options)
         case ["bias", verb]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from tieconv import api
 from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checkpoint.records import OPENED
 from tieconv.consumers.registry import CONSUMERS
 
 MEASURED = Path(__file__).parents[1] / "measured" / "consumers.json"
@@ -44,6 +45,32 @@ SOURCES = """\
 read and not run; a class whose source was not read is `unknown`.
 """
 
+FILES = """\
+## Which files it finds
+
+Before any of that a loader has to find the weights. A directory in which it does not is an `error`, whatever it holds;
+[IDX006](rules.md#idx006-no-index), [IDX010](rules.md#idx010-name-not-sought) and
+[IDX011](rules.md#idx011-no-metadata) say so for transformers without being asked.
+
+| loader | reads of a directory |
+|---|---|
+| transformers, onnxruntime-genai | the first that is there of {opened} |
+| vllm | every `*.safetensors`, else `*.bin`, else `*.pt` |
+| text-generation-inference | every `*.safetensors`, else `*.bin` |
+| tensorrt-llm | every `*.safetensors`, else `*.bin`, else `*.pth` |
+| llama.cpp | every `model*.safetensors`, else `pytorch_model*.bin` |
+| mlx-lm | every `model*.safetensors` |
+| safetensors | the one file that it is given |
+
+Where the config names a file as `transformers_weights`, transformers newer than 4.48 takes that and no other. vLLM
+leaves out what `model.safetensors.index.json` does not name, where there is one, as llama.cpp does.
+An index needs `metadata` for transformers, and a safetensors file with metadata needs a `format` in it for
+transformers 4. A second file that such a pattern takes too, and that holds another embedding or head, makes the answer
+`unknown`, as do, for all but transformers, weights of two formats and a single file beside an index. Each way in which
+files lie in `tests/consumers/layouts.py`, under each flag, was loaded with transformers 4.48.3 and 4.57.6, whose
+outcomes are recorded beside it, and is loaded with the installed transformers in every test run.
+"""
+
 NOTES = """\
 Head biases: a stored bias whose values no parameter takes is listed in `dropped`, whatever becomes of the head.
 transformers 5 takes the inner name of an untied pair (`cls.predictions.decoder.bias`), transformers 4.57 the outer
@@ -70,7 +97,8 @@ _ROWS, _WIDTH = 8, 4
 
 def page() -> str:
     """The whole page."""
-    parts = [INTRO, SOURCES, *_sources(), "", *_behaviour(), NOTES, *_agreement()]
+    opened = ", ".join(f"`{name}`" for name in OPENED)
+    parts = [INTRO, SOURCES, *_sources(), "", *_behaviour(), FILES.format(opened=opened), NOTES, *_agreement()]
     return "\n".join(parts).rstrip() + "\n"
 
 

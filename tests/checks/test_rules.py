@@ -102,3 +102,11 @@ def test_remedy_is_a_command_that_works(rule: Rule, tmp_path: Path) -> None:
     after = api.inspect(out, consumers=asked(rule.code))
     assert rule.code not in [later.rule for later in after.findings]
     assert Level.ERROR not in [later.level for later in after.findings]
+
+
+@every_rule
+def test_a_safe_remedy_is_one_that_fix_can_plan(rule: Rule, tmp_path: Path) -> None:
+    """`check --fix` takes the remedy as data: it has a plan for every verb that a rule names."""
+    for finding in bad(rule, tmp_path):
+        if finding.remedy is not None and finding.remedy.safe and finding.remedy.action is not None:
+            assert api.plan_action(finding.remedy.action).outcome()

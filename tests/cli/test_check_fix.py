@@ -84,6 +84,20 @@ def test_in_place(faulty: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "original"])
 
 
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [("model (1).safetensors", "model.safetensors"), ("weights.bin", "pytorch_model.bin")],
+)
+def test_a_name_that_no_loader_looks_for(model: Copy, tmp_path: Path, name: str, usual: str) -> None:
+    """The model comes under the usual name, in the format that it has."""
+    folder = model("llama-duplicated")
+    ok("convert --to", "torch" if usual.endswith(".bin") else "safetensors", folder, "-o", tmp_path / "model")
+    (tmp_path / "model" / usual).rename(tmp_path / "model" / name)
+    ok("check --fix --in-place", tmp_path / "model")
+    assert codes(tmp_path / "model") == set() and (tmp_path / "model" / usual).exists()
+    assert not (tmp_path / "model" / name).exists()
+
+
 def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     """What decides the function is for a person: told, not done, and the exit code says so."""
     folder = model("llama-headless-config")

@@ -145,6 +145,16 @@ def test_total_parameters_is_kept(model, tmp_path: Path) -> None:
     assert new == old
 
 
+def test_a_file_that_the_config_names(model, tmp_path: Path) -> None:
+    """The config must not be left to name a file that is gone; a file of the usual name stays, whoever names it."""
+    folder = model("llama-tied")
+    configure(folder, transformers_weights="model.safetensors")
+    ok("convert --to safetensors", folder, "-o", tmp_path / "out")
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    configure(folder, transformers_weights="weights.safetensors")
+    assert "names weights.safetensors, which convert replaces" in refused("convert --to safetensors", folder)
+
+
 def test_a_name_that_is_taken(model) -> None:
     """A stray file where a shard is to be written is not overwritten."""
     folder = model("llama-tied-sharded")

@@ -189,6 +189,17 @@ def test_other_prefixes_have_their_own_index(folder: Path) -> None:
     assert (folder / "diffusion_pytorch_model.safetensors.index.json").exists()
 
 
+def test_loaders_look_for_one_index(folder: Path, tmp_path: Path) -> None:
+    """Shards of any other prefix get the index that transformers looks for, and it finds them."""
+    (folder / INDEX).unlink()
+    for shard in SHARDS:
+        (folder / shard).rename(folder / shard.replace("model", "weights"))
+    ok("reindex", folder, "-o", tmp_path / "out")
+    assert (tmp_path / "out" / INDEX).exists()
+    (found,) = tieconv.inspect(tmp_path / "out", consumers="transformers==5").consumers
+    assert found.outcome == "tied"
+
+
 def test_one_file_needs_no_index(model) -> None:
     """A single file, a lone file, a directory without weights."""
     single = model("llama-tied")

@@ -2,8 +2,9 @@
 
     python tests/consumers/loader.py LOADER < jobs.jsonl     (LOADER: transformers or safetensors)
 
-A job names the class, the directory, the names of the embedding, the head, the tied tables and the biases; the answer
-is one of tied, untied, random, discarded, error, and which stored biases no parameter holds.
+A job names the class, the directory, the names of the embedding, the head, the tied tables and the biases; ``whole``,
+where it is given, is a directory with all the tensors in one file. The answer is one of tied, untied, random,
+discarded, error, and which stored biases no parameter holds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def observe(loader: str, job: Job) -> dict[str, Any]:
         return {"outcome": "error", "dropped": [], "why": f"{type(error).__name__}: {first[0][:120] if first else ''}"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _look(model, job, stored(Path(job["folder"])))
+        return _look(model, job, stored(Path(job.get("whole", job["folder"]))))
 
 
 def _look(model: Any, job: Job, tensors: dict[str, Any]) -> dict[str, Any]:

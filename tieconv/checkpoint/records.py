@@ -138,6 +138,12 @@ class Caution:
     tensors: tuple[str, ...] = ()
 
 
+OPENED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""What transformers looks for in a model's directory, in its order."""
+
+WEIGHTS_KEY = "transformers_weights"
+"""The key of the config under which transformers newer than 4.48 takes another name."""
+
 TWO_FORMATS = "layout.two-formats"
 """The code of the caution that weights of two formats stand side by side."""
 
@@ -251,6 +257,19 @@ class Checkpoint(_Tensors):
             found = {tensor.name: tensor for file in self.files for tensor in file.tensors}
             _set(self, "_tensors", found)
             return found
+
+    @property
+    def entry(self) -> str | None:
+        """The file that leads to the tensors: the index or the only weight file; ``None`` without an index."""
+        if self.index is not None:
+            return self.index.name
+        return None if self.layout is Layout.SHARDED or not self.files else self.files[0].name
+
+    @property
+    def complete(self) -> bool:
+        """Whether shards without an index are the whole set that their names count."""
+        totals = {file.name.rpartition("-of-")[2].partition(".")[0] for file in self.files}
+        return totals == {f"{len(self.files):05d}"}
 
     @property
     def config_values(self) -> Mapping[str, object]:

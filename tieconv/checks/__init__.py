@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, State, Tie
 from tieconv.checkpoint.quantised import LEAVES
+from tieconv.checkpoint.records import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 
 if TYPE_CHECKING:
     from tieconv.checks.interface import Rule
@@ -48,6 +49,7 @@ def _is_usual(inspection: Inspection) -> bool:
     config = checkpoint.config_values
     return (
         checkpoint.format == "safetensors"
+        and _is_found(checkpoint)
         and not (checkpoint.cautions or checkpoint.special or checkpoint.orphans or checkpoint.adapter)
         and not inspection.duplicates
         and embedding is not None
@@ -58,7 +60,14 @@ def _is_usual(inspection: Inspection) -> bool:
     )
 
 
-_UNUSUAL = {"quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
+def _is_found(checkpoint: Checkpoint) -> bool:
+    """Under the names that every loader looks for, with an index that every loader can read."""
+    index = checkpoint.index
+    named = checkpoint.layout is Layout.FILE or checkpoint.entry in OPENED
+    return named and (index is None or isinstance(index.value.get("metadata"), Mapping))
+
+
+_UNUSUAL = {WEIGHTS_KEY, "quantization_config", "num_nextn_predict_layers", "mtp_num_hidden_layers"}
 
 
 def _is_stored_once(tie: Tie) -> bool:

@@ -26,5 +26,10 @@ def loaders(predictions: Iterable[Prediction]) -> str:
 
 
 def told(predictions: list[Prediction]) -> str:
-    """The loaders, and the first one's sentence."""
-    return f"{loaders(predictions)}: {predictions[0].detail}"
+    """The loaders, and the first one's sentence; each sentence where no tensors say that they mean the same."""
+    if predictions[0].tensors:
+        return f"{loaders(predictions)}: {predictions[0].detail}"
+    said: dict[str, list[Prediction]] = {}
+    for prediction in predictions:
+        said.setdefault(prediction.detail, []).append(prediction)
+    return "; ".join(f"{loaders(found)}: {detail}" for detail, found in said.items())

@@ -7,12 +7,15 @@ from pathlib import PurePath
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Action, Inspection, Member, Remedy, State, Tie
-from tieconv.checkpoint.records import BLOCKING, Caution, Checkpoint, Layout
+from tieconv.checkpoint.records import BLOCKING, Caution, Layout
 from tieconv.checks import evidence
 from tieconv.text import shown
 
 Option = tuple[str, str]
 """A flag and its value."""
+
+_INDEXED = ("safetensors", "torch")
+"""Formats that have shards and an index."""
 
 
 def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
@@ -53,11 +56,20 @@ def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
     """`tieconv reindex`, or ``None`` where it would refuse: a shard is missing, a tensor stands in two."""
     checkpoint = inspection.checkpoint
     repeated = any(evidence.cautions(inspection, "index.repeated"))
-    if checkpoint.layout is not Layout.SHARDED or checkpoint.format != "safetensors" or checkpoint.special or repeated:
+    if checkpoint.layout is not Layout.SHARDED or checkpoint.format not in _INDEXED or checkpoint.special or repeated:
         return None
-    if checkpoint.index is None and not _is_complete(checkpoint):
+    if checkpoint.index is None and not checkpoint.complete:
         return None
     return _command("reindex", checkpoint.source, safe=safe)
+
+
+def convert(inspection: Inspection) -> Remedy | None:
+    """`tieconv convert` to the format that it is, under the usual names; ``None`` where it would refuse."""
+    checkpoint = inspection.checkpoint
+    blocked = any(caution.code in BLOCKING for caution in checkpoint.cautions)
+    if checkpoint.format not in _INDEXED or checkpoint.special or blocked:
+        return None
+    return _command("convert", checkpoint.source, ("--to", checkpoint.format), safe=True)
 
 
 def dedup(inspection: Inspection) -> Remedy | None:
@@ -66,12 +78,6 @@ def dedup(inspection: Inspection) -> Remedy | None:
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
     return _command("dedup", source, safe=True)
-
-
-def _is_complete(checkpoint: Checkpoint) -> bool:
-    """Whether shards without an index are the whole set that their names count."""
-    totals = {file.name.rpartition("-of-")[2].partition(".")[0] for file in checkpoint.files}
-    return totals == {f"{len(checkpoint.files):05d}"}
 
 
 def merge(inspection: Inspection, tie: Tie) -> Remedy | None:

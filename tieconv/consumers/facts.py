@@ -37,14 +37,29 @@ class Pair:
 
 def unclear(inspection: Inspection) -> Verdict | None:
     """Why nobody can say what a loader does with the model; ``None`` where it can be said."""
-    checkpoint, family = inspection.checkpoint, inspection.family
+    return unsettled(inspection) or unclear_class(inspection)
+
+
+def unsettled(inspection: Inspection, *clear: str) -> Verdict | None:
+    """The part of it that is about the files; ``clear`` are codes of cautions that leave this loader no doubt.
+
+    Which shards are the model is clear without an index too.
+    """
+    checkpoint = inspection.checkpoint
     if checkpoint.adapter is not None:
         return unknown("an adapter alone is loaded onto its base model")
-    blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
+    codes = BLOCKING.keys() - {"index.absent", *clear}
+    blocking = next((caution for caution in checkpoint.cautions if caution.code in codes), None)
     if blocking is not None:
         return unknown(f"which files are the model is not clear: {shown(blocking.message)}")
     if checkpoint.config is None:
         return error("there is no config.json beside the weights")
+    return None
+
+
+def unclear_class(inspection: Inspection) -> Verdict | None:
+    """The part of it that is about the architecture and its tensors."""
+    family = inspection.family
     if family.tying is Tying.HEADLESS or (family.knowledge is Knowledge.TABLE and family.output_head is None):
         return unknown("the architecture has no output head by design")
     if family.knowledge is not Knowledge.TABLE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import classes, facts
+from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.text import shown
@@ -18,8 +18,13 @@ def judge(inspection: Inspection) -> Verdict:
     """What becomes of the model once converted and loaded; of a GGUF file, once loaded."""
     if inspection.checkpoint.format == "gguf":
         return unknown("which architectures accept a missing output.weight depends on the build that loads the file")
-    found = facts.unclear(inspection) or facts.wrong_format(
-        inspection, "llama.cpp's converter", (facts.SAFETENSORS, facts.TORCH)
+    found = files.by_pattern(
+        inspection,
+        "llama.cpp's converter",
+        (facts.SAFETENSORS, facts.TORCH),
+        "model*.safetensors",
+        "pytorch_model*.bin",
+        indexed=True,
     )
     if found is not None:
         return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import classes, facts
+from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.text import shown
@@ -19,7 +19,7 @@ _SAME_FILE = {"mistral": "llama", "falcon_mamba": "mamba"}
 
 def judge(inspection: Inspection) -> Verdict:
     """What mlx-lm's own model does with the head and the embedding."""
-    found = facts.unclear(inspection) or facts.wrong_format(inspection, "mlx-lm", (facts.SAFETENSORS,))
+    found = files.by_pattern(inspection, "mlx-lm", (facts.SAFETENSORS,), "model*.safetensors")
     if found is not None:
         return found
     model_type = inspection.family.model_type

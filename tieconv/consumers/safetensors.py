@@ -25,7 +25,7 @@ def judge(inspection: Inspection) -> Verdict:
         return error(f"load_model reads safetensors files, not {shown(inspection.checkpoint.format)}")
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
-    if inspection.checkpoint.layout is Layout.SHARDED:
+    if inspection.checkpoint.layout is Layout.SHARDED and len(inspection.checkpoint.files) > 1:
         return error("load_model reads one file, and the tensors of the other shards are missing from it")
     odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
     if odd is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import facts
+from tieconv.consumers import facts, files
 from tieconv.consumers.facts import listed, verdict
 from tieconv.consumers.groups import Group, Loaded, alone, groups, is_zero, misshapen
 from tieconv.consumers.interface import Verdict, error, unknown
@@ -25,9 +25,7 @@ class _UndecidedError(Exception):
 
 def judge(inspection: Inspection) -> Verdict:
     """What transformers 5 makes of the head, the embedding and the names tied to them."""
-    found = facts.unclear(inspection) or facts.wrong_format(
-        inspection, "transformers", (facts.SAFETENSORS, facts.TORCH)
-    )
+    found = files.by_name(inspection)
     if found is not None:
         return found
     odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)

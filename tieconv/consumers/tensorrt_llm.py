@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import facts
+from tieconv.consumers import facts, files
 from tieconv.consumers.facts import Pair, verdict
 from tieconv.consumers.interface import Consumer, Verdict, unknown
 from tieconv.text import shown
@@ -14,8 +14,8 @@ _READ = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
 
 
 def _unclear(inspection: Inspection) -> Verdict | None:
-    found = facts.unclear(inspection) or facts.wrong_format(
-        inspection, "TensorRT-LLM", (facts.SAFETENSORS, facts.TORCH)
+    found = files.by_pattern(
+        inspection, "TensorRT-LLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pth"
     )
     if found is None and (inspection.family.architecture not in _READ or facts.pair(inspection) is None):
         return unknown(f"what TensorRT-LLM does with {shown(inspection.family.architecture)} was not read")

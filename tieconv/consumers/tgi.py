@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import facts
+from tieconv.consumers import facts, files
 from tieconv.consumers.facts import Pair, verdict
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.text import shown
@@ -15,8 +15,8 @@ _READ = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Qwen3MoeFo
 
 def judge(inspection: Inspection) -> Verdict:
     """What the flash model of the architecture does with the head and the embedding."""
-    found = facts.unclear(inspection) or facts.wrong_format(
-        inspection, "text-generation-inference", (facts.SAFETENSORS, facts.TORCH)
+    found = files.by_pattern(
+        inspection, "text-generation-inference", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin"
     )
     if found is not None:
         return found

@@ -8,7 +8,7 @@ from functools import partial
 from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import classes, facts
+from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
@@ -42,9 +42,7 @@ _FLAT_ONLY = ("qwen2_vl", "qwen2_5_vl")
 
 def judge(inspection: Inspection, *, version: str) -> Verdict:
     """What transformers 4 makes of the head, the embedding and the names tied to them."""
-    found = facts.unclear(inspection) or facts.wrong_format(
-        inspection, "transformers", (facts.SAFETENSORS, facts.TORCH)
-    )
+    found = files.by_name(inspection, configured=version != "4.48") or _odd_metadata(inspection)
     if found is not None:
         return found
     tied, pair = reading_v4(inspection), facts.pair(inspection)
@@ -58,6 +56,20 @@ def judge(inspection: Inspection, *, version: str) -> Verdict:
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
     return _with_bias(inspection, version, _weights(inspection, version, tied, pair), pair)
+
+
+def _odd_metadata(inspection: Inspection) -> Verdict | None:
+    """The verdict for safetensors files that say of themselves something else than that they are of torch."""
+    if inspection.checkpoint.format != facts.SAFETENSORS:
+        return None
+    for file in inspection.checkpoint.files:
+        written = None if file.metadata is None else file.metadata.get("format", "")
+        if written not in (None, "pt", "tf", "flax", "mlx"):
+            said = f"the format {shown(written)}" if written else "no format"
+            return error(f"the metadata of {shown(file.name)} names {said}, which transformers 4 refuses")
+        if written in ("tf", "flax"):
+            return unknown(f"{shown(file.name)} was written by {written}, and transformers 4 needs that to read it")
+    return None
 
 
 def _knows(inspection: Inspection, version: str) -> bool:

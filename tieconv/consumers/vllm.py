@@ -11,7 +11,7 @@ from functools import partial
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.consumers import classes, facts
+from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.families.reading import reading_v4
@@ -20,7 +20,9 @@ from tieconv.text import shown
 
 def judge(inspection: Inspection, *, release: str) -> Verdict:
     """What vLLM's own class of the architecture does with the head and the embedding."""
-    found = facts.unclear(inspection) or facts.wrong_format(inspection, "vLLM", (facts.SAFETENSORS, facts.TORCH))
+    found = files.by_pattern(
+        inspection, "vLLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pt", indexed=True
+    )
     if found is not None:
         return found
     kind, pair = classes.kind(f"vllm {release}", inspection.family.architecture), facts.pair(inspection)

@@ -190,7 +190,7 @@ def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, 
 def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
     """No file of the usual name and no index: one file is the model, numbered shards are; else nobody knows."""
     shards = [name for name in stored if re.search(naming.shard, name)]
-    if len(stored) == 1:
+    if len(stored) == 1 and not shards:
         return _Found(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
         absent = f"{count(len(shards), 'shard')} without {naming.index}: loaders need the index"

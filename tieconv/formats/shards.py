@@ -25,6 +25,8 @@ INDEX_UNREADABLE = "index.unreadable"
 
 _INDEXED: tuple[Model, ...] = (SAFETENSORS, TORCH)
 """Formats that have shards and an index, in the order in which loaders look for them."""
+_DIFFUSERS = "diffusion_pytorch_model"
+"""How diffusers calls its shards, and looks for their index; other loaders look for one name, whatever the shards'."""
 _NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
 
 
@@ -88,7 +90,9 @@ def index_name(checkpoint: Checkpoint) -> str:
         return found[0]
     matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
     match = next((match for match in matches if match), None)
-    return f"{match['prefix']}{match['suffix']}{index_format.SUFFIX}" if match else naming.index
+    if match is None or not match["prefix"].startswith(_DIFFUSERS):
+        return naming.index
+    return f"{match['prefix']}{match['suffix']}{index_format.SUFFIX}"
 
 
 def _naming(checkpoint: Checkpoint) -> Naming:

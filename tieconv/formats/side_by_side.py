@@ -10,7 +10,7 @@ from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, L
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats import spelled_json
-from tieconv.formats.directory import Naming
+from tieconv.formats.directory import Model, Naming
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.gguf_model import GGUF
@@ -24,8 +24,20 @@ training run's files are another matter."""
 
 
 def preferred(claims: Sequence[Format], listing: Listing) -> Format:
-    """The one of ``claims`` to read: the first, but files that transformers finds by their name before any GGUF."""
-    return TORCH if claims[0] is GGUF and TORCH in claims and holds_model(TORCH, listing) else claims[0]
+    """The one of ``claims`` to read: the first, but torch files that transformers finds by their name come before
+    others that it does not.
+    """
+    first = claims[0]
+    if first not in _WHOLE_MODELS or listing.named or _is_found(first, listing):
+        return first
+    held = TORCH in claims and holds_model(TORCH, listing) and any(map(TORCH.naming.is_weights, listing.top))
+    return TORCH if held else first
+
+
+def _is_found(candidate: Format, listing: Listing) -> bool:
+    """Whether transformers finds the files by their names."""
+    naming = candidate.naming if isinstance(candidate, Model) else None
+    return naming is not None and not {naming.single, naming.index}.isdisjoint(listing.top)
 
 
 def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
@@ -34,6 +46,8 @@ def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, File
         return {}, ()
     whole = replace(listing, named=None)
     found = [one for one in _WHOLE_MODELS if one is kept or holds_model(one, whole)]
+    taken = preferred(found, whole)
+    found.sort(key=lambda one: one is not taken)
     names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
     return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
 

@@ -24,7 +24,7 @@ from tieconv.checkpoint.plan import (
     Promises,
     TiePromise,
 )
-from tieconv.checkpoint.records import Checkpoint, Layout, TensorRecord
+from tieconv.checkpoint.records import WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
 from tieconv.plans.dedup import shared_groups, trimmed
 from tieconv.plans.guards import guard_layout, refuse
 from tieconv.text import count, shown, size
@@ -199,6 +199,7 @@ def _assemble(
     written = {output.name for output in changed} | {text.name for text in rewritten}
     used = written | {output.name for output in weights} | {text.name for text in texts}
     _check_free(checkpoint, used)
+    _check_named(checkpoint, used)
     before = [file.name for file in checkpoint.files] + ([checkpoint.index.name] if checkpoint.index else [])
     operations: tuple[Operation, ...] = tuple(
         DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
@@ -246,6 +247,17 @@ def _check_free(checkpoint: Checkpoint, used: set[str]) -> None:
             f"{shown(checkpoint.source)} holds {shown(taken[0])} beside the model, where a file is to be written",
             "move it out of the directory",
             "convert.taken",
+        )
+
+
+def _check_named(checkpoint: Checkpoint, used: set[str]) -> None:
+    """A config that names a weight file would lead to one that is gone."""
+    named = checkpoint.config_values.get(WEIGHTS_KEY)
+    if checkpoint.layout is not Layout.FILE and isinstance(named, str) and named in checkpoint.states.keys() - used:
+        refuse(
+            f"config.json: {WEIGHTS_KEY} names {shown(named)}, which convert replaces by files of the usual names",
+            f"take {WEIGHTS_KEY} out of config.json, then try again",
+            "convert.named",
         )
 
 
