@@ -153,7 +153,7 @@ def _untied(inspection: Inspection, found: facts.Pair) -> str:
     detail = facts.separate(found)
     tie = next((tie for tie in inspection.ties if any(member.name == found.head for member in tie.members)), None)
     if tie is not None and tie.declared:
-        return f"{detail}: the config ties them, but their values differ, which is warned of"
+        return f"{detail}: they count as tied, but their values differ, which is warned of"
     if inspection.family.meaning_v5 is FlagMeaning.SCALES:
         return f"{detail}, and the logits are not scaled"
     return detail
