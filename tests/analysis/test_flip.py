@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tieconv
-from tests.analysis.lm import configure
+from tests.analysis.lm import build, configure
 from tests.checks.fixtures.model import KIMI
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit
@@ -116,3 +116,50 @@ def test_the_answer_is_that_of_the_command(model: Copy, name: str) -> None:
         assert not goes
         return
     assert answer.startswith("Yes, nothing is lost") == goes or "nothing to re-tie" in answer, answer
+
+
+def moved(*names: str) -> Callable[[dict[str, Any]], None]:
+    """Adds 1 to one element of each; one that is not stored begins as a copy of the head."""
+
+    def change(values: dict[str, Any]) -> None:
+        for name in names:
+            values[name] = values.get(name, values.get("lm_head.weight", values.get(BERT_BIAS))).clone()
+            values[name].view(-1)[5] += 1
+
+    return change
+
+
+BERT_BIAS = "cls.predictions.decoder.bias"
+ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+THIRD = [("bart", ENCODER), ("bart", DECODER), ("marian", DECODER), ("marian", ENCODER), ("bart", "model.shared.weight")]
+
+
+@pytest.mark.parametrize(("model_type", "name"), THIRD)
+def test_a_third_table_that_differs_is_no_free_tie(model_type: str, name: str, tmp_path: Path) -> None:
+    """An encoder's or decoder's own table would be replaced: no yes, no certificate, and no budget lets it pass."""
+    build(tmp_path / "m", model_type, tied=True)
+    ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
+    edit(tmp_path / "apart", moved(name))
+    section = tieconv.analyze(tmp_path / "apart").section("Re-tying")
+    assert section is not None and "would be replaced as well" in section.sentence
+    assert not any(section.detail["certified"].values()) and all(m.value is None for m in section.measures)
+    refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
+    refused("retie --survivor embed --max-kl 99", tmp_path / "apart", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
+def test_a_third_table_ends_the_free_tie_of_a_rescaled_head(apart: Path, name: str, tmp_path: Path) -> None:
+    """T5: the head is taken up, the encoder's table is not, and no budget lets it pass."""
+    edit(apart, moved(name))
+    assert retie_of(apart) == f"No: {name} differs from {EMBED}."
+    refused("retie", apart, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["cls.predictions.bias", BERT_BIAS])
+def test_two_biases_that_differ_are_no_free_tie(name: str, tmp_path: Path) -> None:
+    """BERT's bias has two names, which a tied model stores once: the command refuses and the answer says why."""
+    build(tmp_path / "m", "bert", tied=True)
+    ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
+    edit(tmp_path / "apart", moved(name))
+    assert retie_of(tmp_path / "apart") == f"No: {BERT_BIAS} differs from cls.predictions.bias, and both would be one."
+    assert BERT_BIAS in refused("retie", tmp_path / "apart", "-o", tmp_path / "out")

@@ -245,3 +245,32 @@ def test_the_mask_must_have_a_row(tmp_path: Path, text: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UnreadableError, match=r"gives id 148 for this text, and the tables have 148 rows"):
         tieconv.analyze(tmp_path, text=text)
+
+
+@pytest.mark.parametrize("survivor", ["embed", "head"])
+def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: str, tmp_path: Path) -> None:
+    """BART with a decoder table of its own beside equal ends: the KL is that of what `retie --force` writes."""
+    cls = type(build(tmp_path / "m", "bart", tied=True))
+    ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
+
+    def change(values: dict[str, Any]) -> None:
+        table = values["model.decoder.embed_tokens.weight"]
+        table += 0.5 * torch.randn(table.shape, generator=torch.manual_seed(3))
+
+    edit(tmp_path / "apart", change)
+    ok(f"retie --from {survivor} --force", tmp_path / "apart", "-o", tmp_path / "out")
+    before, after = (cls.from_pretrained(tmp_path / name).eval() for name in ("apart", "out"))
+    kl = []
+    with torch.no_grad():
+        for window in ids_of(text):
+            one, two = by_hand(before, window)[0], by_hand(after, window)[0]
+            kl.append(float((one.exp() * (one - two)).sum(-1).mean()))
+    analysis = tieconv.analyze(tmp_path / "apart", text=text)
+    told = figure(analysis, "Re-tying", f"KL measured, {survivor} survives").value
+    assert told == pytest.approx(sum(kl) / len(kl), rel=1e-3) and told > 1e-5
+    section = analysis.section("Re-tying")
+    assert section is not None and not any("mean" in measure.name for measure in section.measures)
+    assert "--survivor embed" in section.sentence
+    for share, run in ((3, ok), (0.1, refused)):
+        run(f"retie --survivor {survivor} --max-kl {told * share} --text {text}", tmp_path / "apart", "-o",
+            tmp_path / f"out{share}")  # fmt: skip

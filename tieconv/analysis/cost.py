@@ -10,6 +10,7 @@ from tieconv.analysis.bounds import Bound, Change, bound
 from tieconv.analysis.relation import Related
 from tieconv.analysis.subject import Subject
 from tieconv.checkpoint.analysis import Kinship, Measure
+from tieconv.text import shown
 
 FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
 """Classes in which nothing changes, whoever survives."""
@@ -41,10 +42,13 @@ def costs(subject: Subject, related: Related) -> Costs:
         return _free("the tied class multiplies its logits by that factor itself")
     if subject.flip.barred:
         return Costs({}, None, ())
-    if related.kind in FREE:
+    third = subject.flip.third
+    if related.kind in FREE and not third:
         return _free("the tables are equal")
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
+    if third:
+        return _none(f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text")
     found = _head_change(subject, related)
     unseen = _unseen(subject, related)
     certified = {"embed": found.kl if found and found.finite else None, "head": 0.0 if unseen else None, "mean": None}
@@ -60,6 +64,11 @@ def _free(says: str) -> Costs:
     survivors = ("embed", "head", "mean")
     measures = tuple(Measure(f"KL bound, {name} survives", 0.0, unit=_NATS, says=says) for name in survivors)
     return Costs(dict.fromkeys(survivors, 0.0), None, measures, free=True)
+
+
+def _none(says: str) -> Costs:
+    measures = tuple(Measure(f"KL bound, {name} survives", None, unit=_NATS, says=says) for name in ("embed", "head"))
+    return Costs({"embed": None, "head": None}, None, measures)
 
 
 def _head_change(subject: Subject, related: Related) -> Bound | None:

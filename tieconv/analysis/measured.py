@@ -108,11 +108,12 @@ def load_model(subject: Subject, text: str) -> Apart:
 
 
 def survivors(subject: Subject) -> dict[str, Array | None]:
-    """The tables that may stand for both, as `on_text` takes them; none where the shapes differ."""
+    """The tables that may stand for both, as `on_text` takes them; none where the shapes differ, no mean of three."""
     embed, head = subject.embed, subject.head
     if head is None or (head.rows, head.width) != (embed.rows, embed.width):
         return {}
-    return {"embed": None, "head": None, "mean": _mean(embed, head)}
+    ends: dict[str, Array | None] = {"embed": None, "head": None}
+    return ends if subject.flip.third else ends | {"mean": _mean(embed, head)}
 
 
 def _mean(embed: Table, head: Table) -> Array:

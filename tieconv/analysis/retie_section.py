@@ -55,7 +55,7 @@ def verdict(
         return f"No: {subject.flip.reason}."
     if subject.flip.taken_up:
         return f"Yes, nothing is lost: the tied class applies that factor itself: tieconv retie {source} -o OUT."
-    if kind is Kinship.BIT_EQUAL:
+    if kind is Kinship.BIT_EQUAL and not subject.flip.third:
         return f"Yes, nothing is lost: tieconv retie {source} -o OUT."
     if kind in REFUSED:
         return f"No: {_refusal(kind)}."
@@ -66,9 +66,18 @@ def verdict(
             "No: a whole matrix stands between the tables, and a norm can hold only one factor for each column; undo "
             "the rotation of the body first."
         )
+    if subject.flip.third:
+        return _on_text(source, measured) or _third(subject)
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
         return _folded(subject, fold)
     return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs)
+
+
+def _third(subject: Subject) -> str:
+    return (
+        f"Not by the weights alone: {shown(subject.flip.third)} differs from {shown(subject.embed.record.name)}, and would "
+        "be replaced as well; measure it with --text FILE."
+    )
 
 
 def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
@@ -144,6 +153,8 @@ def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
     """
     fit, final = related.fit, subject.final
     if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
+        return None
+    if subject.flip.third:
         return None
     if final is None or not final.norm:
         return None
