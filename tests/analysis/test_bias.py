@@ -87,3 +87,24 @@ def test_a_bias_that_the_head_makes_is_recognised() -> None:
     assert made.adjusted == pytest.approx(1) and np.allclose(made.vector, vector) and made.left < 1e-9
     noise = explain(head, rng.standard_normal(1000))
     assert abs(noise.adjusted) < 0.03 and noise.r2 == pytest.approx(24 / 1000, abs=0.02)
+
+
+@pytest.mark.parametrize(("value", "entries"), [(np.nan, 1), (np.inf, 2), (-np.inf, VOCABULARY)])
+def test_what_leaves_no_probabilities_is_no_mask(model: Path, value: float, entries: int) -> None:
+    """NaN, +∞, and −∞ all over: the sentence says that the model gives no numbers, not that rows are masked."""
+    bias = torch.zeros(VOCABULARY)
+    bias[:entries] = value
+    set_bias(model, bias)
+    section = tieconv.analyze(model).section("Bias")
+    assert section is not None and section.measures[0].value is None and "mask" not in section.sentence
+    expected = (
+        "no row is left" if entries == VOCABULARY else f"{'1 entry' if entries == 1 else '2 entries'} of the bias"
+    )
+    assert expected in section.sentence and "no numbers" in section.measures[0].says
+
+
+def test_a_bias_beyond_any_range_is_no_error(model: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """float64 numbers whose squares overflow: a bound that is infinite, no traceback, and nothing on stderr."""
+    edit(model, lambda values: values.update({"lm_head.bias": values["lm_head.bias"].double() * 1e200}))
+    assert figure(tieconv.analyze(model), "Bias", "KL bound, bias stripped").value == np.inf
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]

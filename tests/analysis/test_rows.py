@@ -173,3 +173,21 @@ def test_rows_are_joined_by_content() -> None:
     assert overlap(one, two) == 10 and overlap(one, one[:4]) == 4
     assert overlap(one, one[[2, 2, 2, 0]]) == 3  # two rows of `one` are alike, three of the other
     assert overlap(one, digests(table(values + 0.5, "F32"))) == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_are_not_finite_are_out_of_the_ordinary(tmp_path: Path, tied: bool) -> None:
+    """NaN or infinity in a table that both ends share, or in two equal ones: counted, and said."""
+    build(tmp_path, tied=tied)
+
+    def change(values: dict[str, Any]) -> None:
+        values["model.embed_tokens.weight"][3, 1] = float("nan")
+        values["model.embed_tokens.weight"][7, 2] = float("inf")
+        if not tied:
+            values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    section = analysis.section("Rows")
+    assert section is not None and "2 rows of the head with NaN or infinity" in section.sentence
+    assert figure(analysis, "Rows", "rows of the head with NaN or infinity").value == 2

@@ -54,6 +54,7 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
     return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
 
 
+@np.errstate(all="ignore")
 def report(found: Findings) -> Analysis:
     """What the weights of one model say, and what it does on the text."""
     pair = _pair(found)
