@@ -14,7 +14,7 @@ import tieconv
 from tests.analysis.lm import build, configure
 from tests.checks.fixtures.model import KIMI
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import edit
+from tests.cli.stored import edit, tensors
 from tieconv.errors import RefusedError, UnreadableError
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -131,7 +131,13 @@ def moved(*names: str) -> Callable[[dict[str, Any]], None]:
 
 BERT_BIAS = "cls.predictions.decoder.bias"
 ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
-THIRD = [("bart", ENCODER), ("bart", DECODER), ("marian", DECODER), ("marian", ENCODER), ("bart", "model.shared.weight")]
+THIRD = [
+    ("bart", ENCODER),
+    ("bart", DECODER),
+    ("marian", DECODER),
+    ("marian", ENCODER),
+    ("bart", "model.shared.weight"),
+]
 
 
 @pytest.mark.parametrize(("model_type", "name"), THIRD)
@@ -163,3 +169,74 @@ def test_two_biases_that_differ_are_no_free_tie(name: str, tmp_path: Path) -> No
     edit(tmp_path / "apart", moved(name))
     assert retie_of(tmp_path / "apart") == f"No: {BERT_BIAS} differs from cls.predictions.bias, and both would be one."
     assert BERT_BIAS in refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
+
+
+def test_the_command_comes_with_what_it_asks_for_first(model: Copy) -> None:
+    """A lone file, and a directory in two formats: the yes stands, with the step that the refusal names."""
+    folder = model("llama-duplicated")
+    configure(folder, tie_word_embeddings=False)
+    for path, step in ((folder / "model.safetensors", "give the model's directory instead of the file"),
+                       (folder, "add --drop-other-formats")):  # fmt: skip
+        if path == folder:
+            torch.save(tensors(folder), folder / "pytorch_model.bin")
+        with pytest.raises(RefusedError) as caught:
+            tieconv.plan_retie(path)
+        told = retie_of(path)
+        assert told.startswith("Yes, nothing is lost") and f"Before that, {step}" in told
+        assert caught.value.hint is not None and caught.value.hint in told
+    tieconv.plan_retie(folder, drop_other_formats=True)
+
+
+@pytest.mark.parametrize(("name", "goes"), [("llama-duplicated", True), ("t5", False)])
+def test_one_tensor_under_two_names_is_tied_by_the_flag_alone(model: Copy, name: str, goes: bool) -> None:
+    """Shared storage and a flag that says untied: the answer on setting it is that of the command."""
+    folder = model(name)
+    values = {name: value for file in [folder / "model.safetensors"] for name, value in tensors(folder).items()}
+    embed = EMBED if name == "t5" else "model.embed_tokens.weight"
+    values[HEAD] = values[embed]
+    for file in folder.glob("model.safetensors*"):
+        file.unlink()
+    torch.save(values, folder / "pytorch_model.bin")
+    configure(folder, tie_word_embeddings=False)
+    told = retie_of(folder)
+    assert "are one tensor, and the config says that they are two" in told
+    assert told.startswith("Yes, nothing is lost" if goes else "No: ")
+    if goes:
+        tieconv.plan_retie(folder)
+    else:
+        with pytest.raises(RefusedError):
+            tieconv.plan_retie(folder)
+    configure(folder, tie_word_embeddings=True)
+    assert retie_of(folder) == "The model is tied: there is nothing to re-tie."
+
+
+def test_the_table_of_a_tied_model_is_found_under_its_shared_name(tmp_path: Path) -> None:
+    """Marian stores the table that both ends read under a third name."""
+    build(tmp_path, "marian", tied=True)
+    assert tieconv.analyze(tmp_path).relation == "alias"
+    assert retie_of(tmp_path) == "The model is tied: there is nothing to re-tie."
+
+
+CAPPED = [
+    ("softmax-gauge", 1, "which the soft cap of the logits sees"),
+    ("scalar", 2, "the soft cap of the logits sees"),
+]
+
+
+@pytest.mark.parametrize(("kind", "factor", "told"), CAPPED)
+def test_a_soft_cap_sees_a_common_vector(tmp_path: Path, kind: str, factor: float, told: str) -> None:
+    """Gemma 2: what the softmax would not see is not called free, and the reason is not a norm that is known."""
+    build(tmp_path, "gemma2", tied=False)
+    vector = torch.randn(32, generator=torch.manual_seed(0))
+
+    def change(values: dict[str, Any]) -> None:
+        embed = values["model.embed_tokens.weight"]
+        embed[0] = 1
+        values[HEAD] = factor * embed + vector
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    relation = analysis.section("Relation")
+    assert relation is not None and analysis.relation == kind
+    assert told in relation.sentence + analysis.verdict
+    assert "softmax cannot see" not in relation.sentence and "norm before the head is known" not in analysis.verdict

@@ -48,7 +48,9 @@ def costs(subject: Subject, related: Related) -> Costs:
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
     if third:
-        return _none(f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text")
+        return _none(
+            f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text"
+        )
     found = _head_change(subject, related)
     unseen = _unseen(subject, related)
     certified = {"embed": found.kl if found and found.finite else None, "head": 0.0 if unseen else None, "mean": None}

@@ -13,6 +13,9 @@ from tieconv.errors import RefusedError
 from tieconv.inspection.relation import relate
 from tieconv.inspection.ties import EQUAL
 from tieconv.plans import tied_exponent
+from tieconv.plans.config import set_flag
+from tieconv.plans.guards import guard_layout, guard_lone_config
+from tieconv.plans.meaning import reads_false
 from tieconv.text import shown
 
 
@@ -20,8 +23,8 @@ from tieconv.text import shown
 class Flip:
     """``exponent``: once tied, the class multiplies its logits by 2**exponent (T5 and its kin). ``taken_up`` where the
     head is the embedding times that number, element by element, so that a re-tie changes nothing. ``refused`` says why
-    no re-tie goes ahead whatever the tables hold; it is empty where one may. ``third`` names what else the class ties to
-    the embedding and differs from it: an encoder's or a decoder's own table, which a re-tie would replace as well.
+    no re-tie goes ahead whatever the tables hold; it is empty where one may. ``third`` names what else the class ties
+    to the embedding and differs from it: an encoder's or a decoder's own table, which a re-tie would replace as well.
     """
 
     exponent: int = 0
@@ -64,6 +67,21 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table)
     found = relate(reader, embed.record, head.record)
     exact = found.state is State.SCALED and found.detail.get("exact") is True
     return Flip(exponent, exact and found.detail.get("factor") == 2.0**exponent)
+
+
+def says_untied(evidence: Inspection) -> bool:
+    """Whether some loader takes the two tables for two, so that a re-tie sets the flag."""
+    return not evidence.config.effective or reads_false(evidence)
+
+
+def first_step(evidence: Inspection) -> str:
+    """What must be done before any re-tie is written, as its refusal says it; empty where nothing stands in the way."""
+    try:
+        guard_layout(evidence)
+        guard_lone_config(evidence, bool(set_flag(evidence, True)[1]))
+    except RefusedError as error:
+        return f"{error.hint}: {error.message.removeprefix(f'{shown(evidence.checkpoint.source)}: ')}"
+    return ""
 
 
 def _apart(evidence: Inspection, reader: ByteReader, tie: Tie, *ends: Table) -> Iterator[tuple[str, str]]:
