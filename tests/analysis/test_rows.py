@@ -191,3 +191,20 @@ def test_rows_that_are_not_finite_are_out_of_the_ordinary(tmp_path: Path, tied: 
     section = analysis.section("Rows")
     assert section is not None and "2 rows of the head with NaN or infinity" in section.sentence
     assert figure(analysis, "Rows", "rows of the head with NaN or infinity").value == 2
+
+
+@pytest.mark.parametrize("key", ["decoder_start_token_id", "pad_token_id", "image_token_index"])
+def test_a_row_that_the_config_feeds_is_read(tmp_path: Path, key: str) -> None:
+    """An id that no token has, and that the model reads all the same: the head's survival is not certified."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-PADDING:] += 1
+
+    edit(tmp_path, change)
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0
+    configure(tmp_path, **{key: VOCABULARY - 1})
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
+    configure(tmp_path, **{key: 3, "decoder": {key: VOCABULARY - 2}})
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None

@@ -14,6 +14,7 @@ from tieconv.analysis.series import points
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.text import shown
 
@@ -41,6 +42,8 @@ class Explained:
 def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
     """For a model without a bias as well; with a text also what stands in for one."""
     section = _stored(subject)
+    if subject.bias is not None and _unknown(subject.evidence):
+        section = replace(section, sentence=f"{section.sentence} {_unknown(subject.evidence)}")
     if measured is None:
         return section
     found = _by_token(subject, measured)
@@ -94,6 +97,14 @@ def _stored(subject: Subject) -> Section:
     )
     series = {"bias": points(bias)}
     return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained))
+
+
+def _unknown(evidence: Inspection) -> str:
+    """Of a bias beside a head whose class has none: who reads it; empty where the class has one."""
+    family, bias = evidence.family, evidence.head.output_bias
+    if bias is None or family.output_biases or family.knowledge is not Knowledge.TABLE or family.named:
+        return ""
+    return f"{family.architecture} has no parameter {shown(bias.name)}: transformers leaves it out."
 
 
 def _unread(evidence: Inspection) -> str:

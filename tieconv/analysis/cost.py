@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,9 @@ MAPPED = frozenset({Kinship.ORTHOGONAL, Kinship.SPD, Kinship.LINEAR})
 """Classes in which a matrix that no norm can hold stands between the two."""
 
 _NATS = "nats/token"
+
+_IDS = ("_token_id", "_token_index")
+"""How the keys of a config end that name an id: of the start, of padding, of a picture's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +90,21 @@ def _unseen(subject: Subject, related: Related) -> int:
     """The rows that differ, where none of them has a token: then no input reads one."""
     rows = np.flatnonzero(related.moments.unequal)
     used = subject.used
-    return len(rows) if used is not None and not used[rows].any() else 0
+    if used is None or used[rows].any():
+        return 0
+    return 0 if fed_ids(subject.evidence.checkpoint.config_values) & set(map(int, rows)) else len(rows)
+
+
+def fed_ids(config: object) -> set[int]:
+    """The ids that a config has the model read whatever the text, such as what a decoder starts with."""
+    found: set[int] = set()
+    entries = config.items() if isinstance(config, Mapping) else ()
+    for key, value in entries:
+        if str(key).endswith(_IDS):
+            values = value if isinstance(value, list) else [value]
+            found |= {one for one in values if isinstance(one, int) and not isinstance(one, bool)}
+        found |= fed_ids(value)
+    return found
 
 
 def _embed_measures(found: Bound | None) -> tuple[Measure, ...]:

@@ -58,6 +58,13 @@ class Effect:
         freedom = min(max(len(self.kl) - 1, 1), len(_STUDENT))
         return self.mean + _STUDENT[freedom - 1] * self.error
 
+    def _loss(self, name: str, predicted: int) -> Measure:
+        change: float | None = float(np.mean(self.loss))
+        says = ""
+        if not np.isfinite(self.loss).all():
+            change, says = None, "a token of the text has no probability, as where a bias of −∞ masks it"
+        return Measure(f"change of the loss, {name}", change, n=predicted, unit="nats/token", says=says)
+
     def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
         """Means over the windows; the standard error is that of the window means."""
         if isnan(self.mean):
@@ -67,7 +74,7 @@ class Effect:
         return (
             Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
             Measure(f"top-1 agreement, {name}", float(np.mean(self.top1)), ceiling=1.0, n=predicted),
-            Measure(f"change of the loss, {name}", float(np.mean(self.loss)), n=predicted, unit="nats/token"),
+            self._loss(name, predicted),
         )
 
 
