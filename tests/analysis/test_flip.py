@@ -240,3 +240,17 @@ def test_a_soft_cap_sees_a_common_vector(tmp_path: Path, kind: str, factor: floa
     assert relation is not None and analysis.relation == kind
     assert told in relation.sentence + analysis.verdict
     assert "softmax cannot see" not in relation.sentence and "norm before the head is known" not in analysis.verdict
+
+
+def test_a_multiple_that_was_rounded_to_another_type_is_not_taken_up(apart: Path, tmp_path: Path) -> None:
+    """T5 with a float32 table and a bfloat16 head: the table holds more than the head did, so the function changes."""
+
+    def change(values: dict[str, Any]) -> None:
+        values[EMBED] = torch.randn(values[EMBED].shape, generator=torch.manual_seed(0))
+        values[HEAD] = (values[EMBED] / 4).bfloat16()
+
+    edit(apart, lambda values: values.update({EMBED: values[HEAD] * 4}))
+    assert retie_of(apart).startswith("Yes, nothing is lost")
+    edit(apart, change)
+    assert retie_of(apart).startswith("No: once tied")
+    refused("retie", apart, "-o", tmp_path / "out")

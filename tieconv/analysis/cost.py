@@ -87,8 +87,12 @@ def _head_change(subject: Subject, related: Related) -> Bound | None:
 
 
 def _unseen(subject: Subject, related: Related) -> int:
-    """The rows that differ, where none of them has a token: then no input reads one."""
-    rows = np.flatnonzero(related.moments.unequal)
+    """The rows that differ, where none of them has a token: then no input reads one.
+
+    Of two types a row that is equal once it is rounded differs all the same.
+    """
+    moments = related.moments
+    rows = np.flatnonzero(moments.unequal | (moments.apart != 0) if moments.cast else moments.unequal)
     used = subject.used
     if used is None or used[rows].any():
         return 0

@@ -65,7 +65,8 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table)
     if third:
         return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
     found = relate(reader, embed.record, head.record)
-    exact = found.state is State.SCALED and found.detail.get("exact") is True
+    alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
+    exact = alike and found.state is State.SCALED and found.detail.get("exact") is True
     return Flip(exponent, exact and found.detail.get("factor") == 2.0**exponent)
 
 

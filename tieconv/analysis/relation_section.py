@@ -62,14 +62,14 @@ def sentence(related: Related) -> str:
     differing = int(np.count_nonzero(moments.unequal))
     left = f"{related.residual:.2g}" if related.residual is not None else "?"
     differ = "differs" if differing == 1 else "differ"
+    equal = f"equal once rounded to {moments.cast}" if moments.cast else "equal bit by bit"
     texts = {
         Kinship.BIT_EQUAL: "The head is the embedding, byte for byte.",
         Kinship.CAST: f"The tables are equal once the wider one is rounded to {moments.cast}.",
         Kinship.ROW_SUBSET: _subset(related),
         Kinship.ROW_PERMUTATION: f"{count(int(str(detail.get('rows_matched', 0))), 'row')} of the head are rows of the "
         "embedding, in another order: ids were renumbered on one side.",
-        Kinship.ROWS_DIFFER: f"{count(differing, 'row')} of {moments.rows:,} {differ}, the others are equal bit by "
-        "bit.",
+        Kinship.ROWS_DIFFER: f"{count(differing, 'row')} of {moments.rows:,} {differ}, the others are {equal}.",
         Kinship.GAUGE: "The head is the embedding with one vector added to every row, which the softmax cannot see.",
         Kinship.SCALAR: f"The head is the embedding times {detail.get('factor', 0):.6g}, to within rounding.",
         Kinship.DIAGONAL: "The head is the embedding with each column scaled, as folding a norm into the head leaves "
@@ -117,7 +117,8 @@ def _subset(related: Related) -> str:
 def _measures(related: Related) -> tuple[Measure, ...]:
     moments = related.moments
     rows, width = moments.rows, moments.width
-    found = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows")]
+    says = f"once the wider type is rounded to {moments.cast}" if moments.cast else ""
+    found = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows", says=says)]
     lost = rows - moments.count
     if lost:
         found.append(
