@@ -13,6 +13,7 @@ from tieconv.analysis.alignment import Untied, align
 from tieconv.analysis.alignment_linear import expected, linear
 from tieconv.analysis.alignment_local import draw, local, overlap, pearson, spearman
 from tieconv.analysis.alignment_tables import Table, join
+from tieconv.analysis.alignment_verdict import Contest, verdict
 from tieconv.checkpoint.analysis import Section
 from tieconv.errors import RefusedError
 
@@ -238,3 +239,18 @@ def test_memory_is_bounded() -> None:
         tables = [Table(name, 5000, D, read) for name in "TEU"]
         align(tables[0], Untied(tables[1], tables[2]), queries=100)
     assert max(asked) == 256
+
+
+def test_one_vote_is_no_disagreement() -> None:
+    """A single measure that tells the roles apart is too little, and is not said to be contradicted."""
+    none, won = (
+        Contest("knn", (0.1, 0.1, 0.1, None), (0.1, 0.1, 0.1, None)),
+        ((0.1, 0.1, 0.01, None), (0.9, 0.1, 0.01, None)),
+    )
+    told = verdict([none, none, Contest("norms", *won)])
+    assert told == (
+        "mixed",
+        "Too little for an answer: the norm profile speaks for the head, and the other two measures for neither role.",
+    )
+    against = verdict([none, Contest("rsa", *won[::-1]), Contest("norms", *won)])
+    assert against[0] == "mixed" and against[1].startswith("The measures do not agree on one role: ")

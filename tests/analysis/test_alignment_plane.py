@@ -64,3 +64,9 @@ def test_too_few_rows() -> None:
     """Two rows make no plane."""
     with pytest.raises(RefusedError):
         plane(Table.of("t", np.ones((2, 4), np.float32)))
+
+
+def test_what_float32_cannot_sum_is_not_drawn(chance: np.random.Generator) -> None:
+    """Rows so long that their products overflow have no map, and are no error."""
+    with pytest.raises(RefusedError, match="too few to align"):
+        plane(Table.of("t", (chance.normal(size=(300, 16)) * 1e36).astype(np.float32)))

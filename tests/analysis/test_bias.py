@@ -11,7 +11,7 @@ import torch
 
 import tieconv
 from tests.analysis.constructed import table
-from tests.analysis.lm import VOCABULARY, build
+from tests.analysis.lm import VOCABULARY, build, write_text
 from tests.analysis.test_rows import figure
 from tests.cli.stored import edit
 from tieconv.analysis.bias_section import explain
@@ -87,3 +87,50 @@ def test_a_bias_that_the_head_makes_is_recognised() -> None:
     assert made.adjusted == pytest.approx(1) and np.allclose(made.vector, vector) and made.left < 1e-9
     noise = explain(head, rng.standard_normal(1000))
     assert abs(noise.adjusted) < 0.03 and noise.r2 == pytest.approx(24 / 1000, abs=0.02)
+
+
+@pytest.mark.parametrize(("value", "entries"), [(np.nan, 1), (np.inf, 2), (-np.inf, VOCABULARY)])
+def test_what_leaves_no_probabilities_is_no_mask(model: Path, value: float, entries: int) -> None:
+    """NaN, +∞, and −∞ all over: the sentence says that the model gives no numbers, not that rows are masked."""
+    bias = torch.zeros(VOCABULARY)
+    bias[:entries] = value
+    set_bias(model, bias)
+    section = tieconv.analyze(model).section("Bias")
+    assert section is not None and section.measures[0].value is None and "mask" not in section.sentence
+    expected = (
+        "no row is left" if entries == VOCABULARY else f"{'1 entry' if entries == 1 else '2 entries'} of the bias"
+    )
+    assert expected in section.sentence and "no numbers" in section.measures[0].says
+
+
+def test_a_bias_beyond_any_range_is_no_error(model: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """float64 numbers whose squares overflow: a bound that is infinite, no traceback, and nothing on stderr."""
+    edit(model, lambda values: values.update({"lm_head.bias": values["lm_head.bias"].double() * 1e200}))
+    assert figure(tieconv.analyze(model), "Bias", "KL bound, bias stripped").value == np.inf
+    assert not [warning for warning in recwarn if issubclass(warning.category, RuntimeWarning)]
+
+
+def test_a_bias_that_the_class_lacks_is_not_read(tmp_path: Path) -> None:
+    """Llama has no bias of the head: what is stored beside it is described, with who leaves it out."""
+    build(tmp_path, "llama", tied=False)
+    set_bias(tmp_path, torch.arange(VOCABULARY) / VOCABULARY)
+    section = tieconv.analyze(tmp_path).section("Bias")
+    assert section is not None
+    assert section.sentence.endswith("LlamaForCausalLM has no parameter lm_head.bias: transformers leaves it out.")
+
+
+def test_a_bias_of_the_class_is_read(model: Path) -> None:
+    """Phi has one."""
+    section = tieconv.analyze(model).section("Bias")
+    assert section is not None and "no parameter" not in section.sentence
+
+
+def test_a_masked_token_of_the_text_has_no_loss(model: Path, tmp_path: Path) -> None:
+    """−∞ for a token that the text has: the KL is a number, the change of an infinite loss is not given."""
+    bias = torch.zeros(VOCABULARY)
+    bias[5] = -torch.inf
+    set_bias(model, bias)
+    analysis = tieconv.analyze(model, text=write_text(tmp_path / "text.txt"))
+    assert figure(analysis, "Bias", "KL measured, bias stripped").value is not None
+    loss = figure(analysis, "Bias", "change of the loss, bias stripped")
+    assert loss.value is None and "no probability" in loss.says

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import tieconv
-from tests.analysis.lm import configure
+from tests.analysis.lm import build, configure
 from tests.checks.fixtures.model import KIMI
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import edit
+from tests.cli.stored import edit, tensors
 from tieconv.errors import RefusedError, UnreadableError
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
@@ -116,3 +116,141 @@ def test_the_answer_is_that_of_the_command(model: Copy, name: str) -> None:
         assert not goes
         return
     assert answer.startswith("Yes, nothing is lost") == goes or "nothing to re-tie" in answer, answer
+
+
+def moved(*names: str) -> Callable[[dict[str, Any]], None]:
+    """Adds 1 to one element of each; one that is not stored begins as a copy of the head."""
+
+    def change(values: dict[str, Any]) -> None:
+        for name in names:
+            values[name] = values.get(name, values.get("lm_head.weight", values.get(BERT_BIAS))).clone()
+            values[name].view(-1)[5] += 1
+
+    return change
+
+
+BERT_BIAS = "cls.predictions.decoder.bias"
+ENCODER, DECODER = "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"
+THIRD = [
+    ("bart", ENCODER),
+    ("bart", DECODER),
+    ("marian", DECODER),
+    ("marian", ENCODER),
+    ("bart", "model.shared.weight"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "name"), THIRD)
+def test_a_third_table_that_differs_is_no_free_tie(model_type: str, name: str, tmp_path: Path) -> None:
+    """An encoder's or decoder's own table would be replaced: no yes, no certificate, and no budget lets it pass."""
+    build(tmp_path / "m", model_type, tied=True)
+    ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
+    edit(tmp_path / "apart", moved(name))
+    section = tieconv.analyze(tmp_path / "apart").section("Re-tying")
+    assert section is not None and "would be replaced as well" in section.sentence
+    assert not any(section.detail["certified"].values()) and all(m.value is None for m in section.measures)
+    refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
+    refused("retie --survivor embed --max-kl 99", tmp_path / "apart", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"])
+def test_a_third_table_ends_the_free_tie_of_a_rescaled_head(apart: Path, name: str, tmp_path: Path) -> None:
+    """T5: the head is taken up, the encoder's table is not, and no budget lets it pass."""
+    edit(apart, moved(name))
+    assert retie_of(apart) == f"No: {name} differs from {EMBED}."
+    refused("retie", apart, "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["cls.predictions.bias", BERT_BIAS])
+def test_two_biases_that_differ_are_no_free_tie(name: str, tmp_path: Path) -> None:
+    """BERT's bias has two names, which a tied model stores once: the command refuses and the answer says why."""
+    build(tmp_path / "m", "bert", tied=True)
+    ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
+    edit(tmp_path / "apart", moved(name))
+    assert retie_of(tmp_path / "apart") == f"No: {BERT_BIAS} differs from cls.predictions.bias, and both would be one."
+    assert BERT_BIAS in refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
+
+
+def test_the_command_comes_with_what_it_asks_for_first(model: Copy) -> None:
+    """A lone file, and a directory in two formats: the yes stands, with the step that the refusal names."""
+    folder = model("llama-duplicated")
+    configure(folder, tie_word_embeddings=False)
+    for path, step in ((folder / "model.safetensors", "give the model's directory instead of the file"),
+                       (folder, "add --drop-other-formats")):  # fmt: skip
+        if path == folder:
+            torch.save(tensors(folder), folder / "pytorch_model.bin")
+        with pytest.raises(RefusedError) as caught:
+            tieconv.plan_retie(path)
+        told = retie_of(path)
+        assert told.startswith("Yes, nothing is lost") and f"Before that, {step}" in told
+        assert caught.value.hint is not None and caught.value.hint in told
+    tieconv.plan_retie(folder, drop_other_formats=True)
+
+
+@pytest.mark.parametrize(("name", "goes"), [("llama-duplicated", True), ("t5", False)])
+def test_one_tensor_under_two_names_is_tied_by_the_flag_alone(model: Copy, name: str, goes: bool) -> None:
+    """Shared storage and a flag that says untied: the answer on setting it is that of the command."""
+    folder = model(name)
+    values = {name: value for file in [folder / "model.safetensors"] for name, value in tensors(folder).items()}
+    embed = EMBED if name == "t5" else "model.embed_tokens.weight"
+    values[HEAD] = values[embed]
+    for file in folder.glob("model.safetensors*"):
+        file.unlink()
+    torch.save(values, folder / "pytorch_model.bin")
+    configure(folder, tie_word_embeddings=False)
+    told = retie_of(folder)
+    assert "are one tensor, and the config says that they are two" in told
+    assert told.startswith("Yes, nothing is lost" if goes else "No: ")
+    if goes:
+        tieconv.plan_retie(folder)
+    else:
+        with pytest.raises(RefusedError):
+            tieconv.plan_retie(folder)
+    configure(folder, tie_word_embeddings=True)
+    assert retie_of(folder) == "The model is tied: there is nothing to re-tie."
+
+
+def test_the_table_of_a_tied_model_is_found_under_its_shared_name(tmp_path: Path) -> None:
+    """Marian stores the table that both ends read under a third name."""
+    build(tmp_path, "marian", tied=True)
+    assert tieconv.analyze(tmp_path).relation == "alias"
+    assert retie_of(tmp_path) == "The model is tied: there is nothing to re-tie."
+
+
+CAPPED = [
+    ("softmax-gauge", 1, "which the soft cap of the logits sees"),
+    ("scalar", 2, "the soft cap of the logits sees"),
+]
+
+
+@pytest.mark.parametrize(("kind", "factor", "told"), CAPPED)
+def test_a_soft_cap_sees_a_common_vector(tmp_path: Path, kind: str, factor: float, told: str) -> None:
+    """Gemma 2: what the softmax would not see is not called free, and the reason is not a norm that is known."""
+    build(tmp_path, "gemma2", tied=False)
+    vector = torch.randn(32, generator=torch.manual_seed(0))
+
+    def change(values: dict[str, Any]) -> None:
+        embed = values["model.embed_tokens.weight"]
+        embed[0] = 1
+        values[HEAD] = factor * embed + vector
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    relation = analysis.section("Relation")
+    assert relation is not None and analysis.relation == kind
+    assert told in relation.sentence + analysis.verdict
+    assert "softmax cannot see" not in relation.sentence and "norm before the head is known" not in analysis.verdict
+
+
+def test_a_multiple_that_was_rounded_to_another_type_is_not_taken_up(apart: Path, tmp_path: Path) -> None:
+    """T5 with a float32 table and a bfloat16 head: the table holds more than the head did, so the function changes."""
+
+    def change(values: dict[str, Any]) -> None:
+        values[EMBED] = torch.randn(values[EMBED].shape, generator=torch.manual_seed(0))
+        values[HEAD] = (values[EMBED] / 4).bfloat16()
+
+    edit(apart, lambda values: values.update({EMBED: values[HEAD] * 4}))
+    assert retie_of(apart).startswith("Yes, nothing is lost")
+    edit(apart, change)
+    assert retie_of(apart).startswith("No: once tied")
+    refused("retie", apart, "-o", tmp_path / "out")

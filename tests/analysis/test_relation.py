@@ -272,3 +272,43 @@ def test_small_changes_are_not_taken_for_codes(seed: int) -> None:
     noise = 10 ** rng.uniform(-3.5, -1.5) * rng.standard_normal(e.shape)
     u = e * (1 + noise) if seed % 2 else e + np.abs(e).max(axis=1, keepdims=True) * noise
     assert "group" not in relate_tables(table(e, "BF16"), table(u, "BF16")).detail
+
+
+def test_rows_of_zeros_in_both_are_no_evidence() -> None:
+    """Most rows padding: a folded norm is still one, and unrelated rest is neither the same, nor moved, nor a map."""
+    rng = np.random.default_rng(7)
+    rest, other, pad = rng.standard_normal((80, 16)), rng.standard_normal((80, 16)), np.zeros((120, 16))
+    padded = table(np.concatenate([rest, pad]), "F32")
+    assert relate_tables(padded, table(np.concatenate([2 * rest, pad]), "F32")).kind is Kinship.SCALAR
+    assert relate_tables(padded, table(np.concatenate([other, pad]), "F32")).kind is Kinship.INDEPENDENT
+    for more in (80, 88):  # as many rows, or more
+        elsewhere = np.concatenate([pad, rng.standard_normal((more, 16))])
+        assert relate_tables(padded, table(elsewhere, "F32")).kind is Kinship.INDEPENDENT
+    few = np.concatenate([rest[:3], np.zeros((197, 16))])  # and where nothing finer can be told, this much
+    assert relate_tables(table(few, "F32"), table(0 * few, "F32")).kind is Kinship.ROWS_DIFFER
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16"])
+def test_the_rounding_of_subnormal_numbers_is_no_map(dtype: str) -> None:
+    """Where a type has few numbers a multiple is coarse: still a scalar."""
+    values = np.random.default_rng(7).standard_normal((200, 16)) * (1e-40 if dtype == "F32" else 2e-39)
+    once = table(values, dtype)
+    assert relate_tables(once, table(1.5 * once.values(0, 200), dtype)).kind is Kinship.SCALAR
+
+
+def test_the_sentence_counts_what_it_says_of_rows() -> None:
+    """*Each row*, *every row* and the verb of one row are said only of tables of which they are true."""
+    rng = np.random.default_rng(7)
+    e = rng.standard_normal((200, 16))
+
+    def told(head: Array) -> str:
+        return sentence(relate_tables(table(e, "F32"), table(head, "F32")))
+
+    kept = told(np.concatenate([e[:99], rng.standard_normal((101, 16))]))
+    assert "% of the rows are still nearest to their own" in kept and "each row" not in kept
+    assert "each row is still nearest to its own" in told(e + 0.2 * rng.standard_normal(e.shape))
+    moved = e[rng.permutation(120)]
+    most = told(np.concatenate([moved, rng.standard_normal((30, 16))]))
+    assert most == "120 of 150 rows of the smaller table stand in the embedding, at another place."
+    assert told(moved).startswith("Every row of the smaller table stands in the embedding")
+    assert told(np.concatenate([e[:1] + 1, e[1:]])) == "1 row of 200 differs, the others are equal bit by bit."

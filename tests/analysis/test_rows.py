@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 import tieconv
 from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
+from tests.cli.run import refused
 from tests.cli.stored import configure, edit
 from tieconv.analysis import undertrained
 from tieconv.analysis.rowhash import digests, duplicates, overlap
@@ -173,3 +174,60 @@ def test_rows_are_joined_by_content() -> None:
     assert overlap(one, two) == 10 and overlap(one, one[:4]) == 4
     assert overlap(one, one[[2, 2, 2, 0]]) == 3  # two rows of `one` are alike, three of the other
     assert overlap(one, digests(table(values + 0.5, "F32"))) == 0
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_that_are_not_finite_are_out_of_the_ordinary(tmp_path: Path, tied: bool) -> None:
+    """NaN or infinity in a table that both ends share, or in two equal ones: counted, and said."""
+    build(tmp_path, tied=tied)
+
+    def change(values: dict[str, Any]) -> None:
+        values["model.embed_tokens.weight"][3, 1] = float("nan")
+        values["model.embed_tokens.weight"][7, 2] = float("inf")
+        if not tied:
+            values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    section = analysis.section("Rows")
+    assert section is not None and "2 rows of the head with NaN or infinity" in section.sentence
+    assert figure(analysis, "Rows", "rows of the head with NaN or infinity").value == 2
+
+
+@pytest.mark.parametrize("key", ["decoder_start_token_id", "pad_token_id", "image_token_index"])
+def test_a_row_that_the_config_feeds_is_read(tmp_path: Path, key: str) -> None:
+    """An id that no token has, and that the model reads all the same: the head's survival is not certified."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-PADDING:] += 1
+
+    edit(tmp_path, change)
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0
+    configure(tmp_path, **{key: VOCABULARY - 1})
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
+    configure(tmp_path, **{key: 3, "decoder": {key: VOCABULARY - 2}})
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
+
+
+@pytest.mark.parametrize("which", ["model.embed_tokens.weight", "lm_head.weight"])
+def test_a_row_that_is_equal_once_rounded_is_no_equal_row(tmp_path: Path, which: str) -> None:
+    """Two types, and padding that differs: the rows of all tokens change with the survivor, so nothing is certified."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-PADDING:] += 1
+        values[which] = values[which].bfloat16()
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    relation = analysis.section("Relation")
+    assert analysis.relation == "k-rows-differ" and relation is not None
+    assert "the others are equal once rounded to BF16" in relation.sentence
+    assert figure(analysis, "Re-tying", "KL bound, head survives").value is None
+    told = refused("retie --survivor head --max-kl 0", tmp_path, "-o", tmp_path / "out")
+    assert "cannot be bounded" in told
+    edit(tmp_path, lambda values: values.update({name: value.bfloat16() for name, value in values.items()}))
+    assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -245,3 +246,58 @@ def test_the_mask_must_have_a_row(tmp_path: Path, text: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(UnreadableError, match=r"gives id 148 for this text, and the tables have 148 rows"):
         tieconv.analyze(tmp_path, text=text)
+
+
+@pytest.mark.parametrize("survivor", ["embed", "head"])
+def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: str, tmp_path: Path) -> None:
+    """BART with a decoder table of its own beside equal ends: the KL is that of what `retie --force` writes."""
+    cls = type(build(tmp_path / "m", "bart", tied=True))
+    ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
+
+    def change(values: dict[str, Any]) -> None:
+        table = values["model.decoder.embed_tokens.weight"]
+        table += 0.5 * torch.randn(table.shape, generator=torch.manual_seed(3))
+
+    edit(tmp_path / "apart", change)
+    ok(f"retie --from {survivor} --force", tmp_path / "apart", "-o", tmp_path / "out")
+    before, after = (cls.from_pretrained(tmp_path / name).eval() for name in ("apart", "out"))
+    kl = []
+    with torch.no_grad():
+        for window in ids_of(text):
+            one, two = by_hand(before, window)[0], by_hand(after, window)[0]
+            kl.append(float((one.exp() * (one - two)).sum(-1).mean()))
+    analysis = tieconv.analyze(tmp_path / "apart", text=text)
+    told = figure(analysis, "Re-tying", f"KL measured, {survivor} survives").value
+    assert told == pytest.approx(sum(kl) / len(kl), rel=1e-3) and told > 1e-5
+    section = analysis.section("Re-tying")
+    assert section is not None and not any("mean" in measure.name for measure in section.measures)
+    assert "--survivor embed" in section.sentence
+    for share, run in ((3, ok), (0.1, refused)):
+        run(f"retie --survivor {survivor} --max-kl {told * share} --text {text}", tmp_path / "apart", "-o",
+            tmp_path / f"out{share}")  # fmt: skip
+
+
+POSITIONS = [("gpt2", 64, 64), ("opt", 64, 64), ("llama", 64, 64), ("bert", 128, 126), ("roberta", 128, 125),
+             ("bart", 32, 62), ("bert", 20, 18)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "positions", "length"), POSITIONS)
+def test_windows_are_no_longer_than_the_model_has_positions(
+    model_type: str, positions: int, length: int, text: Path, tmp_path: Path
+) -> None:
+    """With the tokens that begin and end a text: measured, over no fewer predicted tokens than are needed."""
+    build(tmp_path, model_type, tied=True, max_position_embeddings=positions, n_positions=positions, pad_token_id=0)
+    words = np.random.default_rng(0).integers(4, VOCABULARY - PADDING, 3000)  # no padding, whose position is no other's
+    (tmp_path / "text").write_text(" ".join(f"w{word}" for word in words))
+    for path in (text, tmp_path / "text"):
+        found = reference(tmp_path, path)
+        assert found.windows.shape[1] == length
+        assert figure(tieconv.analyze(tmp_path, text=path), "Gradients", "share of the output end").n == found.predicted
+        assert found.predicted >= 256
+
+
+def test_what_the_class_cannot_run_is_an_error_of_the_model(text: Path, tmp_path: Path) -> None:
+    """MPT counts its positions in a key of its own: one sentence about the model, and no fault of tieconv."""
+    build(tmp_path, "mpt", tied=True, max_seq_len=16, d_model=32, n_heads=4, n_layers=2)
+    told = refused(f"analyze --text {text}", tmp_path)
+    assert "the model cannot be run on 128 tokens of text" in told and "unexpected" not in told

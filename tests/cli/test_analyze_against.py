@@ -64,6 +64,14 @@ def test_refusals(trio: tuple[Path, Path, Path]) -> None:
     assert refused("analyze", tied, "--against", tied / "none")
 
 
+def test_a_reference_that_was_only_untied_has_one_role(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Two equal tables say nothing of roles: refused as a tied one is, also as the second."""
+    tied, untied, _ = trio
+    ok("untie", tied, "-o", tmp_path / "copy")
+    for words in (("--against", tmp_path / "copy"), ("--against", untied, "--second", tmp_path / "copy")):
+        assert "has two equal tables" in refused("analyze", tied, *words)
+
+
 def test_text_has_ceilings(trio: tuple[Path, Path, Path]) -> None:
     """The table for people has chance and, with --second, what is possible at all; without, the column is not there."""
     tied, untied, second = trio

@@ -48,12 +48,13 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
 
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
-    apart = related is not None and related.kind is not Kinship.BIT_EQUAL
+    apart = related is not None and (related.kind is not Kinship.BIT_EQUAL or bool(subject.flip.third))
     may = apart and found is not None and not found.free and not subject.flip.barred
     measured = on_text(reference, zero, survivors(subject) if may else {})
     return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
 
 
+@np.errstate(all="ignore")
 def report(found: Findings) -> Analysis:
     """What the weights of one model say, and what it does on the text."""
     pair = _pair(found)

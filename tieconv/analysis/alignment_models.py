@@ -133,9 +133,10 @@ def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
 
 
 def _untied(subject: Subject) -> Untied:
-    if subject.head is None:
+    if subject.head is None or relate_tables(subject.embed, subject.head).kind in _SAME:
+        what = "is tied: it has one table" if subject.head is None else "has two equal tables, as a tied one has"
         raise RefusedError(
-            f"{shown(_source(subject))} is tied: it has one table, and a reference needs an input and an output table",
+            f"{shown(_source(subject))} {what}, and a reference needs an input and an output table of its own",
             "name an untied model: tieconv analyze TIED --against UNTIED",
         )
     return Untied(

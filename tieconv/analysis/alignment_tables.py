@@ -18,6 +18,9 @@ Array = npt.NDArray[Any]
 BLOCK = 8 << 20
 """Bytes of float32 rows in memory at a time, of each table."""
 
+_LONGEST = 1e30
+"""The square of the longest row: sums of products of longer ones leave the range of float32."""
+
 
 @dataclass(frozen=True)
 class Table:
@@ -74,9 +77,9 @@ class Joined:
 def join(tables: Sequence[Table]) -> Joined:
     """The tokens that all tables have, by token string; by row number where no table has tokens.
 
-    A string that names two rows of a table is left out, and so is a token whose row is zero or not finite in any
-    table: it has no direction. Raises `RefusedError` where tokens are known of some tables only and the numbers of
-    rows differ, and where fewer than three tokens are common.
+    A string that names two rows of a table is left out, and so is a token whose row is zero, not finite or longer than
+    10¹⁵ in any table: it has no direction that float32 can hold. Raises `RefusedError` where tokens are known of some
+    tables only and the numbers of rows differ, and where fewer than three tokens are common.
     """
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
     joined = Joined(tuple(tables), numbers, by, 0)
@@ -123,5 +126,5 @@ def _directed(joined: Joined) -> Array:
         for which in range(len(joined.tables)):
             with np.errstate(over="ignore", invalid="ignore"):
                 squares = np.square(joined.take(which, places), dtype=np.float64).sum(axis=1)
-            good[places] &= np.isfinite(squares) & (squares > 0)
+            good[places] &= np.isfinite(squares) & (squares > 0) & (squares < _LONGEST)
     return good

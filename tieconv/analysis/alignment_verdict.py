@@ -73,6 +73,8 @@ def verdict(contests: list[Contest]) -> tuple[str, str]:
                 f"The tied table is {side}-shaped: it agrees more with the untied {_role(side)} than with the untied "
                 f"{_role(other)} in {_and([_WORDS[name] for name in won[side]])}."
             )
+    if not (won["output"] and won["input"]):
+        return "mixed", f"Too little for an answer: {_votes(won)[0]}, and the other two measures for neither role."
     return "mixed", "The measures do not agree on one role: " + "; ".join(_votes(won)) + "."
 
 

@@ -14,6 +14,7 @@ from tieconv.analysis.series import points
 from tieconv.analysis.subject import Subject
 from tieconv.analysis.tables import Array, Table, spans
 from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.text import shown
 
@@ -41,6 +42,8 @@ class Explained:
 def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
     """For a model without a bias as well; with a text also what stands in for one."""
     section = _stored(subject)
+    if subject.bias is not None and _unknown(subject.evidence):
+        section = replace(section, sentence=f"{section.sentence} {_unknown(subject.evidence)}")
     if measured is None:
         return section
     found = _by_token(subject, measured)
@@ -76,8 +79,8 @@ def _stored(subject: Subject) -> Section:
     if len(bias) != table.rows:
         return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ())
     if not np.isfinite(bias).all():
-        says = "none: a masked row may take any probability once it comes back"
-        return Section(TITLE, _masking(bias), (Measure(_BOUND, None, unit="nats/token", says=says),))
+        sentence, says = _not_finite(bias)
+        return Section(TITLE, sentence, (Measure(_BOUND, None, unit="nats/token", says=says),))
     spread = float(bias.max() - bias.min())
     if spread == 0:
         what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
@@ -96,6 +99,14 @@ def _stored(subject: Subject) -> Section:
     return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained))
 
 
+def _unknown(evidence: Inspection) -> str:
+    """Of a bias beside a head whose class has none: who reads it; empty where the class has one."""
+    family, bias = evidence.family, evidence.head.output_bias
+    if bias is None or family.output_biases or family.knowledge is not Knowledge.TABLE or family.named:
+        return ""
+    return f"{family.architecture} has no parameter {shown(bias.name)}: transformers leaves it out."
+
+
 def _unread(evidence: Inspection) -> str:
     """Why there are no values: none belong there, none are stored, or those that are stored are no floats."""
     bias = evidence.head.output_bias
@@ -106,16 +117,25 @@ def _unread(evidence: Inspection) -> str:
     return "The head has no bias."
 
 
-def _masking(bias: Array) -> str:
-    return (
-        f"{np.count_nonzero(~np.isfinite(bias)):,} entries of the bias are not finite: they mask rows, and without the "
-        "bias those rows would come back."
-    )
+def _not_finite(bias: Array) -> tuple[str, str]:
+    """The sentence, and why there is no bound: −∞ masks a row, anything else leaves no probabilities at all."""
+    masked, broken = np.isneginf(bias), ~(np.isfinite(bias) | np.isneginf(bias))
+    if masked.all():
+        return "Every entry of the bias is −∞: no row is left to predict.", "none: the model gives no numbers"
+    if broken.any():
+        number = int(np.count_nonzero(broken))
+        entries = f"{number:,} {'entry of the bias is' if number == 1 else 'entries of the bias are'} NaN or +∞"
+        return f"{entries}: the model gives no numbers with it.", "none: the model gives no numbers with it"
+    number = int(np.count_nonzero(masked))
+    entries = "entry of the bias is −∞ and masks its row" if number == 1 else "entries of the bias are −∞ and mask rows"
+    back = "that row" if number == 1 else "those rows"
+    sentence = f"{number:,} {entries}: without the bias {back} would come back."
+    return sentence, "none: a masked row may take any probability once it comes back"
 
 
 def _strip_bound(spread: float) -> Measure:
     says = "certified: holds for every input; the largest change of a log-probability is the range of the bias"
-    return Measure(_BOUND, spread**2 / 8, unit="nats/token", says=says)
+    return Measure(_BOUND, spread * spread / 8, unit="nats/token", says=says)
 
 
 def _strip_estimate(bias: Array) -> Measure:
@@ -149,7 +169,7 @@ def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, 
         return (Measure(name, None, n=table.rows, says="too few rows for each column: any bias would fit"),)
     bound = Measure(
         "KL bound, U·c + k in its place",
-        explained.left**2 / 8,
+        explained.left * explained.left / 8,
         unit="nats/token",
         says="certified; c then adds to the shift of the last norm",
     )
@@ -163,7 +183,7 @@ def _detail(explained: Explained | None) -> dict[str, object]:
 
 
 def _sentence(spread: float, explained: Explained | None) -> str:
-    most = spread**2 / 8
+    most = spread * spread / 8
     start = f"The bias is trained: its range is {spread:.3g}, so without it the KL is at most {most:.2g} nats a token."
     if explained is None or explained.adjusted < FOLDS:
         return start

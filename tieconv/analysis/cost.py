@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ from tieconv.analysis.bounds import Bound, Change, bound
 from tieconv.analysis.relation import Related
 from tieconv.analysis.subject import Subject
 from tieconv.checkpoint.analysis import Kinship, Measure
+from tieconv.text import shown
 
 FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
 """Classes in which nothing changes, whoever survives."""
@@ -21,6 +23,9 @@ MAPPED = frozenset({Kinship.ORTHOGONAL, Kinship.SPD, Kinship.LINEAR})
 """Classes in which a matrix that no norm can hold stands between the two."""
 
 _NATS = "nats/token"
+
+_IDS = ("_token_id", "_token_index")
+"""How the keys of a config end that name an id: of the start, of padding, of a picture's place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,15 @@ def costs(subject: Subject, related: Related) -> Costs:
         return _free("the tied class multiplies its logits by that factor itself")
     if subject.flip.barred:
         return Costs({}, None, ())
-    if related.kind in FREE:
+    third = subject.flip.third
+    if related.kind in FREE and not third:
         return _free("the tables are equal")
     if related.kind in REFUSED | MAPPED or subject.head is None or not one_shape(subject):
         return Costs({}, None, ())
+    if third:
+        return _none(
+            f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text"
+        )
     found = _head_change(subject, related)
     unseen = _unseen(subject, related)
     certified = {"embed": found.kl if found and found.finite else None, "head": 0.0 if unseen else None, "mean": None}
@@ -62,6 +72,11 @@ def _free(says: str) -> Costs:
     return Costs(dict.fromkeys(survivors, 0.0), None, measures, free=True)
 
 
+def _none(says: str) -> Costs:
+    measures = tuple(Measure(f"KL bound, {name} survives", None, unit=_NATS, says=says) for name in ("embed", "head"))
+    return Costs({"embed": None, "head": None}, None, measures)
+
+
 def _head_change(subject: Subject, related: Related) -> Bound | None:
     if subject.final is None or subject.head is None:
         return None
@@ -72,10 +87,28 @@ def _head_change(subject: Subject, related: Related) -> Bound | None:
 
 
 def _unseen(subject: Subject, related: Related) -> int:
-    """The rows that differ, where none of them has a token: then no input reads one."""
-    rows = np.flatnonzero(related.moments.unequal)
+    """The rows that differ, where none of them has a token: then no input reads one.
+
+    Of two types a row that is equal once it is rounded differs all the same.
+    """
+    moments = related.moments
+    rows = np.flatnonzero(moments.unequal | (moments.apart != 0) if moments.cast else moments.unequal)
     used = subject.used
-    return len(rows) if used is not None and not used[rows].any() else 0
+    if used is None or used[rows].any():
+        return 0
+    return 0 if fed_ids(subject.evidence.checkpoint.config_values) & set(map(int, rows)) else len(rows)
+
+
+def fed_ids(config: object) -> set[int]:
+    """The ids that a config has the model read whatever the text, such as what a decoder starts with."""
+    found: set[int] = set()
+    entries = config.items() if isinstance(config, Mapping) else ()
+    for key, value in entries:
+        if str(key).endswith(_IDS):
+            values = value if isinstance(value, list) else [value]
+            found |= {one for one in values if isinstance(one, int) and not isinstance(one, bool)}
+        found |= fed_ids(value)
+    return found
 
 
 def _embed_measures(found: Bound | None) -> tuple[Measure, ...]:

@@ -58,6 +58,13 @@ class Effect:
         freedom = min(max(len(self.kl) - 1, 1), len(_STUDENT))
         return self.mean + _STUDENT[freedom - 1] * self.error
 
+    def _loss(self, name: str, predicted: int) -> Measure:
+        change: float | None = float(np.mean(self.loss))
+        says = ""
+        if not np.isfinite(self.loss).all():
+            change, says = None, "a token of the text has no probability, as where a bias of −∞ masks it"
+        return Measure(f"change of the loss, {name}", change, n=predicted, unit="nats/token", says=says)
+
     def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
         """Means over the windows; the standard error is that of the window means."""
         if isnan(self.mean):
@@ -67,7 +74,7 @@ class Effect:
         return (
             Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
             Measure(f"top-1 agreement, {name}", float(np.mean(self.top1)), ceiling=1.0, n=predicted),
-            Measure(f"change of the loss, {name}", float(np.mean(self.loss)), n=predicted, unit="nats/token"),
+            self._loss(name, predicted),
         )
 
 
@@ -108,11 +115,12 @@ def load_model(subject: Subject, text: str) -> Apart:
 
 
 def survivors(subject: Subject) -> dict[str, Array | None]:
-    """The tables that may stand for both, as `on_text` takes them; none where the shapes differ."""
+    """The tables that may stand for both, as `on_text` takes them; none where the shapes differ, no mean of three."""
     embed, head = subject.embed, subject.head
     if head is None or (head.rows, head.width) != (embed.rows, embed.width):
         return {}
-    return {"embed": None, "head": None, "mean": _mean(embed, head)}
+    ends: dict[str, Array | None] = {"embed": None, "head": None}
+    return ends if subject.flip.third else ends | {"mean": _mean(embed, head)}
 
 
 def _mean(embed: Table, head: Table) -> Array:

@@ -62,6 +62,9 @@ def relate_tables(embed: Table, head: Table) -> Related:
     if exact is not None:
         return exact
     reason = _untellable(moments)
+    differing = int(np.count_nonzero(moments.unequal))
+    if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # nothing finer can be told
+        return _exact(Kinship.ROWS_DIFFER, moments, _sides(embed, head, moments))
     if reason:
         return Related(Kinship.UNKNOWN, moments, detail={"reason": reason})
     kinds = precision(embed), precision(head)
@@ -106,8 +109,9 @@ def _untellable(moments: Moments) -> str:
 def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
     """The classes that are proved by comparing bytes."""
     differing, rows = int(np.count_nonzero(moments.unequal)), moments.rows
-    sides = {"rows_differing": differing, "rows": rows, "cast": moments.cast}
+    telling = rows - int(np.count_nonzero((moments.norms[0][:rows] == 0) & (moments.norms[1][:rows] == 0)))
     extra = head.rows - embed.rows
+    sides = {"rows_differing": differing, "rows": rows, "cast": moments.cast}
     if not differing and extra:
         return _exact(Kinship.ROW_SUBSET, moments, sides | {"prefix": True, "extra_rows": extra})
     if not differing:
@@ -116,9 +120,15 @@ def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
         moved = _moved_rows(embed, head, moments, extra)
         if moved is not None:
             return moved
-    if differing <= HALF * rows and rows >= FEW:
-        return _exact(Kinship.ROWS_DIFFER, moments, sides | {"extra_rows": extra})
+    if differing <= HALF * telling and rows >= FEW:  # rows of zeros in both would be equal under any map
+        return _exact(Kinship.ROWS_DIFFER, moments, _sides(embed, head, moments))
     return None
+
+
+def _sides(embed: Table, head: Table, moments: Moments) -> dict[str, object]:
+    differing = int(np.count_nonzero(moments.unequal))
+    extra = head.rows - embed.rows
+    return {"rows_differing": differing, "rows": moments.rows, "cast": moments.cast, "extra_rows": extra}
 
 
 def _exact(kind: Kinship, moments: Moments, detail: Mapping[str, object]) -> Related:
@@ -135,7 +145,9 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     small, large = (head, embed) if from_head else (embed, head)
     matched = overlap(digests(small), digests(large))
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
-    if matched < small.rows and (matched <= HALF * small.rows or small.rows < FEW):
+    zeros = [int(np.count_nonzero(norms == 0)) for norms in (moments.norms[::-1] if from_head else moments.norms)]
+    telling, found = small.rows - zeros[0], matched - min(zeros)  # a row of zeros is no sign of another's place
+    if matched < small.rows and (found <= HALF * telling or small.rows < FEW):
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should
         return None
@@ -208,4 +220,4 @@ def _direct(embed: Table, head: Table, linear: Linear, rows: Array) -> float:
     """‖U − Û‖ / ‖U‖ on the rows, by differences: the moments alone lose half the digits."""
     u = head.pick(rows)
     left, whole = float(np.linalg.norm(u - linear.apply(embed.pick(rows)))), float(np.linalg.norm(u))
-    return left / whole if whole else 0.0
+    return left / whole if whole else float("inf")  # of rows of zeros nothing can be said

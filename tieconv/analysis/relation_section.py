@@ -50,7 +50,10 @@ def two_tables(subject: Subject, related: Related) -> Section:
     }
     if moments.unequal.any():
         detail["rows_differing_ranges"] = ranges(np.flatnonzero(moments.unequal))
-    return Section(TITLE, sentence(related), _measures(related), series, detail)
+    told = sentence(related)
+    if related.kind is Kinship.GAUGE and subject.final is not None and subject.final.capped:
+        told = told.replace("which the softmax cannot see", "which the soft cap of the logits sees")
+    return Section(TITLE, told, _measures(related), series, detail)
 
 
 def sentence(related: Related) -> str:
@@ -58,13 +61,15 @@ def sentence(related: Related) -> str:
     moments, detail = related.moments, related.detail
     differing = int(np.count_nonzero(moments.unequal))
     left = f"{related.residual:.2g}" if related.residual is not None else "?"
+    differ = "differs" if differing == 1 else "differ"
+    equal = f"equal once rounded to {moments.cast}" if moments.cast else "equal bit by bit"
     texts = {
         Kinship.BIT_EQUAL: "The head is the embedding, byte for byte.",
         Kinship.CAST: f"The tables are equal once the wider one is rounded to {moments.cast}.",
         Kinship.ROW_SUBSET: _subset(related),
         Kinship.ROW_PERMUTATION: f"{count(int(str(detail.get('rows_matched', 0))), 'row')} of the head are rows of the "
         "embedding, in another order: ids were renumbered on one side.",
-        Kinship.ROWS_DIFFER: f"{count(differing, 'row')} of {moments.rows:,} differ, the others are equal bit by bit.",
+        Kinship.ROWS_DIFFER: f"{count(differing, 'row')} of {moments.rows:,} {differ}, the others are {equal}.",
         Kinship.GAUGE: "The head is the embedding with one vector added to every row, which the softmax cannot see.",
         Kinship.SCALAR: f"The head is the embedding times {detail.get('factor', 0):.6g}, to within rounding.",
         Kinship.DIAGONAL: "The head is the embedding with each column scaled, as folding a norm into the head leaves "
@@ -90,10 +95,11 @@ def _drift(related: Related, left: str) -> str:
             f"The head is the embedding in 8-bit codes and back, one scale for each {each}: the difference is {left} "
             "of the head."
         )
-    return (
-        f"The tables started as one and drifted apart: the difference is {left} of the head, and each row is still "
-        "nearest to its own."
-    )
+    share = related.retrieval.get("as stored", 1.0)
+    near = "each row is still nearest to its own"
+    if share < 1:
+        near = f"{share:.0%} of the rows are still nearest to their own"
+    return f"The tables started as one and drifted apart: the difference is {left} of the head, and {near}."
 
 
 def _subset(related: Related) -> str:
@@ -102,13 +108,17 @@ def _subset(related: Related) -> str:
     larger = "head" if extra > 0 else "embedding"
     if detail.get("prefix"):
         return f"The tables are equal row by row, and the {larger} goes on for {count(abs(extra), 'row')} more."
+    matched, rows = int(str(detail.get("rows_matched", 0))), int(str(detail.get("rows", 0)))
+    if matched < rows:
+        return f"{matched:,} of {rows:,} rows of the smaller table stand in the {larger}, at another place."
     return f"Every row of the smaller table stands in the {larger}, at another place: the vocabulary was cut."
 
 
 def _measures(related: Related) -> tuple[Measure, ...]:
     moments = related.moments
     rows, width = moments.rows, moments.width
-    found = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows")]
+    says = f"once the wider type is rounded to {moments.cast}" if moments.cast else ""
+    found = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows", says=says)]
     lost = rows - moments.count
     if lost:
         found.append(

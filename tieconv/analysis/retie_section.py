@@ -8,6 +8,7 @@ import numpy as np
 
 from tieconv.analysis.cost import MAPPED, REFUSED, Costs, one_shape
 from tieconv.analysis.final import Final
+from tieconv.analysis.flip import says_untied
 from tieconv.analysis.fold import unfold
 from tieconv.analysis.relation import Related
 from tieconv.analysis.subject import Subject
@@ -27,9 +28,29 @@ SMALL = 1e-3
 def one_table(subject: Subject) -> Section:
     """For a model that stores one table."""
     output = subject.evidence.head.output_head
-    tied = output is not None and (output.tied_to or output.stored)
-    what = "The model is tied: there is nothing to re-tie." if tied else "There is one table, so nothing to re-tie."
-    return Section(TITLE, what, ())
+    if output is None or not (output.tied_to or output.stored):
+        return Section(TITLE, "There is one table, so nothing to re-tie.", ())
+    if output.tied_to or not says_untied(subject.evidence) or output.name == subject.embed.record.name:
+        return Section(TITLE, "The model is tied: there is nothing to re-tie.", ())
+    return Section(TITLE, _under_two_names(subject), ())
+
+
+def _under_two_names(subject: Subject) -> str:
+    """For one stored tensor that a flag of the config calls two."""
+    names = (
+        f"{shown(subject.embed.record.name)} and its other name are one tensor, and the config says that they are two"
+    )
+    if subject.flip.barred or subject.flip.third:
+        return f"No: {names}: {subject.flip.reason if subject.flip.barred else shown(subject.flip.third) + ' differs'}."
+    return f"Yes, nothing is lost: {names}: {_command(subject)}.{_before(subject)}"
+
+
+def _command(subject: Subject, options: str = "") -> str:
+    return f"tieconv retie {shell_word(subject.evidence.checkpoint.source)}{options} -o OUT"
+
+
+def _before(subject: Subject) -> str:
+    return f" Before that, {subject.first}." if subject.first else ""
 
 
 def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:
@@ -48,15 +69,22 @@ def verdict(
     measured: tuple[Measure, ...] = (),
     fold: Mapping[str, object] | None = None,
 ) -> str:
-    """One sentence: yes, at a cost, or no; and the next command."""
+    """One sentence: yes, at a cost, or no; and the next command, with what must be done before it."""
+    told = _verdict(subject, related, costs, measured, fold)
+    return told + _before(subject) if "tieconv retie" in told else told
+
+
+def _verdict(
+    subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...], fold: Mapping[str, object] | None
+) -> str:
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
     if subject.flip.barred and kind not in REFUSED:
         return f"No: {subject.flip.reason}."
     if subject.flip.taken_up:
-        return f"Yes, nothing is lost: the tied class applies that factor itself: tieconv retie {source} -o OUT."
-    if kind is Kinship.BIT_EQUAL:
-        return f"Yes, nothing is lost: tieconv retie {source} -o OUT."
+        return f"Yes, nothing is lost: the tied class applies that factor itself: {_command(subject)}."
+    if kind is Kinship.BIT_EQUAL and not subject.flip.third:
+        return f"Yes, nothing is lost: {_command(subject)}."
     if kind in REFUSED:
         return f"No: {_refusal(kind)}."
     if not one_shape(subject):
@@ -66,9 +94,16 @@ def verdict(
             "No: a whole matrix stands between the tables, and a norm can hold only one factor for each column; undo "
             "the rotation of the body first."
         )
+    if subject.flip.third:
+        return _on_text(source, measured) or _third(subject)
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return _folded(subject, fold)
+        return _folded(subject, related, fold)
     return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs)
+
+
+def _third(subject: Subject) -> str:
+    names = f"{shown(subject.flip.third)} differs from {shown(subject.embed.record.name)}"
+    return f"Not by the weights alone: {names}, and would be replaced as well; measure it with --text FILE."
 
 
 def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
@@ -120,15 +155,15 @@ def _refusal(kind: Kinship) -> str:
     }[kind]
 
 
-def _folded(subject: Subject, fold: Mapping[str, object] | None) -> str:
+def _folded(subject: Subject, related: Related, fold: Mapping[str, object] | None) -> str:
     if fold is None:
-        return (
-            "Not as it is: each column has a factor of its own, and no norm before the head is known that could take "
-            "it."
-        )
+        what = "the head has one factor" if related.kind is Kinship.SCALAR else "each column has a factor of its own"
+        final, known = subject.final, "no norm before the head is known that could take it"
+        capped = final is not None and bool(final.norm)  # what is left to stand in the way
+        why = "the soft cap of the logits sees the vector that was added to every row" if capped else known
+        return f"Not as it is: {what}, and {why}."
     if fold["exact"]:
-        source = shell_word(subject.evidence.checkpoint.source)
-        return f"Yes, exactly: the factors go back into the last norm: tieconv retie {source} --fold-norm -o OUT."
+        return f"Yes, exactly: the factors go back into the last norm: {_command(subject, ' --fold-norm')}."
     return (
         f"Yes, after a fold by hand, to within rounding: give {shown(fold['tensor'])} the values of detail.fold "
         f"(--json), store the embedding as the head, then tieconv retie; no command does it, since {fold['reason']}."
@@ -144,6 +179,8 @@ def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
     """
     fit, final = related.fit, subject.final
     if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
+        return None
+    if subject.flip.third:
         return None
     if final is None or not final.norm:
         return None

@@ -14,7 +14,7 @@ SLACK = 1.5
 _RELATIVE = {"BF16": 1.66e-3, "F16": 2.07e-4, "F32": 2.53e-8, "F64": 4.7e-17}
 """Root mean square of the relative error of one rounding to nearest; measured on normal numbers."""
 
-_SUBNORMAL = {"F16": 2.0**-24 / sqrt(12)}
+_SUBNORMAL = {"F16": 2.0**-24 / sqrt(12), "BF16": 2.0**-133 / sqrt(12), "F32": 2.0**-149 / sqrt(12)}
 """Root mean square of the absolute error near zero, where a type has few small numbers."""
 
 FLOOR = 1e-6

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TITLE = "Rows"
 LISTED = 20
+_BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "no tokenizer.json or vocab.json beside the weights says which rows have a token"
 
@@ -39,6 +40,7 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         _beyond(subject),
         *_zeros(subject, zero),
         *_zeros_measured(zero, measured),
+        *_broken(norms),
         Measure(
             "rows equal to an earlier one", float(sum(len(group) - 1 for group in groups)), n=table.rows, unit="rows"
         ),
@@ -58,7 +60,8 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         detail["under_trained"] = list(_listed(subject, flagged))
         detail["indicator"] = flagged.indicator
         series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
-    return Section(TITLE, _sentence(used, zero, groups, flagged, _share(measures)), tuple(measures), series, detail)
+    told = _sentence(used, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
+    return Section(TITLE, told, tuple(measures), series, detail)
 
 
 def is_output_shaped(related: Related | None) -> bool:
@@ -104,6 +107,12 @@ def _zeros_measured(zero: Array, measured: OnText | None) -> Iterator[Measure]:
     if measured is not None and zero.any():
         floor = float(np.mean(zero))
         yield Measure(f"measured {_MASS}", measured.zero_mass, floor=floor, n=measured.predicted)
+
+
+def _broken(norms: Array) -> Iterator[Measure]:
+    rows = float(np.count_nonzero(~np.isfinite(norms)))
+    if rows:
+        yield Measure(_BROKEN, rows, n=len(norms), unit="rows")
 
 
 def _undertrained(flagged: Flagged | None, used: Array | None) -> Measure:
@@ -156,8 +165,13 @@ def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
         yield {"id": int(row), "token": text, "score": float(flagged.score[row])}
 
 
-def _sentence(used: Array | None, zero: Array, groups: list[list[int]], flagged: Flagged | None, share: str) -> str:
-    parts = []
+def _sentence(
+    used: Array | None, odd: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
+) -> str:
+    """``odd`` marks the rows of zeros and those that are not finite."""
+    parts, (zero, broken) = [], odd
+    if broken.any():
+        parts.append(f"{count(int(np.count_nonzero(broken)), 'row')} of the head with NaN or infinity")
     if used is not None and not used.all():
         parts.append(f"{count(int(np.count_nonzero(~used)), 'row')} without a token")
     if zero.any():

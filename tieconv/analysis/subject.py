@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tieconv.analysis.final import Final, final_norm, vector
-from tieconv.analysis.flip import PLAIN, Flip, flip_of
+from tieconv.analysis.flip import PLAIN, Flip, first_step, flip_of, says_untied
 from tieconv.analysis.tables import Array, Table, open_table
 from tieconv.analysis.tokens import Tokens, read_tokens
 from tieconv.checkpoint.dtypes import FLOATS
@@ -20,7 +20,7 @@ from tieconv.text import shown
 class Subject:
     """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
 
-    ``flip`` is what a re-tie does besides.
+    ``flip`` is what a re-tie does besides, ``first`` what must be done before it.
     """
 
     evidence: Inspection
@@ -30,6 +30,7 @@ class Subject:
     bias: Array | None
     tokens: Tokens | None
     flip: Flip = PLAIN
+    first: str = ""
 
     @property
     def output(self) -> Table:
@@ -52,14 +53,15 @@ def open_subject(evidence: Inspection, files: FileSet) -> Subject:
             "analyze.headers-only",
         )
     view = evidence.head
-    if view.input_embedding is None:
+    source = view.input_embedding.name if view.input_embedding else _shared(evidence)
+    if source is None:
         raise UnreadableError(
             f"{shown(checkpoint.source)} stores no input embedding that tieconv knows of",
             "name it: tieconv analyze --embed NAME",
             "analyze.no-embedding",
         )
     tensors = checkpoint.tensors
-    for name in (view.input_embedding.name, *([view.output_head.name] if view.output_head else [])):
+    for name in (source, *([view.output_head.name] if view.output_head else [])):
         twin = quantised_twin(name, tensors)
         if twin and name not in tensors:
             raise UnreadableError(
@@ -67,12 +69,26 @@ def open_subject(evidence: Inspection, files: FileSet) -> Subject:
                 "analyse the model that it was quantised from",
                 "analyze.quantised",
             )
-    embed = open_table(files, tensors[view.input_embedding.name])
+    embed = open_table(files, tensors[source])
     head = _head(evidence, files, embed)
     final = final_norm(evidence, files, (head or embed).width)
     tokens = read_tokens(files, checkpoint.companions)
-    flip = flip_of(evidence, files, embed, head) if head else PLAIN
-    return Subject(evidence, embed, head, final, _bias(evidence, files), tokens, flip)
+    flip = flip_of(evidence, files, embed, head or embed) if head or _may_retie(evidence) else PLAIN
+    return Subject(evidence, embed, head, final, _bias(evidence, files), tokens, flip, first_step(evidence))
+
+
+def _shared(evidence: Inspection) -> str | None:
+    """The stored tensor of which the input table is another name, where it is not stored under its own (Marian)."""
+    tie = evidence.word_tie
+    names = {member.name for member in tie.members} if tie and tie.declared else set()
+    stored = tie.stored_members if tie and evidence.family.input_embedding in names else ()
+    return stored[0].name if stored else None
+
+
+def _may_retie(evidence: Inspection) -> bool:
+    """Whether two names of one tensor are stored under a flag that says they are two."""
+    output = evidence.head.output_head
+    return output is not None and output.stored and says_untied(evidence)
 
 
 def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:

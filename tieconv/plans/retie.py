@@ -79,7 +79,9 @@ def _merge(
     """Drop the members of one group; keep, or give back, the canonical name."""
     stored = [member for member in tie.members if member.stored]
     reference = next(member for member in stored if member.state is State.CANONICAL)
-    odd = [member for member in stored if member is not reference and not _fits(member, exponent, inspection)]
+    odd = [
+        member for member in stored if member is not reference and not _fits(member, reference, exponent, inspection)
+    ]
     note: tuple[str, ...] = ()
     source = reference.name
     if odd and fold is not None:
@@ -114,15 +116,19 @@ def _because(member: Member, kept: str) -> str:
     return f"replaced by {kept}"
 
 
-def _fits(member: Member, exponent: int, inspection: Inspection) -> bool:
-    """Whether dropping ``member`` keeps the function. ``exponent``: the tied forward pass scales by 2**exponent."""
+def _fits(member: Member, reference: Member, exponent: int, inspection: Inspection) -> bool:
+    """Whether dropping ``member`` keeps the function. ``exponent``: the tied forward pass scales by 2**exponent.
+
+    A multiple of another type is a rounded one: the table itself would be read in its place.
+    """
     if member.detail.get("empty"):
         return True
     is_head = member.name == (inspection.head.output_head and inspection.head.output_head.name)
     if not exponent or not is_head:
         return member.state in EQUAL
-    factor = member.detail.get("factor")
-    return member.state is State.SCALED and member.detail.get("exact") is True and factor == 2.0**exponent
+    tensors, factor = inspection.checkpoint.tensors, member.detail.get("factor")
+    exact = member.detail.get("exact") is True and tensors[member.name].dtype == tensors[reference.name].dtype
+    return member.state is State.SCALED and exact and factor == 2.0**exponent
 
 
 def _settle(

@@ -10,7 +10,7 @@ from typing import Any
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.model import Reference, load
 from tieconv.reference.packages import need, require
-from tieconv.reference.reading import Reading, reading_of
+from tieconv.reference.reading import Reading, positions, reading_of
 from tieconv.text import count, shown
 
 WINDOW = 128
@@ -30,8 +30,8 @@ class Apart:
     """A model in float32 on the CPU, its tables (V, d) apart, and the text.
 
     ``tied`` names what the class ties to the input table, an encoder's and a decoder's own among them, and
-    ``reading`` is how a window is fed; ``windows`` are those that the model reads, (n, `WINDOW`) ids; ``counts`` how
-    often each id stands in the whole text, (V,).
+    ``reading`` is how a window is fed; ``windows`` are those that the model reads, (n, `WINDOW`) ids, or fewer where it
+    has fewer positions; ``counts`` how often each id stands in the whole text, (V,).
     """
 
     reference: Reference
@@ -104,13 +104,29 @@ def load_apart(
     tokenizer = _tokenizer(directory)
     reading = reading_of(directory, architecture, tokenizer)
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    windows = _windows(ids, reading)
+    places = positions(directory)
+    windows = _windows(ids, reading, min(WINDOW, WINDOW if places is None else reading.longest(places)))
     counts = _counts(directory, ids, reading.added, min(map(len, tables)))
     reference = load(directory, {"architectures": [architecture]}, "float32")
     reference.model.requires_grad_(False)
     apart = Apart(reference, tied, reading, parameter(tables[0]), parameter(tables[1]), windows, counts)
     _exchange(directory, apart)
+    _try(directory, apart)
     return apart
+
+
+def _try(directory: str, apart: Apart) -> None:
+    """Run one window. Raises `UnreadableError` where the class cannot, by rules of its own on lengths."""
+    try:
+        with apart.torch.inference_mode():
+            apart.log_probabilities(apart.windows[0])
+    except (IndexError, RuntimeError, ValueError, TypeError) as error:
+        raise UnreadableError(
+            f"{shown(directory)}: the model cannot be run on {count(apart.windows.shape[1], 'token')} of text: "
+            f"{shown(' '.join(str(error).split()), 200)}",
+            "analyse it without --text",
+            "analyze.run",
+        ) from error
 
 
 def parameter(values: Any) -> Any:
@@ -171,22 +187,26 @@ def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -
     return torch.bincount(torch.tensor(ids), minlength=rows)
 
 
-def _windows(ids: list[int], reading: Reading) -> Any:
-    """The windows that are read, (n, `WINDOW`) ids, no two alike: a text that repeats itself says a thing once."""
+def _windows(ids: list[int], reading: Reading, most: int) -> Any:
+    """The windows that are read, (n, ``most`` or fewer) ids, no two alike: what a text repeats counts once."""
     torch = need("torch", _EXTRA, _PURPOSE)
-    length = min(WINDOW, len(ids))
+    if most < 1 or not reading.predicted(most):
+        raise RefusedError(
+            "the model has too few positions to predict a token of a text", "analyse it without --text", "analyze.short"
+        )
+    length, enough = min(most, len(ids)), max(WINDOWS, -(-LEAST // reading.predicted(most)))
     whole = len(ids) // length if length else 0
     rows = list(dict.fromkeys(tuple(ids[place * length : (place + 1) * length]) for place in range(whole)))
     if len(rows) * reading.predicted(length) < LEAST:
         why = f"the text has {count(len(ids), 'token')}"
-        least = -(-LEAST // reading.predicted(WINDOW)) * WINDOW
+        least = -(-LEAST // reading.predicted(most)) * most
         if len(rows) < whole:
             why += f" and repeats itself: {count(len(rows), 'window')} of {length} in place of {whole:,}"
         raise UnreadableError(
             f"{why}, too few to measure anything by",
-            f"give a text of some {WINDOW * WINDOWS:,} tokens; the least is {least:,}",
+            f"give a text of some {most * enough:,} tokens; the least is {least:,}",
             "analyze.text-short",
         )
-    if len(rows) > WINDOWS:
-        rows = [rows[place] for place in torch.linspace(0, len(rows) - 1, WINDOWS).long().tolist()]
+    if len(rows) > enough:
+        rows = [rows[place] for place in torch.linspace(0, len(rows) - 1, enough).long().tolist()]
     return torch.tensor(rows)

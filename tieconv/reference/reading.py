@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tieconv.errors import RefusedError
-from tieconv.reference.model import Batch, load_whole_config
+from tieconv.reference.model import Batch, load_config, load_whole_config
 from tieconv.reference.packages import need
 from tieconv.text import shown
 
 EVERY = 7
 """A masked model predicts one of so many tokens: about the 15 % that BERT was trained with."""
+
+_FROM_PADDING = ("roberta", "roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer", "esm", "ibert")
+"""How the model types end that number positions from that of the padding token on."""
 
 _EXTRA, _PURPOSE = "torch", "--text, which runs the model,"
 
@@ -41,6 +44,10 @@ class Reading(Protocol):
         """How many tokens of a window of ``length`` are predicted."""
         ...
 
+    def longest(self, places: int) -> int:
+        """The longest window of a model that has so many positions."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Causal:
@@ -53,6 +60,9 @@ class Causal:
 
     def predicted(self, length: int) -> int:
         return length - 1
+
+    def longest(self, places: int) -> int:
+        return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,9 @@ class Masked:
     def predicted(self, length: int) -> int:
         return len(range(EVERY // 2, length, EVERY))
 
+    def longest(self, places: int) -> int:
+        return places - len(self.first) - len(self.last)
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoder:
@@ -100,6 +113,9 @@ class EncoderDecoder:
     def predicted(self, length: int) -> int:
         return length - length // 2
 
+    def longest(self, places: int) -> int:
+        return 2 * (places - len(self.last))
+
 
 def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
     """How the class reads a text. Raises `RefusedError` where it is no language model, or lacks a token for it."""
@@ -115,6 +131,17 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
         f"{shown(architecture or directory)} predicts no tokens of a text: it is no causal, masked or encoder-decoder "
         "language model, which is what --text measures"
     )
+
+
+def positions(directory: str) -> int | None:
+    """How many positions a model has by its config; ``None`` where it says nothing of them."""
+    config = load_config(directory)
+    found = getattr(config, "max_position_embeddings", None)
+    if not isinstance(found, int) or found < 1:
+        return None
+    padding = config.pad_token_id
+    counted = config.model_type.endswith(_FROM_PADDING) and isinstance(padding, int)
+    return found - padding - 1 if counted else found
 
 
 def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:
