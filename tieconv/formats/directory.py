@@ -13,7 +13,7 @@ from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.formats.interface import prepare
-from tieconv.text import count, shell_word, shown
+from tieconv.text import command, count, path_word, shown
 
 ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
 """Reads the header of one weight file, and says what is odd about it."""
@@ -144,7 +144,7 @@ def _require_regular(listing: Listing, files: Files, name: str) -> None:
 
 
 def _name_one(listing: Listing, name: str) -> str:
-    return f"name the one that you mean: {shell_word(os.path.join(listing.source, name))}"
+    return f"name the one that you mean: {path_word(os.path.join(listing.source, name))}"
 
 
 def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
@@ -169,11 +169,19 @@ def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Foun
     for shard in shards:
         _require_regular(listing, files, shard)
         if shard not in listing.entries:
-            hint = ", or rebuild the index from the shards that are there: tieconv reindex"
-            raise index_format.absent_shard(f"{shown(name)} names the shard", shard, "index.absent-shard", hint)
+            raise index_format.absent_shard(
+                f"{shown(name)} names the shard", shard, "index.absent-shard", _instead(listing, shard)
+            )
     found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
     return found
+
+
+def _instead(listing: Listing, absent: str) -> str:
+    """The other way out of an absent shard; its number says that tensors are lost with it, and reindex refuses."""
+    if re.search(r"-of-\d+\.\w+$", absent):
+        return ""
+    return f", or rebuild the index from the shards that are there: {command('reindex', listing.source)}"
 
 
 def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
@@ -183,7 +191,7 @@ def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, 
     except UnsafePathError:
         raise
     except UnreadableError as error:
-        hint = f"rebuild it from the shards: tieconv reindex {shell_word(listing.source)}"
+        hint = f"rebuild it from the shards: {command('reindex', listing.source)}"
         raise UnreadableError(error.message, hint, error.code) from error
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing
+from tieconv.checkpoint.records import NOT_ALONE, TWO_FORMATS, Caution, Files, FileState, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats import spelled_json
@@ -17,6 +17,7 @@ from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
 from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.torch_model import TORCH
+from tieconv.text import shown
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a
@@ -30,12 +31,22 @@ def preferred(claims: Sequence[Format], listing: Listing) -> Format:
 
 def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
     """The weight and index files of formats other than ``kept`` that hold a whole model, and what to say of them."""
-    if kept not in _WHOLE_MODELS or (listing.named and not listing.named.endswith(index_format.SUFFIX)):
+    if kept not in _WHOLE_MODELS:
         return {}, ()
     whole = replace(listing, named=None)
+    if listing.named and not listing.named.endswith(index_format.SUFFIX):
+        return {}, _not_alone(kept, listing.named, whole)
     found = [one for one in _WHOLE_MODELS if one is kept or holds_model(one, whole)]
     names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
     return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
+
+
+def _not_alone(kept: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
+    """What says that the directory of the file ``named`` is another model, or may be."""
+    again = any(one is not kept and holds_model(one, whole) for one in _WHOLE_MODELS)
+    if not again and all(one.naming.index not in whole.top for one in (SAFETENSORS, TORCH)):
+        return ()
+    return (Caution(NOT_ALONE, f"{shown(named)} is not the only model of its directory"),)
 
 
 def holds_model(candidate: Format, listing: Listing) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
-from tieconv.checkpoint.records import BLOCKING, Checkpoint, Layout
+from tieconv.checkpoint.records import BLOCKING, Checkpoint, Layout, way_out
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.cells import SEEDS
@@ -95,7 +95,7 @@ def check_model(checkpoint: Checkpoint) -> None:
     """The model must be what transformers loads from its directory; raises `UnreadableError`."""
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
-        raise UnreadableError(blocking.message, BLOCKING[blocking.code], blocking.code)
+        raise UnreadableError(blocking.message, way_out(blocking.code, checkpoint.source), blocking.code)
     lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
     if lone or checkpoint.headers_only or checkpoint.config is None:
         raise UnreadableError(
