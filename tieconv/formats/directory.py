@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.records import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
@@ -117,7 +117,8 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
     if listing.named and listing.named.endswith(naming.suffixes):
-        return _Found(Layout.FILE, (listing.named,))
+        cautions = [not_alone(listing.named)] if naming.index in listing.top else []
+        return _Found(Layout.FILE, (listing.named,), cautions=cautions)
     if listing.named:
         return _sharded(naming, listing, files, listing.named)
     for name in (naming.single, naming.index):
@@ -135,6 +136,11 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
             "layout.ambiguous",
         )
     return _without_index(naming, listing, stored)
+
+
+def not_alone(named: str) -> Caution:
+    """What says that the directory of the file ``named`` holds the model in other files too."""
+    return Caution(NOT_ALONE, f"{shown(named)} is not the only model of its directory")
 
 
 def _require_regular(listing: Listing, files: Files, name: str) -> None:

@@ -6,18 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import NOT_ALONE, TWO_FORMATS, Caution, Files, FileState, Listing
+from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats import spelled_json
-from tieconv.formats.directory import Naming
+from tieconv.formats.directory import Naming, not_alone
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
 from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.torch_model import TORCH
-from tieconv.text import shown
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a
@@ -44,9 +43,7 @@ def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, File
 def _not_alone(kept: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
     """What says that the directory of the file ``named`` is another model, or may be."""
     again = any(one is not kept and holds_model(one, whole) for one in _WHOLE_MODELS)
-    if not again and all(one.naming.index not in whole.top for one in (SAFETENSORS, TORCH)):
-        return ()
-    return (Caution(NOT_ALONE, f"{shown(named)} is not the only model of its directory"),)
+    return (not_alone(named),) if again else ()
 
 
 def holds_model(candidate: Format, listing: Listing) -> bool:
