@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import count
 from pathlib import Path
 
 import pytest
 
 from fixtures.cases import CASES
+from tests.cases.chains import chains
 from tests.checks.fixtures import asked, builder
-from tests.checks.remedy import run
 from tests.conftest import ROOT
 from tieconv import api
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy
+from tieconv.checkpoint.inspection import Level
 from tieconv.checks import RULES
 
 Build = Callable[[Path], Path]
-LONGEST = 3
-"""Commands that any model needs; a longer chain goes in circles."""
-
-ABOUT_ANOTHER = frozenset({"PEF001"})
-"""Rules whose command is about another model than the one inspected: the adapter stays as it is."""
 
 
 def committed(name: str) -> Build:
@@ -42,33 +35,6 @@ def _models() -> Iterator[tuple[str, Build, str | None]]:
         yield path.name, committed(path.name), None
 
 
-def recommended(inspection: Inspection) -> list[tuple[Finding, Remedy]]:
-    return [(finding, finding.remedy) for finding in inspection.findings if finding.remedy]
-
-
-def chains(folder: Path, loader: str | None, work: Path) -> Iterator[tuple[list[str], Inspection]]:
-    """Every way through the recommended commands, whichever is taken first, and what is found at its end."""
-    numbers = count()
-
-    def follow(model: Path, trail: list[str]) -> Iterator[tuple[list[str], Inspection]]:
-        found = api.inspect(model, consumers=loader)
-        steps = recommended(found)
-        if not steps:
-            yield trail, found
-        for finding, remedy in steps:
-            assert len(trail) < LONGEST, f"in circles: {trail}"
-            out = work / f"out{next(numbers)}"
-            run(remedy.command, out)
-            here = [*trail, f"{finding.rule}: {' '.join(shlex.split(remedy.command)[1:3])}"]
-            after = api.inspect(out, consumers=loader)
-            left = [later.rule for later in after.findings]
-            assert finding.rule not in left, f"{here} leaves {left}"
-            if finding.rule not in ABOUT_ANOTHER:
-                yield from follow(out, here)
-
-    yield from follow(folder, [])
-
-
 @pytest.mark.parametrize(("name", "build", "loader"), [pytest.param(*one, id=one[0]) for one in _models()])
 def test_what_is_recommended_leads_to_a_model_without_faults(
     name: str, build: Build, loader: str | None, tmp_path: Path
@@ -79,6 +45,6 @@ def test_what_is_recommended_leads_to_a_model_without_faults(
     """
     folder = build(tmp_path / "model")
     before = {finding.rule for finding in api.inspect(folder, consumers=loader).findings}
-    for trail, end in chains(folder, loader, tmp_path):
+    for trail, _, end in chains(folder, tmp_path, loader):
         grave = {finding.rule for finding in end.findings if finding.level is not Level.NOTE}
         assert grave <= before, f"{trail} ends with {grave - before}"

@@ -19,6 +19,7 @@ from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
 from tieconv.errors import WriteFailedError
 from tieconv.gate.fixes import Fixer
+from tieconv.planned import PlannedWrite
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
@@ -91,7 +92,7 @@ def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     result = run("check --fix", folder, "-o", tmp_path / "out")
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
     assert "left: TIE003: tieconv retie" in result.stderr and "decides it" in result.stderr
-    assert "no safe remedy to apply, so nothing was written for it" in result.stderr
+    assert "no safe remedy to apply for what counts, so nothing was written for it" in result.stderr
     assert snapshot(folder) == before
 
 
@@ -144,7 +145,24 @@ def test_a_step_that_fails_leaves_nothing(faulty: Path, tmp_path: Path, monkeypa
     before = snapshot(faulty)
     result = run("check --fix", faulty, "-o", tmp_path / "out")
     assert result.exit_code == 2 and "the disk is full" in result.stdout
+    assert "could not be fixed" in result.stdout and "fixed:" not in result.stderr
     assert os.listdir(tmp_path) == [faulty.name] and snapshot(faulty) == before
+
+
+def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place each step stands by itself: those before the one that failed are told, that one is not."""
+    real, calls = PlannedWrite.execute, []
+
+    def twice(planned: PlannedWrite, *arguments: object, **options: object) -> object:
+        calls.append(planned)
+        if len(calls) == 2:
+            raise WriteFailedError("the disk is full", "make room")
+        return real(planned, *arguments, **options)
+
+    monkeypatch.setattr(PlannedWrite, "execute", twice)
+    result = run("check --fix --in-place", faulty)
+    assert result.exit_code == 2 and "the disk is full" in result.stdout
+    assert result.stderr.count("fixed:") == 1
 
 
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:

@@ -227,11 +227,11 @@ def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
             if fix.refusal:
                 yield f"left: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
             else:
-                yield f"fixed: {rules}: {fix.command.removesuffix(' -o OUT')}"
+                yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
         if arguments.writes and model.output is not None:
             yield f"wrote {shown(model.output)}: verified, and checked again"
         elif arguments.output is not None and model.failure is None:
-            yield f"{shown(model.source)}: no safe remedy to apply, so nothing was written for it"
+            yield f"{shown(model.source)}: no safe remedy to apply for what counts, so nothing was written for it"
     if arguments.fix and not arguments.writes:
         yield "nothing was written: give -o OUT or --in-place; after each remedy the model is looked at again"
 
