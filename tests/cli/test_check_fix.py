@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
@@ -253,6 +254,13 @@ def test_a_remedy_for_another_model_is_left() -> None:
     log: list[str] = []
     after = Fixer(lambda path: model, lambda entry: True, lambda a: Written(log, a.verb), None).run(model)  # type: ignore[arg-type,return-value]
     assert log == [] and after.fixes[0].refusal == "it is about another model"
+
+
+def test_what_is_left_is_not_announced(tmp_path: Path) -> None:
+    """The summary counts the findings that `--fix` would end, and no command for a base model is among them."""
+    result = run("check", pef001_bad(tmp_path / "adapter"))
+    assert result.exit_code == 1 and "PEF001" in result.stdout
+    assert result.stderr.rstrip().endswith("failed: 1 finding at or above warning")
 
 
 def test_a_bare_flag_is_applied_as_it_is_printed(tmp_path: Path) -> None:

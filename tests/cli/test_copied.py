@@ -210,3 +210,16 @@ def test_two_formats_have_a_way_out(code: str, tmp_path: Path, monkeypatch: pyte
     result = shell(remedy.command, tmp_path)
     assert result.returncode == 0, result.stderr
     assert api.inspect("OUT").findings == ()
+
+
+def test_an_export_of_two_formats_has_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`export` leaves nothing out: its hint is a command that does."""
+    torch = pytest.importorskip("torch")
+    model = copied(tmp_path / "my model")
+    torch.save({"lm_head.weight": torch.zeros(8, 4)}, model / "pytorch_model.bin")
+    monkeypatch.chdir(tmp_path)
+    result = run("export", "my model", "--dry-run")
+    assert result.exit_code == 2 and result.stderr.startswith("error: my model: weights stand here")
+    hint = result.stderr.splitlines()[-1]
+    done = shell(hint[hint.index("tieconv") :], tmp_path)
+    assert done.returncode == 0, done.stderr

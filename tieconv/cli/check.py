@@ -240,6 +240,17 @@ def _note(text: str) -> str:
     return f"{click.style('note', fg='cyan')}: {text}"
 
 
+def _fixable(model: CheckedModel, report: CheckReport) -> int:
+    """The findings that count and that `--fix` would try to end."""
+    remedies = [entry.finding.remedy for entry in filter(report.counts, model.findings)]
+    safe = [one.action for one in remedies if one and one.safe and one.action]
+    if not safe:
+        return 0
+    from tieconv.gate.fixes import concerns  # with all that writes
+
+    return sum(concerns(action, model) for action in safe)
+
+
 def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     """The closing line: how many models, what was found, and whether that fails."""
     levels = [str(entry.finding.level) for model in report.models for entry in model.open]
@@ -248,12 +259,11 @@ def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     unread = sum(model.failure is not None for model in report.models)
     parts = [", ".join(found) or ("no finding" if unread < len(report.models) else "")]
     parts += [f"{waived} waived"] if waived else []
-    parts += [f"{unread} not checked"] if unread else []
+    unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
+    parts += [f"{unread - unfixed} not checked"] if unread > unfixed else []
+    parts += [f"{unfixed} not fixed"] if unfixed else []
     counted = [entry for model in report.models for entry in filter(report.counts, model.findings)]
-    counting, safe = (
-        len(counted),
-        sum(bool((remedy := entry.finding.remedy) and remedy.safe and remedy.action) for entry in counted),
-    )
+    counting, safe = len(counted), sum(_fixable(model, report) for model in report.models)
     verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
     if safe and not arguments.fix:
         verdict += f", {safe} with a safe remedy (--fix)"
