@@ -56,7 +56,12 @@ def inspected(
         from tieconv.consumers import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
-    return replace(evidence, fetched=fetched_so_far(files), findings=run_checks(evidence))
+    findings = run_checks(evidence)
+    if evidence.consumers:
+        from tieconv.consumers.remedies import loadable
+
+        findings = loadable(evidence, chosen, findings)
+    return replace(evidence, fetched=fetched_so_far(files), findings=findings)
 
 
 def fetched_so_far(files: object) -> Fetched | None:

@@ -60,6 +60,16 @@ def shell_word(value: str) -> str:
     return f"$'{escaped.decode('ascii')}'"
 
 
+def path_word(path: str) -> str:
+    """``path`` as one word of a command, which no program takes for an option."""
+    return shell_word(f"./{path}" if path.startswith("-") else path)
+
+
+def command(verb: str, source: str, *options: str) -> str:
+    """`tieconv VERB SOURCE …` to copy to a shell; ``options`` stand as they are."""
+    return " ".join(("tieconv", verb, path_word(source), *options))
+
+
 def size(number: int) -> str:
     """Bytes for people: decimal units, three digits (`525 MB`)."""
     value, unit = float(number), "B"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
@@ -19,6 +20,7 @@ from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
 from tieconv.errors import WriteFailedError
 from tieconv.gate.fixes import Fixer
+from tieconv.planned import PlannedWrite
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 
@@ -105,7 +107,7 @@ def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     result = run("check --fix", folder, "-o", tmp_path / "out")
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
     assert "left: TIE003: tieconv retie" in result.stderr and "decides it" in result.stderr
-    assert "no safe remedy to apply, so nothing was written for it" in result.stderr
+    assert "no safe remedy to apply for what counts, so nothing was written for it" in result.stderr
     assert snapshot(folder) == before
 
 
@@ -158,7 +160,24 @@ def test_a_step_that_fails_leaves_nothing(faulty: Path, tmp_path: Path, monkeypa
     before = snapshot(faulty)
     result = run("check --fix", faulty, "-o", tmp_path / "out")
     assert result.exit_code == 2 and "the disk is full" in result.stdout
+    assert "could not be fixed" in result.stdout and "fixed:" not in result.stderr
     assert os.listdir(tmp_path) == [faulty.name] and snapshot(faulty) == before
+
+
+def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place each step stands by itself: those before the one that failed are told, that one is not."""
+    real, calls = PlannedWrite.execute, []
+
+    def twice(planned: PlannedWrite, *arguments: object, **options: object) -> object:
+        calls.append(planned)
+        if len(calls) == 2:
+            raise WriteFailedError("the disk is full", "make room")
+        return real(planned, *arguments, **options)
+
+    monkeypatch.setattr(PlannedWrite, "execute", twice)
+    result = run("check --fix --in-place", faulty)
+    assert result.exit_code == 2 and "the disk is full" in result.stdout
+    assert result.stderr.count("fixed:") == 1
 
 
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
@@ -249,6 +268,13 @@ def test_a_remedy_for_another_model_is_left() -> None:
     log: list[str] = []
     after = Fixer(lambda path: model, lambda entry: True, lambda a: Written(log, a.verb), None).run(model)  # type: ignore[arg-type,return-value]
     assert log == [] and after.fixes[0].refusal == "it is about another model"
+
+
+def test_what_is_left_is_not_announced(tmp_path: Path) -> None:
+    """The summary counts the findings that `--fix` would end, and no command for a base model is among them."""
+    result = run("check", pef001_bad(tmp_path / "adapter"))
+    assert result.exit_code == 1 and "PEF001" in result.stdout
+    assert result.stderr.rstrip().endswith("failed: 1 finding at or above warning")
 
 
 def test_a_bare_flag_is_applied_as_it_is_printed(tmp_path: Path) -> None:

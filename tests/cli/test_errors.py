@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import ROOT
 
 
-def stderr(arguments: list[str], *, terminal: bool) -> str:
+def stderr(arguments: list[str], *, terminal: bool, **more: str) -> str:
     """What the program writes to stderr, a terminal of 60 columns or a pipe."""
     command = [sys.executable, "-m", "tieconv", *arguments]
-    environment = {**os.environ, "COLUMNS": "60", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "COLUMNS": "60", "PYTHONPATH": str(ROOT), **(more or {"NO_COLOR": "1"})}
     if not terminal:
         return subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False).stderr
     leader, follower = pty.openpty()
@@ -33,3 +35,11 @@ def test_long_sentences_are_broken_between_words(tmp_path: Path) -> None:
     *lines, last = stderr(["inspect", str(tmp_path)], terminal=True).splitlines()
     assert len(lines) > 1 and " ".join(line.strip() for line in lines) == one
     assert last == hint
+
+
+def test_a_dumb_terminal_gets_no_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`error` is red on a terminal that has colours, and plain where TERM says that it has none."""
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    nowhere = ["inspect", str(tmp_path / "nowhere")]
+    assert stderr(nowhere, terminal=True, TERM="xterm").startswith("\x1b[31merror")
+    assert stderr(nowhere, terminal=True, TERM="dumb").startswith("error: ")

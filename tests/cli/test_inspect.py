@@ -14,7 +14,9 @@ import jsonschema
 import pytest
 
 from tests.cli.run import ok, run
+from tieconv import api
 from tieconv.cli import COMMANDS, main
+from tieconv.reporters.inspect_text import render
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
@@ -201,3 +203,12 @@ def test_the_hub_is_pointed_at() -> None:
         hub.exit_code == 2
         and hub.stderr.splitlines()[1] == "hint: unset HF_HUB_OFFLINE, or fetch it first: hf download org/name"
     )
+
+
+@pytest.mark.parametrize("name", ["llama-diverged", "llama-duplicated", "gpt2-unprefixed"])
+def test_no_word_is_cut_on_a_narrow_terminal(name: str, models: Path) -> None:
+    """At 80 columns sentences are broken between words and say the same; only paths and commands are longer."""
+    inspection = api.inspect(models / name)
+    broken, whole = render(inspection, width=80), render(inspection)
+    assert broken.split() == whole.split()
+    assert [line for line in broken.splitlines() if len(line) > 80 and str(models) not in line] == []

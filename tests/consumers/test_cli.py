@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 import tieconv
+from tests.checks.fixtures.loaders import STABLELM
 from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, with_row
 from tests.cli.run import ok, refused
 from tieconv.consumers import predict
@@ -79,3 +80,15 @@ def test_names_from_a_file_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     for prediction in tieconv.inspect(model, consumers="all").consumers:
         assert prediction.detail.isprintable()
     assert "\x1b" not in ok("inspect --consumers", model).stdout
+
+
+def test_a_copy_that_a_loader_needs_is_not_to_be_dropped(tmp_path: Path) -> None:
+    """The commands for the loader that was asked for and for the others would undo each other."""
+    model = save(tmp_path / "model", flagged(STABLELM, True), llama(head=matrix()))
+    (plain,) = tieconv.inspect(model).findings
+    assert plain.remedy is not None
+    (asked,) = tieconv.inspect(model, consumers="llama.cpp").findings
+    assert (asked.rule, asked.level, asked.remedy) == ("TIE002", "note", None)
+    assert asked.message == f"{plain.message}; llama.cpp 2026 needs it"
+    (other,) = tieconv.inspect(model, consumers="vllm").findings
+    assert other == plain

@@ -21,6 +21,7 @@ from tieconv import api
 from tieconv.execute import swap
 from tieconv.execute.target import staging_path
 from tieconv.onnx import graph_in_place
+from tieconv.text import size
 
 
 @pytest.fixture
@@ -62,6 +63,14 @@ def test_twice(graph: Path, whole: bool) -> None:
     assert len(copies(graph, MATRIX)) == 2
     ok("dedup --in-place", target)
     assert len(copies(graph, MATRIX)) == 1 and len(names(graph.parent)) == 3
+
+
+def test_the_plan_of_untie_says_what_is_kept(graph: Path) -> None:
+    """The bytes beside the matrix that stays are its own, without the copy that is added."""
+    ok("dedup --in-place", graph.parent)
+    lines = ok("untie", graph.parent).stdout.splitlines()
+    (kept,) = [line for line in lines if line.startswith("  keep")]
+    assert f" {size(MATRIX.nbytes)}," in kept
 
 
 def test_the_rest_of_the_directory_stays(graph: Path) -> None:

@@ -11,7 +11,7 @@ from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.plain import Printed, plain
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Adapter, Checkpoint
-from tieconv.text import shell_word
+from tieconv.text import command, shell_word
 from tieconv.version import VERSION
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
@@ -297,7 +297,16 @@ class Action:
     def command(self) -> str:
         """The command to copy to a shell, with OUT for the path that the user chooses."""
         options = [word for flag, value in self.options for word in (flag, *((shell_word(value),) if value else ()))]
-        return " ".join(("tieconv", self.verb, shell_word(self.source), *options, "-o", "OUT"))
+        return command(self.verb, self.source, *options, "-o", _out(self.source))
+
+
+def _out(source: str) -> str:
+    """OUT beside a model in which the user stands: inside it nothing is written."""
+    steps = [step for step in source.split("/") if step not in ("", ".")]
+    if steps and steps[-1].endswith(".index.json"):
+        del steps[-1]
+    inside = not source.startswith("/") and all(step == ".." for step in steps)
+    return "../" * (len(steps) + 1) + "OUT" if inside else "OUT"
 
 
 @record

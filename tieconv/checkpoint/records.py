@@ -11,6 +11,7 @@ from typing import Protocol
 from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.graph_record import GraphRecord
 from tieconv.checkpoint.record import record
+from tieconv.text import command
 
 
 class Layout(StrEnum):
@@ -147,18 +148,26 @@ WEIGHTS_KEY = "transformers_weights"
 TWO_FORMATS = "layout.two-formats"
 """The code of the caution that weights of two formats stand side by side."""
 
+NOT_ALONE = "layout.not-alone"
+"""The code of the caution that the directory of a lone weight file holds the model in other files too."""
+
 BLOCKING = {
     "layout.ambiguous": "remove the one that is not meant, then try again",
     "layout.one-shard": "give the model's directory",
     TWO_FORMATS: "add --drop-other-formats, which leaves the other out: it would stay behind as it was",
-    "index.absent": "write the index first: tieconv reindex",
-    "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
-    "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex",
+    "index.absent": "write the index first: tieconv reindex MODEL",
+    "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
+    "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
     "index.repeated": "remove the copy that is not meant, then try again",
     "torch.training": "extract the state dict first: torch.save(torch.load(FILE)[KEY], OUT)",
     "torch.extra": "save the tensors alone first: what else the file holds would be lost",
 }
 """Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
+
+
+def way_out(code: str, source: str) -> str:
+    """What to do about a blocking caution of the model ``source``."""
+    return BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
 
 
 @record

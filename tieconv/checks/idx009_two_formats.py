@@ -17,6 +17,8 @@ transformers takes.
 ## How to fix
 Commands that write refuse, for they would leave the other format behind as it was. With `--drop-other-formats` they
 work on the format that is named first and leave the files of the other out; the plan lists each with its bytes.
+`tieconv dedup --drop-other-formats` leaves them out and changes nothing else that a loader sees; `tieconv diff` of the
+two weight files says first whether they are one model.
 (`reindex`, which changes no tensor, needs no option.) Where other loaders need the other format, make it anew from OUT
 with `tieconv convert`.
 """
@@ -26,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Finding, Inspection, Level
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
@@ -34,7 +36,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "layout.two-formats"):
         way = "commands that write refuse, unless --drop-other-formats says to leave the other out"
-        yield RULE.finding(f"{caution.message}; {way}", caution.tensors)
+        yield RULE.finding(f"{caution.message}; {way}", caution.tensors, remedy=remedies.dedup(inspection))
 
 
 RULE = Rule("IDX009", "two-formats", Level.WARNING, __doc__ or "", find)

@@ -14,11 +14,13 @@ merged file (C02). PEFT only warns, when the adapter is made.
 An adapter that targets `lm_head` of a tied Llama:
 
     error PEF001: the adapter changes lm_head, and its base model ties lm_head.weight to
-    model.embed_tokens.weight: merging would add the change to the matrix that both use
+    model.embed_tokens.weight: merging would add the change to the matrix that both use; merge into its
+    untied copy instead
 
 ## How to fix
-Untie the base model first and merge into that: the logits stay the same to rounding (measured with peft
-0.21: a difference of at most 5e-7).
+Untie the base model first and load and merge the adapter there (`PeftModel.from_pretrained(untied, ADAPTER)`): its own
+config goes on naming the tied model, and the finding stays with it. The logits stay the same to rounding (measured with
+peft 0.21: a difference of at most 5e-7).
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     others = evidence.listed(member.name for member in tie.members if member.name != tie.canonical)
     yield RULE.finding(
         f"{start} ties {others} to {evidence.listed([tie.canonical])}: merging would add the change to the "
-        "matrix that both use",
+        "matrix that both use; merge into its untied copy instead",
         remedy=remedies.untie(inspection.base, safe=True),
     )
 

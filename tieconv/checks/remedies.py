@@ -7,7 +7,7 @@ from pathlib import PurePath
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.inspection import Action, Inspection, Member, Remedy, State, Tie
-from tieconv.checkpoint.records import BLOCKING, Caution, Layout
+from tieconv.checkpoint.records import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
 from tieconv.text import shown
 
@@ -77,7 +77,7 @@ def dedup(inspection: Inspection) -> Remedy | None:
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
-    return _command("dedup", source, safe=True)
+    return _over_formats(checkpoint, "dedup", source, safe=True)
 
 
 def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
@@ -111,7 +111,13 @@ def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> 
     source, names = _source(inspection), _names(inspection)
     if source is None or names is None or not _may_be_planned(inspection):
         return None
-    return _command(verb, source, *names, *options, safe=safe)
+    return _over_formats(inspection.checkpoint, verb, source, *names, *options, safe=safe)
+
+
+def _over_formats(checkpoint: Checkpoint, verb: str, source: str, *options: Option, safe: bool) -> Remedy:
+    """Where a second format would go stale it is left out, which only the user can decide."""
+    drop = (("--drop-other-formats", ""),) if checkpoint.others else ()
+    return _command(verb, source, *options, *drop, safe=safe and not drop)
 
 
 def _command(verb: str, source: str, *options: Option, safe: bool) -> Remedy:
@@ -134,7 +140,7 @@ def _may_be_planned(inspection: Inspection) -> bool:
 
 def _blocks(caution: Caution) -> bool:
     repeated_flag = caution.code == "config.repeated-key" and evidence.FLAG in caution.message
-    return caution.code in BLOCKING or repeated_flag
+    return (caution.code in BLOCKING and caution.code != TWO_FORMATS) or repeated_flag
 
 
 def _is_plain(inspection: Inspection, tie: Tie) -> bool:
@@ -148,8 +154,13 @@ def _is_plain(inspection: Inspection, tie: Tie) -> bool:
 
 
 def _source(inspection: Inspection) -> str | None:
-    """What the command names: the model's directory where a lone file has its config beside it."""
+    """What the command names: the model's directory where a lone file has its config beside it.
+
+    ``None`` where that directory is not this file alone.
+    """
     checkpoint = inspection.checkpoint
+    if any(evidence.cautions(inspection, NOT_ALONE)):
+        return None
     if checkpoint.layout is not Layout.FILE or checkpoint.config is None:
         return checkpoint.source
     path = PurePath(checkpoint.source)

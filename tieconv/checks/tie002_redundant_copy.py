@@ -17,7 +17,8 @@ is typically written by a trainer that gathers a sharded state dict (C05), and c
     B too many, and loaders such as vLLM and mlx-lm can stop at the name
 
 ## How to fix
-`tieconv retie` drops the copy and keeps the canonical name; the shard index follows.
+`tieconv retie` drops the copy and keeps the canonical name; the shard index follows. Where a loader that was asked for
+(`--for`) needs the copy, this is a note, and no command is given.
 """
 
 from __future__ import annotations

@@ -227,17 +227,28 @@ def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
             if fix.refusal:
                 yield f"left: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
             else:
-                yield f"fixed: {rules}: {fix.command.removesuffix(' -o OUT')}"
+                yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
         if arguments.writes and model.output is not None:
             yield f"wrote {shown(model.output)}: verified, and checked again"
         elif arguments.output is not None and model.failure is None:
-            yield f"{shown(model.source)}: no safe remedy to apply, so nothing was written for it"
+            yield f"{shown(model.source)}: no safe remedy to apply for what counts, so nothing was written for it"
     if arguments.fix and not arguments.writes:
         yield "nothing was written: give -o OUT or --in-place; after each remedy the model is looked at again"
 
 
 def _note(text: str) -> str:
     return f"{click.style('note', fg='cyan')}: {text}"
+
+
+def _fixable(model: CheckedModel, report: CheckReport) -> int:
+    """The findings that count and that `--fix` would try to end."""
+    remedies = [entry.finding.remedy for entry in filter(report.counts, model.findings)]
+    safe = [one.action for one in remedies if one and one.safe and one.action]
+    if not safe:
+        return 0
+    from tieconv.gate.fixes import concerns  # with all that writes
+
+    return sum(concerns(action, model) for action in safe)
 
 
 def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
@@ -248,12 +259,11 @@ def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     unread = sum(model.failure is not None for model in report.models)
     parts = [", ".join(found) or ("no finding" if unread < len(report.models) else "")]
     parts += [f"{waived} waived"] if waived else []
-    parts += [f"{unread} not checked"] if unread else []
+    unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
+    parts += [f"{unread - unfixed} not checked"] if unread > unfixed else []
+    parts += [f"{unfixed} not fixed"] if unfixed else []
     counted = [entry for model in report.models for entry in filter(report.counts, model.findings)]
-    counting, safe = (
-        len(counted),
-        sum(bool((remedy := entry.finding.remedy) and remedy.safe and remedy.action) for entry in counted),
-    )
+    counting, safe = len(counted), sum(_fixable(model, report) for model in report.models)
     verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
     if safe and not arguments.fix:
         verdict += f", {safe} with a safe remedy (--fix)"

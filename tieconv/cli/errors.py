@@ -64,7 +64,9 @@ def _print_anything() -> None:
 
 def _stop(message: str, hint: str, code: int) -> NoReturn:
     first, *rest = _lines(message[:_MESSAGE_LIMIT])
-    if "NO_COLOR" not in os.environ:  # Click takes colour out where stderr is no terminal
+    if (
+        "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    ):  # Click takes colour out where stderr is no terminal
         first = first.replace("error", click.style("error", fg="red"), 1)
     click.echo("\n".join([first, *rest]), err=True)
     if hint:

@@ -12,7 +12,7 @@ from tieconv.checkpoint.exported import ExportOutcome
 from tieconv.checkpoint.parity import Verdict
 from tieconv.cli.options import json_option, model_argument, paint, traceback_option, width
 from tieconv.errors import NotRunError
-from tieconv.text import shell_word, shown, size
+from tieconv.text import path_word, shown, size
 
 if TYPE_CHECKING:
     from tieconv.onnx.export import PlannedExport
@@ -119,6 +119,6 @@ def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     if report.verdict is Verdict.NOT_RUN:
         hint = f"{report.hint}; or write it unmeasured with --no-parity".removeprefix("; or ")
         raise NotRunError(f"nothing was written: parity was not run: {report.reason}", hint)
-    again = f"tieconv export {shell_word(model)} -o {shell_word(output)} --no-parity"
+    again = f"tieconv export {path_word(model)} -o {path_word(output)} --no-parity"
     click.echo(f"nothing was written: parity failed; to look at the graph all the same: {again}", err=True)
     sys.exit(1)

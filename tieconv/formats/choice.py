@@ -36,7 +36,7 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     kept = side_by_side.preferred(claims, listing)
     checkpoint = kept.read(listing, files)
     others, cautions = side_by_side.others(kept, listing, files)
-    return replace(checkpoint, others=others, cautions=(*checkpoint.cautions, *cautions)) if others else checkpoint
+    return replace(checkpoint, others=others, cautions=(*checkpoint.cautions, *cautions)) if cautions else checkpoint
 
 
 def holds_weights(listing: Listing) -> bool:

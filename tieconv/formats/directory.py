@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.records import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.formats.interface import prepare
-from tieconv.text import count, shell_word, shown
+from tieconv.text import command, count, path_word, shown
 
 ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
 """Reads the header of one weight file, and says what is odd about it."""
@@ -117,7 +117,8 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
     if listing.named and listing.named.endswith(naming.suffixes):
-        return _Found(Layout.FILE, (listing.named,))
+        cautions = [not_alone(listing.named)] if naming.index in listing.top else []
+        return _Found(Layout.FILE, (listing.named,), cautions=cautions)
     if listing.named:
         return _sharded(naming, listing, files, listing.named)
     for name in (naming.single, naming.index):
@@ -137,6 +138,11 @@ def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
     return _without_index(naming, listing, stored)
 
 
+def not_alone(named: str) -> Caution:
+    """What says that the directory of the file ``named`` holds the model in other files too."""
+    return Caution(NOT_ALONE, f"{shown(named)} is not the only model of its directory")
+
+
 def _require_regular(listing: Listing, files: Files, name: str) -> None:
     """Raise where the file that a loader would open is there and may not be read: others must not stand for it."""
     if name in listing.special:
@@ -144,7 +150,7 @@ def _require_regular(listing: Listing, files: Files, name: str) -> None:
 
 
 def _name_one(listing: Listing, name: str) -> str:
-    return f"name the one that you mean: {shell_word(os.path.join(listing.source, name))}"
+    return f"name the one that you mean: {path_word(os.path.join(listing.source, name))}"
 
 
 def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
@@ -169,11 +175,19 @@ def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Foun
     for shard in shards:
         _require_regular(listing, files, shard)
         if shard not in listing.entries:
-            hint = ", or rebuild the index from the shards that are there: tieconv reindex"
-            raise index_format.absent_shard(f"{shown(name)} names the shard", shard, "index.absent-shard", hint)
+            raise index_format.absent_shard(
+                f"{shown(name)} names the shard", shard, "index.absent-shard", _instead(listing, shard)
+            )
     found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
     _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
     return found
+
+
+def _instead(listing: Listing, absent: str) -> str:
+    """The other way out of an absent shard; its number says that tensors are lost with it, and reindex refuses."""
+    if re.search(r"-of-\d+\.\w+$", absent):
+        return ""
+    return f", or rebuild the index from the shards that are there: {command('reindex', listing.source)}"
 
 
 def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
@@ -183,7 +197,7 @@ def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, 
     except UnsafePathError:
         raise
     except UnreadableError as error:
-        hint = f"rebuild it from the shards: tieconv reindex {shell_word(listing.source)}"
+        hint = f"rebuild it from the shards: {command('reindex', listing.source)}"
         raise UnreadableError(error.message, hint, error.code) from error
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Caution, Checkpoint, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.gguf import SUFFIX, read_weight_file
-from tieconv.text import count, shown
+from tieconv.text import count, path_word, shown
 
 NEXT_STEP = "change the model that it was converted from, then convert that again"
 
@@ -53,7 +54,7 @@ def _the_one(listing: Listing) -> str:
         return models[0]
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(stems), 'GGUF model')}, and which one is meant is not said",
-        f"name the one that you mean: {shown(listing.source)}/{shown(models[0])}",
+        f"name the one that you mean: {path_word(os.path.join(listing.source, models[0]))}",
         "layout.ambiguous",
     )
 

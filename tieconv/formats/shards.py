@@ -16,7 +16,7 @@ from tieconv.formats.side_by_side import others
 from tieconv.formats.spelled_json import read
 from tieconv.formats.strict_json import loads
 from tieconv.formats.torch_model import TORCH
-from tieconv.text import shown
+from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"
 """Caution: the index is no strict JSON, and could be read all the same."""
@@ -185,6 +185,6 @@ def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> Non
     what = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {what}",
-        f"tieconv convert --to {naming.format} --max-shard-size 5GB splits a model",
+        "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),
         "reindex.one-file",
     )

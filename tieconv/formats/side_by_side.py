@@ -10,7 +10,7 @@ from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, L
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats import spelled_json
-from tieconv.formats.directory import Model, Naming
+from tieconv.formats.directory import Model, Naming, not_alone
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.gguf_model import GGUF
@@ -42,14 +42,22 @@ def _is_found(candidate: Format, listing: Listing) -> bool:
 
 def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
     """The weight and index files of formats other than ``kept`` that hold a whole model, and what to say of them."""
-    if kept not in _WHOLE_MODELS or (listing.named and not listing.named.endswith(index_format.SUFFIX)):
+    if kept not in _WHOLE_MODELS:
         return {}, ()
     whole = replace(listing, named=None)
+    if listing.named and not listing.named.endswith(index_format.SUFFIX):
+        return {}, _not_alone(kept, listing.named, whole)
     found = [one for one in _WHOLE_MODELS if one is kept or holds_model(one, whole)]
     taken = preferred(found, whole)
     found.sort(key=lambda one: one is not taken)
     names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
     return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
+
+
+def _not_alone(kept: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
+    """What says that the directory of the file ``named`` is another model, or may be."""
+    again = any(one is not kept and holds_model(one, whole) for one in _WHOLE_MODELS)
+    return (not_alone(named),) if again else ()
 
 
 def holds_model(candidate: Format, listing: Listing) -> bool:

@@ -42,6 +42,7 @@ class Fixer:
     plan: Plan
     out: str | None
     done: list[Fix] = field(default_factory=list)
+    now: Fix | None = None
     applied: list[Action] = field(default_factory=list)
     refused: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
 
@@ -52,13 +53,15 @@ class Fixer:
         try:
             after, output = self._in_place(model) if self.out is None else self._beside(model, self.out)
         except TieconvError as error:
-            return replace(model, failure=Failure(error.message, error.hint), fixes=tuple(self.done))
+            written = tuple(self.done) if self.out is None else ()  # beside the model it is all or nothing
+            return replace(model, failure=Failure(error.message, error.hint), fixes=written)
         return replace(after, fixes=(*self.done, *self._left(after)), output=output)
 
     def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:
         now = model
         while (planned := self._next(now)) is not None:
             planned.execute(in_place=True)
+            self._finished()
             now = self.look(model.source)
         return now, model.source if self.applied else None
 
@@ -85,13 +88,14 @@ class Fixer:
             before, at = at, staging.path / f"step-{number}" / staging.final.name
             os.mkdir(at.parent)
             planned.execute(at)
+            self._finished()
             if number > 1:
                 remove(before.parent)
             planned = self._next(self.look(str(at)))
         return at
 
     def _next(self, model: CheckedModel) -> PlannedWrite | None:
-        """The next remedy that may be applied, its plan made; noted as done."""
+        """The next remedy that may be applied, its plan made."""
         for action, rules in actions(model, self.counts):
             key = (action.verb, action.options)
             reason = self._reason_against(action, model)
@@ -101,10 +105,15 @@ class Fixer:
                 planned, reason = None, error.message
             if planned is not None:
                 self.applied.append(action)
-                self.done.append(Fix(action.command, rules))
+                self.now = Fix(action.command, rules)
                 return planned
             self.refused.setdefault(key, reason)
         return None
+
+    def _finished(self) -> None:
+        """What was planned is written."""
+        if self.now is not None:
+            self.done.append(self.now)
 
     def _reason_against(self, action: Action, model: CheckedModel) -> str:
         if len(self.applied) >= MOST:

@@ -6,8 +6,8 @@ from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import refuse
-from tieconv.text import shell_word, shown
+from tieconv.plans.guards import again, refuse
+from tieconv.text import shown
 
 _ALIKE = frozenset({State.NEAR, State.DISTINCT})
 """States in which a mean may mean something: one is no transpose, multiple or cast of the other."""
@@ -59,10 +59,10 @@ def _guard_records(inspection: Inspection, first: TensorRecord, second: TensorRe
     if first.stride is not None or second.stride is not None:
         refuse(
             f"{names} are not both stored row after row",
-            f"store them so first: tieconv convert {shell_word(inspection.checkpoint.source)} -o OUT --to safetensors",
+            f"store them so first: {again(inspection, 'convert', '-o OUT --to safetensors')}",
             "mean.stride",
         )
 
 
 def _command(inspection: Inspection) -> str:
-    return f"tieconv retie {shell_word(inspection.checkpoint.source)}"
+    return again(inspection, "retie")

@@ -17,7 +17,7 @@ from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard_head, inspect_hint, refuse
+from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
 from tieconv.text import count, shown
 
 IsZero = Callable[[TensorRecord], bool]
@@ -74,7 +74,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
             refuse(
                 f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; transformers 4 "
                 "reads the outer name, transformers 5 the one beside the head's weight",
-                "say whose values survive: tieconv bias unify --from bias|decoder",
+                f"say whose values survive: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
                 "bias.copies-differ",
             )
         source, notes = _choose(tie, survivor)
@@ -90,7 +90,9 @@ def _pair(inspection: Inspection) -> Tie:
     tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
     if tie is None:
         refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head bias", "add one: tieconv bias zero", "bias.absent"
+            f"{shown(inspection.checkpoint.source)} stores no head bias",
+            f"add one: {again(inspection, 'bias zero')}",
+            "bias.absent",
         )
     return tie
 
@@ -135,7 +137,9 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
     stored = _stored_biases(inspection)
     if not stored:
         refuse(
-            f"{shown(inspection.checkpoint.source)} stores no head bias", "add one: tieconv bias zero", "bias.absent"
+            f"{shown(inspection.checkpoint.source)} stores no head bias",
+            f"add one: {again(inspection, 'bias zero')}",
+            "bias.absent",
         )
     own = head_rows(inspection)
     target = own if rows is None else rows
@@ -143,7 +147,7 @@ def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) 
         refuse(f"{shown(inspection.checkpoint.source)} stores no head to size a bias by", "give --rows N", "bias.size")
     edits = Edits(inspection.checkpoint)
     for record in stored:
-        _resize(edits, record, target, is_zero)
+        _resize(edits, record, target, is_zero, again(inspection, "bias resize"))
     notes: tuple[str, ...] = ()
     if own is not None and own != target:
         notes = (f"the head has {count(own, 'row')}: a bias of {target:,} does not load beside it",)
@@ -166,7 +170,7 @@ def _stored_biases(inspection: Inspection) -> list[TensorRecord]:
     return [tensors[name] for name in sorted(name for name in names if name is not None)]
 
 
-def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero) -> None:
+def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, command: str) -> None:
     is_row = len(record.shape) == 2 and record.shape[0] == 1
     if (len(record.shape) != 1 and not is_row) or BITS.get(record.dtype, 1) % 8 or record.stride is not None:
         refuse(
@@ -182,7 +186,7 @@ def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero) -> N
         refuse(
             f"{shown(record.name)} is not all zero from row {rows:,} on: cutting it to {count(rows, 'row')} "
             f"loses trained values",
-            f"tieconv bias resize --rows {before}",
+            f"{command} --rows {before}",
             "bias.nonzero",
         )
     edits.resize(record, (*record.shape[:-1], rows))

@@ -8,7 +8,7 @@ from enum import StrEnum
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import inspect_hint, refuse
+from tieconv.plans.guards import again, inspect_hint, refuse
 from tieconv.text import shown
 
 
@@ -89,7 +89,7 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if bias.state is BiasState.NONZERO:
         refuse(
             f"{shown(bias.name)} is not all zero (largest magnitude {bias.max_abs}): stripping it changes the logits",
-            "keep it: --bias keep",
+            f"see what it holds: {again(inspection, 'analyze')}",
             "bias.nonzero",
         )
     differing = _differing_copy(inspection, bias.name)

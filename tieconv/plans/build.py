@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import PurePosixPath
 
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.inspection import Inspection, State, Tie
 from tieconv.checkpoint.plan import (
     AverageTensor,
     CopyTensor,
@@ -24,7 +25,12 @@ from tieconv.checkpoint.plan import (
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits, with_text
 from tieconv.plans.guards import guard_lone_config
-from tieconv.text import count
+from tieconv.text import count, shown
+
+_OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
+"""What the trainers of transformers and accelerate save beside a checkpoint."""
+
+_EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED})
 
 
 def build(
@@ -49,6 +55,8 @@ def build(
         advice = f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"
         notes = (*notes, advice)
         promises = Promises(None, tuple(replace(promise, declared=None) for promise in promises.ties))
+    if tied is not None and changes:
+        notes = (*notes, *_optimizers(inspection, tied))
     return Plan(
         command=command,
         checkpoint=checkpoint,
@@ -63,6 +71,20 @@ def build(
         options=options,
         notes=notes,
     )
+
+
+def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
+    """What is lost for training: torch loads the state of an optimizer only for as many parameters as it was saved of.
+
+    Two tensors that differ already are two parameters for transformers 5 whatever the flag says.
+    """
+    tie, was = inspection.word_tie, inspection.config.effective
+    if was is tied or tie is None or any(member.state not in _EQUAL for member in tie.members):
+        return
+    for name in inspection.checkpoint.companions:
+        if PurePosixPath(name).name in _OPTIMIZERS:
+            before = "tied" if was else "untied"
+            yield f"{shown(name)} counts the parameters of the {before} model: training cannot resume from it"
 
 
 def kept_promise(edits: Edits, tie: Tie) -> TiePromise:

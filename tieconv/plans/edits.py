@@ -288,7 +288,7 @@ def _assemble(
     written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
     links = {file.name: file.size for file in checkpoint.files}
     for document in (checkpoint.index, checkpoint.config):
-        if document is not None:
+        if document is not None and checkpoint.layout is not Layout.FILE:  # a lone file is written alone
             links[document.name] = checkpoint.states[document.name].size
     links |= checkpoint.companions
     touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()

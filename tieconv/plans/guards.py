@@ -8,9 +8,9 @@ from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.records import BLOCKING, Layout
+from tieconv.checkpoint.records import BLOCKING, Layout, way_out
 from tieconv.errors import RefusedError
-from tieconv.text import shell_word, shown
+from tieconv.text import command, shell_word, shown
 
 
 def refuse(message: str, hint: str, code: str) -> NoReturn:
@@ -20,7 +20,12 @@ def refuse(message: str, hint: str, code: str) -> NoReturn:
 
 def inspect_hint(inspection: Inspection) -> str:
     """The command that shows the evidence."""
-    return f"tieconv inspect {shell_word(inspection.checkpoint.source)}"
+    return again(inspection, "inspect")
+
+
+def again(inspection: Inspection, verb: str, *options: str) -> str:
+    """The command ``verb`` for the same model."""
+    return command(verb, inspection.checkpoint.source, *options)
 
 
 def guard(inspection: Inspection, verb: str) -> None:
@@ -69,7 +74,7 @@ def _guard_layout(inspection: Inspection) -> None:
     source = shown(inspection.checkpoint.source)
     for caution in inspection.checkpoint.cautions:
         if caution.code in BLOCKING:
-            refuse(f"{source}: {caution.message}", BLOCKING[caution.code], caution.code)
+            refuse(f"{source}: {caution.message}", way_out(caution.code, inspection.checkpoint.source), caution.code)
     if inspection.checkpoint.special:
         refuse(
             f"{source} holds {shown(inspection.checkpoint.special[0])}, which is no regular file of the model",
@@ -87,8 +92,7 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",
-        f"name them: tieconv {verb} {shell_word(inspection.checkpoint.source)} --embed {shell_word(embed)} "
-        f"--head {shell_word(head)}",
+        f"name them: {again(inspection, verb, '--embed', shell_word(embed), '--head', shell_word(head))}",
         "family.unknown",
     )
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.family import Family, FlagMeaning
+from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.plans.config import DERIVED_KEY
-from tieconv.plans.guards import refuse
+from tieconv.plans.guards import again, refuse
 from tieconv.text import shown
 
 
@@ -28,7 +28,8 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     meanings = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     if meanings == {FlagMeaning.STORAGE}:
         return 0
-    label, hint = family.architecture, f"tieconv {verb} --keep-flag" if verb == "untie" else "keep the head as it is"
+    label = family.architecture
+    hint = again(inspection, verb, "--keep-flag") if verb == "untie" else "keep the head as it is"
     if FlagMeaning.STORAGE in meanings:
         refuse(
             f"{label} scales its logits by the flag in one transformers major version and not in the other, "
@@ -62,17 +63,17 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
         what = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
         refuse(
             f"{family.architecture} cannot {what}: {family.unflippable}",
-            _instead(family, verb),
+            _instead(inspection, verb),
             "tie.unflippable",
         )
 
 
-def _instead(family: Family, verb: str) -> str:
+def _instead(inspection: Inspection, verb: str) -> str:
     if verb != "untie":
         return "keep it untied"
-    if family.misfit:
+    if inspection.family.misfit:
         return "keep it tied: loaders refuse the table under the head's name"
-    return "write the head out and leave the flag: tieconv untie --keep-flag"
+    return f"write the head out and leave the flag: {again(inspection, 'untie', '--keep-flag')}"
 
 
 def _derived_disagrees(inspection: Inspection, verb: str) -> bool:

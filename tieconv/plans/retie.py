@@ -12,9 +12,9 @@ from tieconv.plans import average, biases, folding
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard, guard_class, refuse
+from tieconv.plans.guards import again, guard, guard_class, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
-from tieconv.text import shell_word, shown
+from tieconv.text import shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
 
@@ -166,7 +166,6 @@ def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, odd: list
 
 
 def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> None:
-    model = shell_word(inspection.checkpoint.source)
     sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (
@@ -174,12 +173,12 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
             f"multiplies the logits by 2**{exponent}, so re-tying would change them"
         )
     if tie.role is not Role.WORD_EMBEDDING:
-        refuse(sentence, f"compare the two copies: tieconv inspect --json {model}", "retie.not-equal")
+        refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
     if "shape" in member.detail:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
-    hint = f"leave them apart with: tieconv untie {model}"
+    hint = f"leave them apart with: {again(inspection, 'untie')}"
     if not exponent:
-        hint += f"; or choose the survivor: tieconv retie {model} --from embed|head --force"
+        hint += f"; or choose the survivor: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
     refuse(sentence, hint, "retie.not-equal")
 
 

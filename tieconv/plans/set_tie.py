@@ -12,7 +12,7 @@ from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard_head, guard_layout, inspect_hint, refuse
+from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
 from tieconv.plans.meaning import guard_flip, reads_false
 from tieconv.text import shown
 
@@ -110,15 +110,15 @@ def _never(inspection: Inspection) -> list[Loss]:
         return []
     label = inspection.family.architecture
     return [(f"{label} has a head of its own whatever the config says, so true would be untrue",
-             "tieconv set-tie false", "tie.never")]  # fmt: skip
+             again(inspection, "set-tie false"), "tie.never")]  # fmt: skip
 
 
 def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     canonical = tie.canonical
     if not tie.canonical_stored:
         return [(f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
-                 "give it its name back: tieconv retie", "set-tie.inverted")]  # fmt: skip
-    hint = "make the config say what is stored: tieconv set-tie false"
+                 f"give it its name back: {again(inspection, 'retie')}", "set-tie.inverted")]  # fmt: skip
+    hint = f"make the config say what is stored: {again(inspection, 'set-tie false')}"
     return [
         (
             f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "
@@ -135,7 +135,7 @@ def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
     return [
         (
             f"{shown(member.name)} is not stored: with the flag false it would start {_start(tie)}",
-            "write it out: tieconv untie",
+            f"write it out: {again(inspection, 'untie')}",
             "set-tie.random",
         )
         for member in _decided(inspection, tie)
@@ -195,7 +195,7 @@ def _plainly_apart(member: Member) -> bool:
 def _open(inspection: Inspection, why: str) -> NoReturn:
     refuse(
         f"{shown(inspection.checkpoint.source)}: the tensors do not say whether the model is tied: {why}",
-        "decide it: tieconv set-tie true|false, or tieconv untie, or tieconv retie",
+        f"decide it: {again(inspection, 'untie')}, or {again(inspection, 'retie')}",
         "set-tie.ambiguous",
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.packages import need
-from tieconv.text import shown
+from tieconv.text import command, shown
 
 _PURPOSE = "the torch reference"
 
@@ -161,7 +161,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
         except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError) as error:
             raise UnreadableError(
                 f"{shown(directory)}: transformers cannot load it as {shown(name)}: {shown(error)}",
-                "look at what the checkpoint holds: tieconv inspect",
+                f"look at what the checkpoint holds: {command('inspect', str(directory))}",
                 "reference.load",
             ) from error
     missing = tuple(sorted(map(str, info["missing_keys"])))
@@ -169,7 +169,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
     if missing or mismatched:
         raise RefusedError(
             f"{shown(directory)}: transformers would fill {shown((missing + mismatched)[0])} with random values",
-            "look at what the checkpoint holds: tieconv inspect",
+            f"look at what the checkpoint holds: {command('inspect', str(directory))}",
             "reference.missing",
         )
     unused = tuple(sorted(map(str, info["unexpected_keys"])))

@@ -42,7 +42,7 @@ def _failures(report: CheckReport) -> Iterator[_Entry]:
     for model in report.models:
         if model.failure:
             hint = f" (hint: {view.line(model.failure.hint)})" if model.failure.hint else ""
-            title = f"{view.line(model.source, 200)} could not be read"
+            title = f"{view.line(model.source, 200)} {view.trouble(model)}"
             yield Level.ERROR, title, view.line(model.failure.message) + hint, None
 
 

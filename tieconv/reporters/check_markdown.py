@@ -56,13 +56,13 @@ def _row(model: CheckedModel, report: CheckReport) -> str:
     verdict = "❌ failed" if report.fails(model) else "✅ passed"
     figures = [str(found[level]) for level in Level]
     if model.failure:
-        verdict, figures = "❌ could not be read", [""] * len(figures)
+        verdict, figures = f"❌ {view.trouble(model)}", [""] * len(figures)
     return _cells(_name(view.line(model.source)), verdict, *figures, str(len(view.waived(model))))
 
 
 def _section(model: CheckedModel, report: CheckReport) -> str:
     found = view.levels(model.open)
-    title = "could not be read" if model.failure else view.said(found)
+    title = view.trouble(model) if model.failure else view.said(found)
     if view.waived(model):
         title += f", {len(view.waived(model))} waived"
     opened = " open" if report.fails(model) else ""

@@ -23,7 +23,7 @@ def render(report: CheckReport, paint: Paint = plain, width: int | None = None) 
 def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:
     name = paint(view.line(model.output or model.source), "heading")
     if model.failure:
-        yield f"{name}: {paint('could not be read', 'error')}"
+        yield f"{name}: {paint(view.trouble(model), 'error')}"
         yield from wrapped(view.line(model.failure.message), "  error: ", width)
         if model.failure.hint:
             yield from wrapped(view.line(model.failure.hint), "  hint: ", width)

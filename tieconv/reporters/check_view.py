@@ -38,6 +38,11 @@ def waived(model: CheckedModel) -> list[CheckedFinding]:
     return [entry for entry in model.findings if entry.waiver]
 
 
+def trouble(model: CheckedModel) -> str:
+    """What could not be done with a model that has a failure: it was read where there are findings."""
+    return "could not be fixed" if model.findings else "could not be read"
+
+
 def said(found: Counter[Level]) -> str:
     """``1 error, 2 warnings``; ``no findings``."""
     return ", ".join(count(found[level], str(level)) for level in Level if found[level]) or "no findings"
@@ -47,11 +52,10 @@ def summary(report: CheckReport) -> str:
     """One line over all models."""
     total = len(report.models)
     bad = report.failed
-    unread = sum(model.failure is not None for model in report.models)
+    stopped = Counter(trouble(model) for model in report.models if model.failure)
     verdict = f"{bad} of {count(total, 'model')} failed" if bad else f"{count(total, 'model')} passed"
     parts = [f"{verdict}: {said(levels(entry for model in report.models for entry in model.open))}"]
-    if unread:
-        parts.append(f"{unread} could not be read")
+    parts += [f"{number} {what}" for what, number in stopped.items()]
     dropped = sum(len(waived(model)) for model in report.models)
     if dropped:
         parts.append(f"{dropped} waived")

@@ -52,7 +52,8 @@ def _rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
 
 def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
     form = f"{matrix.dtype} {list(matrix.shape)}"
-    yield "keep", shown(matrix.kept), f"{size(matrix.stored_after)}, {form}"
+    own = matrix.stored_before if plan.command == "untie" else matrix.stored_after
+    yield "keep", shown(matrix.kept), f"{size(own)}, {form}"
     for name in matrix.dropped:
         if plan.command == "untie":
             yield "add", shown(name), f"a transposed copy of {shown(matrix.kept)}"

@@ -17,8 +17,8 @@ _UNRUN = "(from source, not run)"
 
 def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
     """The whole report, without a newline at the end; sentences are wrapped to ``width`` columns where it is given."""
-    blocks = [_title(inspection, paint), "\n".join(columns(_facts(inspection)))]
-    blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection)]))
+    blocks = [_title(inspection, paint, width), "\n".join(columns(_facts(inspection), width=width))]
+    blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
     if inspection.duplicates:
         blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection)]))
     if inspection.consumers:
@@ -27,7 +27,7 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
     return "\n\n".join(blocks)
 
 
-def _title(inspection: Inspection, paint: Paint) -> str:
+def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     checkpoint, config = inspection.checkpoint, inspection.config
     named = ", ".join(shown(name) for name in config.architectures) or shown(config.model_type)
     architecture = named or "no architecture declared"
@@ -42,7 +42,7 @@ def _title(inspection: Inspection, paint: Paint) -> str:
     wasted = inspection.bytes_stored - inspection.bytes_unique
     if wasted:
         amount += f", {size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
-    return f"{first}\n{amount}"
+    return "\n".join([first, *wrapped(amount, "", width)])
 
 
 def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
@@ -129,7 +129,7 @@ def _bias(inspection: Inspection) -> tuple[str, ...]:
     return "head bias", shown(bias.name), words[bias.state]
 
 
-def _ties(inspection: Inspection) -> list[str]:
+def _ties(inspection: Inspection, width: int | None) -> list[str]:
     if not inspection.ties:
         return ["  none known for this architecture"]
     rows: list[tuple[str, ...]] = []
@@ -137,7 +137,7 @@ def _ties(inspection: Inspection) -> list[str]:
         for place, member in enumerate(tie.members):
             label = str(tie.role).replace("_", " ") if place == 0 else ""
             rows.append((label, shown(member.name), _member(tie, member)))
-    lines = columns(rows)
+    lines = columns(rows, width=width)
     left = len(inspection.ties) - _SHOWN_TIES
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
 

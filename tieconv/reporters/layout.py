@@ -13,17 +13,16 @@ def plain(text: str, style: str) -> str:
     return text
 
 
-def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ") -> list[str]:
-    """Left-aligned columns; the last is not padded. Rows may have fewer cells than others."""
+def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", width: int | None = None) -> list[str]:
+    """Left-aligned columns; the last is not padded, and broken at ``width``. Rows may have fewer cells than others."""
     table = [list(row) for row in rows]
     widths = [0] * max((len(row) for row in table), default=0)
     for row in table:
         for place, cell in enumerate(row[:-1]):
             widths[place] = max(widths[place], len(cell))
+    leads = [indent + "".join(cell.ljust(widths[i]) + gap for i, cell in enumerate(row[:-1])) for row in table]
     return [
-        (indent + gap.join([*(cell.ljust(widths[i]) for i, cell in enumerate(row[:-1])), row[-1]])).rstrip()
-        for row in table
-        if row
+        line.rstrip() for lead, row in zip(leads, table, strict=True) if row for line in wrapped(row[-1], lead, width)
     ]
 
 

@@ -35,7 +35,7 @@ def render(outcome: Outcome, paint: Paint = plain, width: int | None = None, *, 
     """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
     plan = outcome.plan
     lines = [f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}"]
-    lines += columns(_rows(plan, hardlink))
+    lines += columns(_rows(plan, hardlink), width=width)
     for note in plan.notes:
         first, *rest = wrapped(shown(note, 400), "  note: ", width)
         lines += [first.replace("note", paint("note", "warning"), 1), *rest]

@@ -10,7 +10,7 @@ from tieconv.checkpoint.records import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.sources import is_hub
 from tieconv.sources.hub_names import Place, parse
-from tieconv.text import shell_word, shown
+from tieconv.text import path_word, shell_word, shown
 
 if TYPE_CHECKING:
     from tieconv.sources.hub_files import HubFiles, Tick
@@ -40,7 +40,7 @@ def guard_push(directory: str, place: Place, pull_request: bool) -> None:
     if place.path:
         raise RefusedError(
             f"{place} is a part of a repository, and a push compares the whole",
-            f"tieconv push {shell_word(directory)} hf://{place.repo}",
+            f"tieconv push {path_word(directory)} hf://{place.repo}",
             "push.path",
         )
     if is_hub(directory):

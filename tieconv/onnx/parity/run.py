@@ -10,7 +10,7 @@ from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
-from tieconv.checkpoint.records import BLOCKING, Checkpoint, Layout
+from tieconv.checkpoint.records import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.cells import SEEDS
@@ -28,7 +28,7 @@ from tieconv.onnx.session import open_session
 from tieconv.onnx.session_provider import CUDA
 from tieconv.reference import Reference, architecture, load, load_config
 from tieconv.sources.local import open_files
-from tieconv.text import shown, size
+from tieconv.text import command, shown, size
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,20 @@ def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Ide
     return identity, (*structure_gates(structure), *identity_gates(identity))
 
 
+def _way_out(blocking: Caution, checkpoint: Checkpoint) -> str:
+    """Here two formats have no option: the one that is not meant is left out by a command that writes."""
+    if blocking.code != TWO_FORMATS:
+        return way_out(blocking.code, checkpoint.source)
+    return f"leave one out first: {command('dedup', checkpoint.source, '--drop-other-formats', '-o', 'OUT')}"
+
+
 def check_model(checkpoint: Checkpoint) -> None:
     """The model must be what transformers loads from its directory; raises `UnreadableError`."""
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
-        raise UnreadableError(blocking.message, BLOCKING[blocking.code], blocking.code)
+        raise UnreadableError(
+            f"{shown(checkpoint.source)}: {blocking.message}", _way_out(blocking, checkpoint), blocking.code
+        )
     lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
     if lone or checkpoint.headers_only or checkpoint.config is None:
         raise UnreadableError(
