@@ -98,6 +98,12 @@ def test_nothing_breaks_out(analysis: Analysis) -> None:
     assert all(character.isprintable() or character == "\n" for character in text)
 
 
+def test_a_number_beyond_all_others_is_drawn_somewhere() -> None:
+    """Of 10⁶⁷ beside 10⁻²³⁹ no scale is left, and the coordinates are numbers all the same."""
+    norms = (0.0, 0.0, 0.0, 3.6e-239, -3.3e67)
+    harmless(render(Analysis("m", (Section("s", "", (), {"embed_norm": norms}),), "k", "v")))
+
+
 @pytest.mark.parametrize("bait", BAITS)
 def test_each_bait_in_each_place(bait: str) -> None:
     """A hostile name stands on the page as text, in each place where names stand."""

@@ -34,6 +34,9 @@ def figure(value: float | None) -> str:
     text = f"{value:,.0f}" if value == int(value) and abs(value) < 1e9 else f"{value:.3g}"
     return text.replace("-", "−")
 
+_BEYOND = 100.0
+"""Widths of the plot from which a point off it stays where it is: farther away no coordinate need be finite."""
+
 
 @dataclass
 class Frame:
@@ -61,6 +64,7 @@ class Frame:
         """Where a point of the data is drawn."""
         across = (point[0] - self.x[0]) / (self.x[1] - self.x[0])
         up = ((log10(point[1]) if self.log else point[1]) - self.y[0]) / (self.y[1] - self.y[0])
+        across, up = (max(-_BEYOND, min(_BEYOND, share)) for share in (across, up))
         return _LEFT + across * (WIDTH - _LEFT - _RIGHT), self.height - _BOTTOM - up * (self.height - _TOP - _BOTTOM)
 
     def line(self, points: Iterable[Point], style: str) -> None:
