@@ -34,6 +34,7 @@ def figure(value: float | None) -> str:
     text = f"{value:,.0f}" if value == int(value) and abs(value) < 1e9 else f"{value:.3g}"
     return text.replace("-", "−")
 
+
 _BEYOND = 100.0
 """Widths of the plot from which a point off it stays where it is: farther away no coordinate need be finite."""
 
