@@ -36,4 +36,6 @@ def reading_v4(inspection: Inspection) -> bool | None:
     if found and all(entry.path != path for entry in inspection.config.declared):
         # Without an object at that level the whole config is the flat one of the text model.
         return inspection.config.effective
+    if any(entry.path == path and entry.present and entry.value is None for entry in inspection.config.declared):
+        return False  # a null is no absence: it replaces the class's default
     return found.get(family.level_v4, family.default_v4)

@@ -11,9 +11,8 @@ from tieconv.text import shown
 
 def reads_false(inspection: Inspection) -> bool:
     """Whether some loader takes the flag as false, although the class may tie all the same (T5 in 5.x)."""
-    values = [entry.value for entry in inspection.config.declared]
-    absent = all(value is None for value in values)
-    return False in values or (absent and inspection.family.default_v4 is False)
+    values = [bool(entry.value) for entry in inspection.config.declared if entry.present]  # a null reads as false
+    return False in values or (not values and inspection.family.default_v4 is False)
 
 
 def scaling_exponent(inspection: Inspection, verb: str) -> int:
