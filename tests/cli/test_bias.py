@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -97,6 +98,29 @@ def test_strip_refuses_copies_of_which_one_is_trained(model) -> None:
     """The copy that transformers 5 reads is zero, the other is not."""
     folder = untied_bert(model, inner=torch.zeros(160))
     assert f"{OUTER} differs from {INNER}" in refused("bias strip", folder)
+
+
+@pytest.mark.parametrize("name", ["NystromformerForMaskedLM", "LongformerForMaskedLM", "BertForMaskedLM"])
+def test_a_class_that_gives_an_absent_bias_no_values_keeps_it(tmp_path: Path, name: str) -> None:
+    """Its memory is not set: torch, asked to fill such memory with NaN, shows which class that is."""
+    folder, without = tmp_path / "model", tmp_path / "without"
+    zoo.build(name, tie=True).save_pretrained(folder)
+    [bias] = [key for key in tensors(folder) if key in (OUTER, "lm_head.bias")]
+    edit(folder, lambda stored: stored[bias].zero_())
+    shutil.copytree(folder, without)
+    edit(without, drop(bias))
+    torch.use_deterministic_algorithms(True)
+    try:
+        unset = not zoo.model_class(name).from_pretrained(without).state_dict()[bias].eq(0).all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert unset == (name != "BertForMaskedLM")
+    assert run("diff", folder, without).exit_code == unset
+    for line in ("bias strip", "untie --bias strip", "retie --bias strip"):
+        if unset:
+            assert "no values at all" in refused(line, folder)
+        else:
+            assert operations(plan(line, folder))[bias] == "DropTensor"
 
 
 def test_a_bias_of_quantised_rows_is_refused(model) -> None:

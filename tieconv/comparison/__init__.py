@@ -77,19 +77,19 @@ def _tensors(a: Inspection, b: Inspection, relations: Relations) -> tuple[int, t
 
 def _difference(name: str, one: View, two: View, relations: Relations) -> TensorDifference | None:
     a, b = one.sources.get(name), two.sources.get(name)
-    outcome = _outcome(name, a, b, relations)
+    outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not one.bias_unset)
     if outcome is None:
         return None
     names = [source.record.name if source else None for source in (a, b)]
     return TensorDifference(name, names[0], names[1], outcome[0], (one.loader,), outcome[1])
 
 
-def _outcome(name: str, a: Source | None, b: Source | None, relations: Relations) -> Outcome:
+def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_is_absent: bool) -> Outcome:
     if a is not None and b is not None:
         return relations.between(a, b)
     source = a or b
     assert source is not None  # the name comes from one of the two
-    if name == HEAD_BIAS and relations.is_zero(source.record, in_a=a is not None):
+    if zero_is_absent and relations.is_zero(source.record, in_a=a is not None):
         return None
     return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), _form(source.record)
 

@@ -10,6 +10,7 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, 
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.families import locate
 from tieconv.families.reading import FLAG, levels, reading_v4
+from tieconv.families.unset import bias_unset
 
 HEAD_BIAS = "head bias"
 """The name under which every head bias is compared, whatever it is called."""
@@ -27,17 +28,22 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A model in one loader. A parameter that the loader leaves random or has no values for is absent."""
+    """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
+
+    ``bias_unset``: a head bias that is absent does not start at zero.
+    """
 
     loader: str
     sources: dict[str, Source]
+    bias_unset: bool
 
 
 def views(inspection: Inspection) -> tuple[View, ...]:
     """The model in transformers 5, and in 4 where that has its class."""
-    found = [View("transformers 5", _sources(inspection, 5))]
+    unset = bias_unset(inspection.family)
+    found = [View("transformers 5", _sources(inspection, 5), unset)]
     if inspection.family.default_v4 is not None or not inspection.family.architecture:
-        found.append(View("transformers 4", _sources(inspection, 4)))
+        found.append(View("transformers 4", _sources(inspection, 4), unset))
     return tuple(found)
 
 
@@ -95,7 +101,9 @@ def _ties(inspection: Inspection, tie: Tie, member: Member, version: int) -> boo
 
 
 def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, version: int) -> None:
-    """The head bias under one name: of a pair, the one that the loader computes with. An all-zero one is none."""
+    """The head bias under one name: of a pair, the one that the loader computes with. An all-zero one is none,
+    where the class starts it at zero.
+    """
     family, tensors = inspection.family, inspection.checkpoint.tensors
     bias = inspection.head.output_bias
     if bias is None:
@@ -104,7 +112,7 @@ def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, v
     for name in names:
         found.pop(key.of(name), None) if name else None
     read = _read_bias(family, [name if name in tensors else None for name in names], inspection, version)
-    if read is None or (read == bias.name and bias.state is BiasState.ZERO):
+    if read is None or (read == bias.name and bias.state is BiasState.ZERO and not bias_unset(family)):
         return
     found[HEAD_BIAS] = Source(tensors[read])
 

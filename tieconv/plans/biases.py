@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.families.unset import bias_unset
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.text import shown
@@ -98,6 +99,13 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             f"{shown(differing)} differs from {shown(bias.name)}, which is all zero",
             inspect_hint(inspection),
             "bias.copies-differ",
+        )
+    if bias_unset(inspection.family):
+        refuse(
+            f"{shown(bias.name)} is all zero, but {inspection.family.architecture} gives a bias that is not stored no "
+            "values at all in one transformers major version at least: it would hold whatever the memory did",
+            "keep it: --bias keep",
+            "bias.unset",
         )
     tensors = inspection.checkpoint.tensors
     gone = {bias.name, *inspection.family.output_biases} | {
