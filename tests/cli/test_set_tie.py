@@ -56,6 +56,16 @@ def test_a_diverged_head_keeps_its_function(model, tmp_path: Path) -> None:
     assert differences(before, after, shares_head=False) == []
 
 
+@pytest.mark.parametrize("line", ["set-tie false", "set-tie auto", "check --fix"])
+def test_a_head_that_transformers_4_passed_over_is_told(model, line: str) -> None:
+    """With the flag true it runs the embedding, with false the head that is stored: its logits change."""
+    folder = model("llama-diverged")
+    note = f"{H} was stored apart although the config says tied"
+    assert note in run(line, folder).output
+    configure(folder, tie_word_embeddings=False)
+    assert note not in run(line, folder).output
+
+
 def test_a_missing_head_is_tied_again(model, tmp_path: Path) -> None:
     """C06: before, the head starts random and is reported missing; after, it is the embedding."""
     folder = model("llama-headless-config")

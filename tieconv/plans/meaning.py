@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Family, FlagMeaning
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, Member, Tie
+from tieconv.checkpoint.phrases import is_apart
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import refuse
 from tieconv.text import shown
@@ -52,6 +53,14 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
             "flag.forward",
         )
     return -exponent
+
+
+def told_apart(tie: Tie, member: Member) -> tuple[str, ...]:
+    """What transformers 5 and 4 made of a stored member that differs, where the config says tied; else nothing."""
+    if not tie.declared:
+        return ()
+    what = f"{shown(member.name)} was stored apart although the config says tied ({is_apart(member)})"
+    return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
 
 
 def guard_flip(inspection: Inspection, verb: str) -> None:

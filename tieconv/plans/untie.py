@@ -12,7 +12,7 @@ from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
+from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_apart
 from tieconv.text import shown
 
 _SEPARATE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
@@ -72,10 +72,7 @@ def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
             "write it in the shape of the embedding first",
             "untie.shape",
         )
-    if not tie.declared:
-        return ()
-    what = f"{shown(member.name)} was stored apart although the config says tied ({is_apart(member)})"
-    return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
+    return told_apart(tie, member)
 
 
 def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
