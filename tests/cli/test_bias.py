@@ -89,6 +89,18 @@ def test_zero_then_strip_is_the_first_model(model, tmp_path: Path) -> None:
     assert snapshot(folder) == before
 
 
+@pytest.mark.parametrize("line", ["bias unify", "retie", "untie", "set-tie true"])
+def test_a_bias_that_transformers_5_did_not_read_is_told(model, tmp_path: Path, line: str) -> None:
+    """Untied, with the outer name alone, it ran without the bias: its logits change, and the plan says so."""
+    folder = untied_bert(model, inner=None)
+    document = plan(line, folder, "-o", tmp_path / "out")
+    assert any("not function-preserving in transformers 5" in note for note in document["notes"])
+    before, after = load("BertForMaskedLM", folder), load("BertForMaskedLM", tmp_path / "out")
+    assert not before.logits.equal(after.logits)
+    edit(folder, lambda stored: stored[OUTER].zero_())
+    assert not any("not function-preserving" in note for note in plan(line, folder)["notes"])
+
+
 def test_strip_refuses_a_trained_bias(model) -> None:
     """Nothing trained is removed."""
     assert "not all zero" in refused("bias strip", model("bert-mlm"))

@@ -35,7 +35,7 @@ def plan_untie(
     exponent = scaling_exponent(inspection, "untie") if flips else 0
     if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
-    notes: list[str] = []
+    notes = [*biases.found_half(inspection)]
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent)
     notes += biases.apply(edits, inspection, bias, tied=keep_flag and inspection.config.effective)
