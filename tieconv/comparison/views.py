@@ -49,7 +49,8 @@ def views(inspection: Inspection) -> tuple[View, ...]:
 
 def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     tensors, key = inspection.checkpoint.tensors, _Keys(inspection)
-    found = {key.of(name): Source(record) for name, record in tensors.items()}
+    unseen = _unindexed(inspection) if version == 4 else frozenset()
+    found = {key.of(name): Source(record) for name, record in tensors.items() if name not in unseen}
     for tie in inspection.ties:
         if tie.role is not Role.OUTPUT_BIAS:
             _tie(found, key, inspection, tie, version)
@@ -59,6 +60,12 @@ def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     if head is not None and factor != 1.0 and key.of(head.name) in found:
         found[key.of(head.name)] = Source(found[key.of(head.name)].record, factor)
     return found
+
+
+def _unindexed(inspection: Inspection) -> frozenset[str]:
+    """Tensors that a shard holds and the index does not name, which transformers 4 does not read."""
+    cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
+    return frozenset(name for caution in cautions for name in caution.tensors)
 
 
 class _Keys:
@@ -82,7 +89,8 @@ def _tie(found: dict[str, Source], key: _Keys, inspection: Inspection, tie: Tie,
     """Give the names of a group that are tied the values that the loader gives them."""
     canonical = next((member for member in tie.members if member.state is State.CANONICAL), None)
     tensors = inspection.checkpoint.tensors
-    if canonical is None or (version == 4 and not tie.canonical_stored):
+    unseen = canonical is not None and version == 4 and canonical.name in _unindexed(inspection)
+    if canonical is None or unseen or (version == 4 and not tie.canonical_stored):
         return  # transformers 4 leaves a group whose canonical name is absent without values
     source = Source(tensors[canonical.name])
     for member in tie.members:
