@@ -120,6 +120,8 @@ def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, v
     for name in names:
         found.pop(key.of(name), None) if name else None
     read = _read_bias(family, [name if name in tensors else None for name in names], inspection, version)
+    if version == 4 and read in _unindexed(inspection):
+        return
     if read is None or (read == bias.name and bias.state is BiasState.ZERO and not bias_unset(family)):
         return
     found[HEAD_BIAS] = Source(tensors[read])
