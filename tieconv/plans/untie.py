@@ -11,7 +11,7 @@ from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard, refuse
+from tieconv.plans.guards import guard, inspect_hint, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_apart
 from tieconv.text import shown
 
@@ -61,8 +61,21 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
         if is_head and exponent:
             _write_scaled(edits, inspection, member, source, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
+            _guard_rows(inspection, member, source)
             edits.copy(member.name, source)
     return tuple(notes)
+
+
+def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) -> None:
+    """Refuse to write an encoder table of the decoder's rows: FSMT has a vocabulary for each, and one shape loads."""
+    rows = inspection.checkpoint.config_values.get("src_vocab_size")
+    if isinstance(rows, int) and "encoder" in member.name.split(".") and source.shape[:1] != (rows,):
+        refuse(
+            f"{shown(member.name)} has {rows:,} rows by the config's src_vocab_size and {shown(source.name)} has "
+            f"{source.shape[0] if source.shape else 0:,}: no loader takes the one under the name of the other",
+            inspect_hint(inspection),
+            "untie.shape",
+        )
 
 
 def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
