@@ -398,3 +398,15 @@ def test_two_vocabularies_are_not_copied(tmp_path: Path) -> None:
         FSMTForConditionalGeneration(settings).save_pretrained(folder)
     assert "has 80 rows by the config's src_vocab_size" in refused("untie", folder)
     ok("untie", tmp_path / "64", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("level", ["decoder", "text_config"])
+def test_a_flag_at_a_level_that_nobody_reads(models: Path, tmp_path: Path, level: str) -> None:
+    """T5's factor goes by the flag at the top: a stray false below it does not keep the head from taking it up."""
+    folder = Path(shutil.copytree(models / "t5", tmp_path / "t5"))
+    ok("untie", folder, "-o", tmp_path / "plain")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {level: {"tie_word_embeddings": False}}))
+    ok("untie", folder, "-o", tmp_path / "stray")
+    plain, stray = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "stray"))
+    assert np.array_equal(plain["lm_head.weight"], stray["lm_head.weight"])

@@ -59,14 +59,14 @@ def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
 
 def _flips(inspection: Inspection, tied: bool) -> bool:
     """Whether the flag comes to say something else: an absent one said what the class's default is."""
-    declared = [entry.value for entry in inspection.config.declared if entry.present]
+    declared = [entry.value for entry in inspection.config.declared if entry.present and entry.path == FLAG]
     return any(value is not tied for value in declared) or (not declared and inspection.family.default_v5 is not tied)
 
 
 def _guard_scale(inspection: Inspection) -> None:
     """Refuse to correct the flag's type where the logits are scaled by ``is False`` in 5 and by its truth in 4."""
     meanings = {inspection.family.meaning_v5, inspection.family.meaning_v4}
-    present = [entry for entry in inspection.config.declared if entry.present]
+    present = [entry for entry in inspection.config.declared if entry.present and entry.path == FLAG]
     odd = next((entry for entry in present if entry.value is not False and not entry.value), None)
     if odd is not None and meanings != {FlagMeaning.STORAGE}:
         raise RefusedError(

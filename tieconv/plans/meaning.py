@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.family import Family, FlagMeaning
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.phrases import is_apart
+from tieconv.families.reading import FLAG, levels_read
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import refuse
 from tieconv.text import shown
@@ -12,7 +13,10 @@ from tieconv.text import shown
 
 def reads_false(inspection: Inspection) -> bool:
     """Whether some loader takes the flag as false, although the class may tie all the same (T5 in 5.x)."""
-    values = [bool(entry.value) for entry in inspection.config.declared if entry.present]  # a null reads as false
+    levels = {f"{level}.{FLAG}".lstrip(".") for level in levels_read(inspection.family)}
+    declared = [entry for entry in inspection.config.declared if entry.present]
+    known = inspection.family.knowledge is Knowledge.TABLE
+    values = [bool(entry.value) for entry in declared if not known or entry.path in levels]  # a null reads as false
     return False in values or (not values and inspection.family.default_v4 is False)
 
 
