@@ -18,6 +18,7 @@ from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
 from tieconv.comparison.views import HEAD_BIAS, Source, View, untold, views
+from tieconv.families.last import one_table
 from tieconv.text import count, shown
 
 __all__ = ["compare"]
@@ -108,6 +109,9 @@ def _reasons(
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"
+    if (one_table(a) or one_table(b)) and _order(a.checkpoint) != _order(b.checkpoint):
+        names = ", ".join(map(shown, one_table(a) or one_table(b)))
+        yield f"another order of {names}, which differ and of which transformers 4 keeps the one that it reads last"
     if (a.checkpoint.config is None) is not (b.checkpoint.config is None):
         yield "one has a config.json and the other none"
 
@@ -118,6 +122,10 @@ def _notes(a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...]) -
     types = any(found.path.rpartition(".")[2] in DTYPES for found in config)
     if types and _dtypes(a.checkpoint) == _dtypes(b.checkpoint):
         yield "the configs name different types to load as; the stored types are the same, and so are the values"
+
+
+def _order(checkpoint: Checkpoint) -> list[str]:
+    return [checkpoint.format, *(record.name for file in checkpoint.files for record in file.tensors)]
 
 
 def _dtypes(checkpoint: Checkpoint) -> set[str]:
