@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import jsonschema
@@ -88,6 +89,18 @@ def test_zero_then_strip_is_the_first_model(model, tmp_path: Path) -> None:
     assert snapshot(folder) == before
 
 
+@pytest.mark.parametrize("line", ["bias unify", "retie", "untie", "set-tie true"])
+def test_a_bias_that_transformers_5_did_not_read_is_told(model, tmp_path: Path, line: str) -> None:
+    """Untied, with the outer name alone, it ran without the bias: its logits change, and the plan says so."""
+    folder = untied_bert(model, inner=None)
+    document = plan(line, folder, "-o", tmp_path / "out")
+    assert any("not function-preserving in transformers 5" in note for note in document["notes"])
+    before, after = load("BertForMaskedLM", folder), load("BertForMaskedLM", tmp_path / "out")
+    assert not before.logits.equal(after.logits)
+    edit(folder, lambda stored: stored[OUTER].zero_())
+    assert not any("not function-preserving" in note for note in plan(line, folder)["notes"])
+
+
 def test_strip_refuses_a_trained_bias(model) -> None:
     """Nothing trained is removed."""
     assert "not all zero" in refused("bias strip", model("bert-mlm"))
@@ -97,6 +110,29 @@ def test_strip_refuses_copies_of_which_one_is_trained(model) -> None:
     """The copy that transformers 5 reads is zero, the other is not."""
     folder = untied_bert(model, inner=torch.zeros(160))
     assert f"{OUTER} differs from {INNER}" in refused("bias strip", folder)
+
+
+@pytest.mark.parametrize("name", ["NystromformerForMaskedLM", "LongformerForMaskedLM", "BertForMaskedLM"])
+def test_a_class_that_gives_an_absent_bias_no_values_keeps_it(tmp_path: Path, name: str) -> None:
+    """Its memory is not set: torch, asked to fill such memory with NaN, shows which class that is."""
+    folder, without = tmp_path / "model", tmp_path / "without"
+    zoo.build(name, tie=True).save_pretrained(folder)
+    [bias] = [key for key in tensors(folder) if key in (OUTER, "lm_head.bias")]
+    edit(folder, lambda stored: stored[bias].zero_())
+    shutil.copytree(folder, without)
+    edit(without, drop(bias))
+    torch.use_deterministic_algorithms(True)
+    try:
+        unset = not zoo.model_class(name).from_pretrained(without).state_dict()[bias].eq(0).all()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert unset == (name != "BertForMaskedLM")
+    assert run("diff", folder, without).exit_code == unset
+    for line in ("bias strip", "untie --bias strip", "retie --bias strip"):
+        if unset:
+            assert "no values at all" in refused(line, folder)
+        else:
+            assert operations(plan(line, folder))[bias] == "DropTensor"
 
 
 def test_a_bias_of_quantised_rows_is_refused(model) -> None:

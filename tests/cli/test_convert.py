@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import tieconv
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import PLAN, Tensors, configure, operations, plan, same, snapshot, tensors
+from tests.cli.stored import PLAN, Tensors, configure, edit, operations, plan, same, snapshot, tensors
 from tests.reload.judge import differences, load
 
 INDEX = "model.safetensors.index.json"
@@ -49,6 +49,23 @@ def test_transformers_loads_the_shards(model, tmp_path: Path, name: str) -> None
     ok("convert --to safetensors --max-shard-size 20KB", model(name), "-o", tmp_path / "out")
     before, after = load(kind, tmp_path / name), load(kind, tmp_path / "out")
     assert differences(before, after, shares_head=before.shares_head) == []
+
+
+def test_an_order_that_decides_is_told(model) -> None:
+    """transformers 5 takes the type of the first tensor where the config names none, 4 the table read last."""
+    folder = model("t5")
+    assert plan("convert --to torch", folder)["notes"] == []
+    edit(folder, lambda stored: stored.update({"encoder.embed_tokens.weight": stored["shared.weight"].bfloat16()}))
+    configure(folder, dtype=..., torch_dtype=...)
+    types, tables = plan("convert --to torch", folder)["notes"]
+    assert "the tensors are of BF16, F32" in types
+    assert "one table of shared.weight, encoder.embed_tokens.weight and keeps the one that it reads last" in tables
+    ok("convert --to torch", folder, "-o", folder.with_name("order"))
+    assert "another order of shared.weight" in run("diff", folder, folder.with_name("order")).stdout
+    assert ok("diff", folder, folder).exit_code == 0
+    configure(folder, dtype="float32")
+    edit(folder, lambda stored: stored.update({"encoder.embed_tokens.weight": stored["shared.weight"].clone()}))
+    assert plan("convert --to torch", folder)["notes"] == []
 
 
 def test_it_splits_as_huggingface_hub_does(model, tmp_path: Path) -> None:

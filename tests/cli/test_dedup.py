@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import tieconv
-from tests.cli.run import ok, refused
+from tests.cli.run import ok, refused, run
 from tests.cli.stored import PLAN, config, configure, edit, operations, plan, same, snapshot, tensors
 from tests.reload.judge import differences, load
 
@@ -69,6 +69,18 @@ def test_a_flag_that_transformers_4_reads_as_false(model) -> None:
     document = plan("dedup", folder)
     assert operations(document) == {}
     assert "transformers 4 reads the flag as false" in document["notes"][0]
+
+
+def test_a_null_is_no_absence(model, tmp_path: Path) -> None:
+    """transformers 4 takes a null as false, whatever the class's default: there the head is a tensor of its own."""
+    ok("untie --keep-flag", model("gpt2-unprefixed"), "-o", tmp_path / "null")
+    configure(tmp_path / "null", tie_word_embeddings=None)
+    for line in ("dedup", "convert --to safetensors --max-shard-size 10KB"):
+        assert "DropTensor" not in operations(plan(line, tmp_path / "null")).values()
+    ok("set-tie true", tmp_path / "null", "-o", tmp_path / "kept")
+    assert ok("diff", tmp_path / "null", tmp_path / "kept").exit_code == 0
+    edit(tmp_path / "null", lambda stored: stored.pop(H))
+    assert run("diff", tmp_path / "null", tmp_path / "kept").exit_code == 1
 
 
 def test_t5_with_its_flag_false(model) -> None:

@@ -48,6 +48,25 @@ def test_a_right_index_stays(folder: Path, tmp_path: Path) -> None:
     assert snapshot(tmp_path / "out") == snapshot(folder)
 
 
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.embed_tokens.weight"])
+def test_what_the_index_left_out_is_told(folder: Path, tmp_path: Path, name: str) -> None:
+    """transformers 4 reads the tensors that the index names and no others, so for it this is another model."""
+    index(folder, **{name: None})
+    document = plan("reindex", folder, "-o", tmp_path / "out")
+    assert f"not in the index until now: {name}; transformers 4 did not see" in document["notes"][-1]
+    result = run("diff", folder, tmp_path / "out")
+    assert result.exit_code == 1 and "transformers 4" in result.stdout
+    assert ok("diff", tmp_path / "out", tmp_path / "out").exit_code == 0
+
+
+def test_a_head_bias_that_the_index_left_out(model, tmp_path: Path) -> None:
+    """Compared under a name of its own, and missed by transformers 4 all the same."""
+    ok("convert --to safetensors --max-shard-size 20KB", model("bert-mlm"), "-o", tmp_path / "shards")
+    index(tmp_path / "shards", **{"cls.predictions.bias": None})
+    ok("reindex", tmp_path / "shards", "-o", tmp_path / "out")
+    assert run("diff", tmp_path / "shards", tmp_path / "out").exit_code == 1
+
+
 @pytest.mark.parametrize("content", [None, "", "{", '{"weight_map": 3}', "[]", '{"weight_map": {}}', "\xff"])
 def test_without_a_readable_index(folder: Path, models: Path, tmp_path: Path, content: str | None) -> None:
     """Missing or malformed (C30): the shards alone give it; only what no header knows is lost."""

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 import tieconv
 from tests.analysis.lm import build
 from tests.cli.run import ok, refused, run
-from tests.cli.stored import bits_equal, config, edit, operations, plan, snapshot, tensors
+from tests.cli.stored import bits_equal, config, configure, edit, operations, plan, snapshot, tensors
 
 NORMS = {"llama": "model.norm.weight", "gemma2": "model.norm.weight", "gpt2": "transformer.ln_f.weight"}
 EMBEDS = {"gpt2": "transformer.wte.weight"}
@@ -145,6 +145,19 @@ def test_the_plan_says_so(tmp_path: Path) -> None:
     document = plan("retie --fold-norm", tmp_path / "folded")
     assert operations(document)["model.norm.weight"] == "SetTensor" and operations(document)[HEAD] == "DropTensor"
     assert snapshot(tmp_path / "folded") == before
+
+
+def test_a_head_that_the_config_calls_tied(tmp_path: Path) -> None:
+    """transformers 4 never read it, so the fold changes what that version computes; an equal copy is called equal."""
+    build(tmp_path / "tied", "mbart", tied=True)
+    ok("untie --keep-flag", tmp_path / "tied", "-o", tmp_path / "folded")
+    edit(tmp_path / "folded", lambda stored: stored.update({HEAD: stored[HEAD] * 2}))
+    document = plan("retie --fold-norm", tmp_path / "folded")
+    assert any("not function-preserving in transformers 4" in note for note in document["notes"])
+    dropped = [line for line in ok("retie --fold-norm", tmp_path / "folded").stdout.splitlines() if " drop " in line]
+    assert sum("equal to model.shared.weight, byte for byte" in line for line in dropped) == 2 and len(dropped) == 3
+    configure(tmp_path / "folded", tie_word_embeddings=False)
+    assert len(plan("retie --fold-norm", tmp_path / "folded")["notes"]) == 1
 
 
 def test_a_base_model_has_names_of_its_own(models: Path, tmp_path: Path) -> None:

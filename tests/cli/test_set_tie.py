@@ -56,6 +56,16 @@ def test_a_diverged_head_keeps_its_function(model, tmp_path: Path) -> None:
     assert differences(before, after, shares_head=False) == []
 
 
+@pytest.mark.parametrize("line", ["set-tie false", "set-tie auto", "check --fix"])
+def test_a_head_that_transformers_4_passed_over_is_told(model, line: str) -> None:
+    """With the flag true it runs the embedding, with false the head that is stored: its logits change."""
+    folder = model("llama-diverged")
+    note = f"{H} was stored apart although the config says tied"
+    assert note in run(line, folder).output
+    configure(folder, tie_word_embeddings=False)
+    assert note not in run(line, folder).output
+
+
 def test_a_missing_head_is_tied_again(model, tmp_path: Path) -> None:
     """C06: before, the head starts random and is reported missing; after, it is the embedding."""
     folder = model("llama-headless-config")
@@ -136,6 +146,26 @@ def test_t5_with_its_own_head_cannot_be_tied_by_the_flag(model, tmp_path: Path) 
     assert "multiplies its logits" in refused("set-tie true", tmp_path / "untied")
     for flag in ("false", "auto"):
         assert operations(plan(f"set-tie {flag}", tmp_path / "untied")) == {}
+
+
+@pytest.mark.parametrize("line", ["set-tie true", "retie"])
+def test_a_default_that_is_written_out_scales_no_logits(model, tmp_path: Path, line: str) -> None:
+    """T5 without the flag is tied and obeys a scale of its own: true says what was read, and the scale stays."""
+    folder = model("t5")
+    configure(folder, tie_word_embeddings=..., scale_decoder_outputs=False)
+    before = load("T5ForConditionalGeneration", folder)
+    assert operations(plan(line, folder, "-o", tmp_path / "out")) == {"tie_word_embeddings": "SetConfig"}
+    after = load("T5ForConditionalGeneration", tmp_path / "out")
+    assert differences(before, after, shares_head=True) == []
+
+
+@pytest.mark.parametrize("value", [0, "", None])
+@pytest.mark.parametrize("line", ["set-tie true", "set-tie false", "retie", "untie"])
+def test_a_flag_of_another_type_scales_by_the_version(model, line: str, value: object) -> None:
+    """transformers 5 scales T5 unless the flag is false itself, transformers 4 where it is true in Python's sense."""
+    folder = model("t5")
+    configure(folder, tie_word_embeddings=value)
+    assert refused(line, folder)
 
 
 def cast(stored) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
+from transformers import FSMTConfig, FSMTForConditionalGeneration
 
 import tieconv
 from tests.cli.run import ok, refused, run
@@ -385,3 +386,27 @@ def test_python_api_prints_the_same_json(model, tmp_path: Path) -> None:
     outcome = planned.execute(tmp_path / "out")
     jsonschema.validate(json.loads(str(outcome)), SCHEMA)
     assert outcome.verified
+
+
+def test_two_vocabularies_are_not_copied(tmp_path: Path) -> None:
+    """FSMT: transformers 5 ties the encoder to the decoder's table whatever its rows, and loads no such table."""
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32,
+             "encoder_attention_heads": 2, "decoder_attention_heads": 2, "tie_word_embeddings": True}  # fmt: skip
+    for rows in (64, 80):
+        settings = FSMTConfig(langs=["en", "de"], src_vocab_size=rows, tgt_vocab_size=64, **sizes)
+        folder = tmp_path / str(rows)
+        FSMTForConditionalGeneration(settings).save_pretrained(folder)
+    assert "has 80 rows by the config's src_vocab_size" in refused("untie", folder)
+    ok("untie", tmp_path / "64", "-o", tmp_path / "out")
+
+
+@pytest.mark.parametrize("level", ["decoder", "text_config"])
+def test_a_flag_at_a_level_that_nobody_reads(models: Path, tmp_path: Path, level: str) -> None:
+    """T5's factor goes by the flag at the top: a stray false below it does not keep the head from taking it up."""
+    folder = Path(shutil.copytree(models / "t5", tmp_path / "t5"))
+    ok("untie", folder, "-o", tmp_path / "plain")
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {level: {"tie_word_embeddings": False}}))
+    ok("untie", folder, "-o", tmp_path / "stray")
+    plain, stray = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "stray"))
+    assert np.array_equal(plain["lm_head.weight"], stray["lm_head.weight"])

@@ -18,6 +18,7 @@ from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
 from tieconv.comparison.views import HEAD_BIAS, Source, View, untold, views
+from tieconv.families.last import one_table
 from tieconv.text import count, shown
 
 __all__ = ["compare"]
@@ -77,19 +78,19 @@ def _tensors(a: Inspection, b: Inspection, relations: Relations) -> tuple[int, t
 
 def _difference(name: str, one: View, two: View, relations: Relations) -> TensorDifference | None:
     a, b = one.sources.get(name), two.sources.get(name)
-    outcome = _outcome(name, a, b, relations)
+    outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not one.bias_unset)
     if outcome is None:
         return None
     names = [source.record.name if source else None for source in (a, b)]
     return TensorDifference(name, names[0], names[1], outcome[0], (one.loader,), outcome[1])
 
 
-def _outcome(name: str, a: Source | None, b: Source | None, relations: Relations) -> Outcome:
+def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_is_absent: bool) -> Outcome:
     if a is not None and b is not None:
         return relations.between(a, b)
     source = a or b
     assert source is not None  # the name comes from one of the two
-    if name == HEAD_BIAS and relations.is_zero(source.record, in_a=a is not None):
+    if zero_is_absent and relations.is_zero(source.record, in_a=a is not None):
         return None
     return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), _form(source.record)
 
@@ -108,6 +109,9 @@ def _reasons(
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"
+    if (one_table(a) or one_table(b)) and _order(a.checkpoint) != _order(b.checkpoint):
+        names = ", ".join(map(shown, one_table(a) or one_table(b)))
+        yield f"another order of {names}, which differ and of which transformers 4 keeps the one that it reads last"
     if (a.checkpoint.config is None) is not (b.checkpoint.config is None):
         yield "one has a config.json and the other none"
 
@@ -118,6 +122,10 @@ def _notes(a: Inspection, b: Inspection, config: tuple[ConfigDifference, ...]) -
     types = any(found.path.rpartition(".")[2] in DTYPES for found in config)
     if types and _dtypes(a.checkpoint) == _dtypes(b.checkpoint):
         yield "the configs name different types to load as; the stored types are the same, and so are the values"
+
+
+def _order(checkpoint: Checkpoint) -> list[str]:
+    return [checkpoint.format, *(record.name for file in checkpoint.files for record in file.tensors)]
 
 
 def _dtypes(checkpoint: Checkpoint) -> set[str]:

@@ -10,6 +10,7 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, 
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.families import locate
 from tieconv.families.reading import FLAG, levels, reading_v4
+from tieconv.families.unset import bias_unset
 
 HEAD_BIAS = "head bias"
 """The name under which every head bias is compared, whatever it is called."""
@@ -27,23 +28,29 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A model in one loader. A parameter that the loader leaves random or has no values for is absent."""
+    """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
+
+    ``bias_unset``: a head bias that is absent does not start at zero.
+    """
 
     loader: str
     sources: dict[str, Source]
+    bias_unset: bool
 
 
 def views(inspection: Inspection) -> tuple[View, ...]:
     """The model in transformers 5, and in 4 where that has its class."""
-    found = [View("transformers 5", _sources(inspection, 5))]
+    unset = bias_unset(inspection.family)
+    found = [View("transformers 5", _sources(inspection, 5), unset)]
     if inspection.family.default_v4 is not None or not inspection.family.architecture:
-        found.append(View("transformers 4", _sources(inspection, 4)))
+        found.append(View("transformers 4", _sources(inspection, 4), unset))
     return tuple(found)
 
 
 def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     tensors, key = inspection.checkpoint.tensors, _Keys(inspection)
-    found = {key.of(name): Source(record) for name, record in tensors.items()}
+    unseen = _unindexed(inspection) if version == 4 else frozenset()
+    found = {key.of(name): Source(record) for name, record in tensors.items() if name not in unseen}
     for tie in inspection.ties:
         if tie.role is not Role.OUTPUT_BIAS:
             _tie(found, key, inspection, tie, version)
@@ -53,6 +60,12 @@ def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     if head is not None and factor != 1.0 and key.of(head.name) in found:
         found[key.of(head.name)] = Source(found[key.of(head.name)].record, factor)
     return found
+
+
+def _unindexed(inspection: Inspection) -> frozenset[str]:
+    """Tensors that a shard holds and the index does not name, which transformers 4 does not read."""
+    cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
+    return frozenset(name for caution in cautions for name in caution.tensors)
 
 
 class _Keys:
@@ -76,7 +89,8 @@ def _tie(found: dict[str, Source], key: _Keys, inspection: Inspection, tie: Tie,
     """Give the names of a group that are tied the values that the loader gives them."""
     canonical = next((member for member in tie.members if member.state is State.CANONICAL), None)
     tensors = inspection.checkpoint.tensors
-    if canonical is None or (version == 4 and not tie.canonical_stored):
+    unseen = canonical is not None and version == 4 and canonical.name in _unindexed(inspection)
+    if canonical is None or unseen or (version == 4 and not tie.canonical_stored):
         return  # transformers 4 leaves a group whose canonical name is absent without values
     source = Source(tensors[canonical.name])
     for member in tie.members:
@@ -95,7 +109,9 @@ def _ties(inspection: Inspection, tie: Tie, member: Member, version: int) -> boo
 
 
 def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, version: int) -> None:
-    """The head bias under one name: of a pair, the one that the loader computes with. An all-zero one is none."""
+    """The head bias under one name: of a pair, the one that the loader computes with. An all-zero one is none,
+    where the class starts it at zero.
+    """
     family, tensors = inspection.family, inspection.checkpoint.tensors
     bias = inspection.head.output_bias
     if bias is None:
@@ -104,7 +120,9 @@ def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, v
     for name in names:
         found.pop(key.of(name), None) if name else None
     read = _read_bias(family, [name if name in tensors else None for name in names], inspection, version)
-    if read is None or (read == bias.name and bias.state is BiasState.ZERO):
+    if version == 4 and read in _unindexed(inspection):
+        return
+    if read is None or (read == bias.name and bias.state is BiasState.ZERO and not bias_unset(family)):
         return
     found[HEAD_BIAS] = Source(tensors[read])
 

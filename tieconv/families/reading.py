@@ -13,11 +13,12 @@ FLAG = "tie_word_embeddings"
 def levels(inspection: Inspection) -> dict[str, bool]:
     """The flag at every level that a transformers version reads, where that level declares it."""
     found = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
-    read = sorted(set(_levels_read(inspection.family)))
+    read = sorted(set(levels_read(inspection.family)))
     return {level: bool(found[level]) for level in read if found.get(level) is not None}
 
 
-def _levels_read(family: Family) -> Iterator[str]:
+def levels_read(family: Family) -> Iterator[str]:
+    """The levels, ``""`` for the top, at which some transformers version looks for the flag; one may come twice."""
     if family.level_v4 is not None:
         yield family.level_v4
     rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
@@ -36,4 +37,6 @@ def reading_v4(inspection: Inspection) -> bool | None:
     if found and all(entry.path != path for entry in inspection.config.declared):
         # Without an object at that level the whole config is the flat one of the text model.
         return inspection.config.effective
+    if any(entry.path == path and entry.present and entry.value is None for entry in inspection.config.declared):
+        return False  # a null is no absence: it replaces the class's default
     return found.get(family.level_v4, family.default_v4)

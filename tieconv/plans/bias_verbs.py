@@ -68,7 +68,7 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     edits = Edits(inspection.checkpoint)
     differing = [member for member in tie.stored_members if member.state not in _EQUAL]
     source = next(member.name for member in tie.members if member.state is State.CANONICAL)
-    notes: tuple[str, ...] = ()
+    notes = biases.found_half(inspection)
     if differing:
         if survivor is None:
             refuse(

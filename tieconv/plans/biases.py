@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.families.unset import bias_unset
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, inspect_hint, refuse
 from tieconv.text import shown
@@ -27,6 +28,25 @@ def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: boo
     if choice is BiasChoice.STRIP:
         return _strip(edits, inspection)
     return ()
+
+
+def found_half(inspection: Inspection) -> tuple[str, ...]:
+    """What one value for both names of a bias changes where an untied model lacks the one that transformers 5 reads."""
+    bias = inspection.head.output_bias
+    if bias is None or bias.state is not BiasState.NONZERO:
+        return ()
+    absent = [
+        member.name
+        for tie in inspection.ties
+        if tie.role is Role.OUTPUT_BIAS and not tie.declared
+        for member in tie.members
+        if not member.stored and member.name.endswith("decoder.bias")
+    ]
+    return tuple(
+        f"not function-preserving in transformers 5: {shown(name)} was not stored in an untied model, so that version "
+        f"ran without the head bias, which {shown(bias.name)} now gives it"
+        for name in absent
+    )
 
 
 def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
@@ -98,6 +118,13 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             f"{shown(differing)} differs from {shown(bias.name)}, which is all zero",
             inspect_hint(inspection),
             "bias.copies-differ",
+        )
+    if bias_unset(inspection.family):
+        refuse(
+            f"{shown(bias.name)} is all zero, but {inspection.family.architecture} gives a bias that is not stored no "
+            "values at all in one transformers major version at least: it would hold whatever the memory did",
+            "keep it: --bias keep",
+            "bias.unset",
         )
     tensors = inspection.checkpoint.tensors
     gone = {bias.name, *inspection.family.output_biases} | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.family import FlagMeaning
@@ -9,6 +10,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.plan import OutputText, SetConfig
 from tieconv.errors import RefusedError
 from tieconv.formats.json_edit import set_value
+from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
 DERIVED_KEY = "scale_decoder_outputs"
@@ -30,6 +32,8 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
             "remove one of the two",
             "config.repeated-flag",
         )
+    if changes:
+        _guard_scale(inspection)
     text = document.text
     for change in changes:
         text = set_value(text, change.path.split("."), change.value)
@@ -54,7 +58,23 @@ def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
 
 
 def _flips(inspection: Inspection, tied: bool) -> bool:
-    return any(entry.value is not tied for entry in inspection.config.declared)
+    """Whether the flag comes to say something else: an absent one said what the class's default is."""
+    declared = [entry.value for entry in inspection.config.declared if entry.present and entry.path == FLAG]
+    return any(value is not tied for value in declared) or (not declared and inspection.family.default_v5 is not tied)
+
+
+def _guard_scale(inspection: Inspection) -> None:
+    """Refuse to correct the flag's type where the logits are scaled by ``is False`` in 5 and by its truth in 4."""
+    meanings = {inspection.family.meaning_v5, inspection.family.meaning_v4}
+    present = [entry for entry in inspection.config.declared if entry.present and entry.path == FLAG]
+    odd = next((entry for entry in present if entry.value is not False and not entry.value), None)
+    if odd is not None and meanings != {FlagMeaning.STORAGE}:
+        raise RefusedError(
+            f"{odd.path} is {shown(json.dumps(odd.value))}, by which transformers 5 scales the logits of "
+            f"{inspection.family.architecture} and transformers 4 does not, so no value means the same in both",
+            "write true or false by hand once you know which is meant",
+            "flag.forward",
+        )
 
 
 def _governing(inspection: Inspection) -> set[str]:

@@ -27,6 +27,7 @@ from tieconv.checkpoint.plan import (
 from tieconv.checkpoint.records import WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
 from tieconv.plans.dedup import shared_groups, trimmed
 from tieconv.plans.guards import guard_layout, refuse
+from tieconv.plans.reading_order import order_notes
 from tieconv.text import count, shown, size
 
 SHARD_SIZE = 5_000_000_000
@@ -60,7 +61,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     metadata, odd = _metadata(checkpoint, to)
     weights = _weights(checkpoint, groups, to, metadata)
     texts = () if len(weights) == 1 else (_index(checkpoint, weights, to),)
-    return _assemble(inspection, to, weights, texts, dropped, (*notes, *odd))
+    return _assemble(inspection, to, weights, texts, dropped, (*notes, *odd, *order_notes(inspection)))
 
 
 def _dense(record: TensorRecord) -> OutputTensor:

@@ -29,13 +29,26 @@ def merge(
         edits.give(tensors[name], data, f"its values times the factors of the columns of {fold.head}, exact")
     for member in tie.members:
         if member.stored and member.name not in (tie.canonical, reference.name):
-            edits.drop(
-                member.name,
-                f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte",
-            )
+            edits.drop(member.name, _because(member, tie, fold))
     if reference.name != tie.canonical:
         edits.rename(reference.name, tie.canonical)
-    return (_note(fold, norms),)
+    return (_note(fold, norms), *_older(tie, fold))
+
+
+def _because(member: Member, tie: Tie, fold: NormFold) -> str:
+    if member.name != fold.head:
+        return f"equal to {tie.canonical}, byte for byte"
+    return f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte"
+
+
+def _older(tie: Tie, fold: NormFold) -> tuple[str, ...]:
+    """A head that the config calls tied is read by transformers 5 alone."""
+    if not tie.declared:
+        return ()
+    return (
+        f"not function-preserving in transformers 4, which passed over {shown(fold.head)} because the config says "
+        "tied: it ran the embedding under a norm without those factors",
+    )
 
 
 def _note(fold: NormFold, norms: str) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.family import FlagMeaning
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.family import FlagMeaning, Knowledge
+from tieconv.checkpoint.inspection import Inspection, Member, Tie
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.families.reading import FLAG, levels_read
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import again, refuse
 from tieconv.text import shown
@@ -11,9 +13,11 @@ from tieconv.text import shown
 
 def reads_false(inspection: Inspection) -> bool:
     """Whether some loader takes the flag as false, although the class may tie all the same (T5 in 5.x)."""
-    values = [entry.value for entry in inspection.config.declared]
-    absent = all(value is None for value in values)
-    return False in values or (absent and inspection.family.default_v4 is False)
+    levels = {f"{level}.{FLAG}".lstrip(".") for level in levels_read(inspection.family)}
+    declared = [entry for entry in inspection.config.declared if entry.present]
+    known = inspection.family.knowledge is Knowledge.TABLE
+    values = [bool(entry.value) for entry in declared if not known or entry.path in levels]  # a null reads as false
+    return False in values or (not values and inspection.family.default_v4 is False)
 
 
 def scaling_exponent(inspection: Inspection, verb: str) -> int:
@@ -54,6 +58,14 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
             "flag.forward",
         )
     return -exponent
+
+
+def told_apart(tie: Tie, member: Member) -> tuple[str, ...]:
+    """What transformers 5 and 4 made of a stored member that differs, where the config says tied; else nothing."""
+    if not tie.declared:
+        return ()
+    what = f"{shown(member.name)} was stored apart although the config says tied ({is_apart(member)})"
+    return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
 
 
 def guard_flip(inspection: Inspection, verb: str) -> None:

@@ -51,7 +51,7 @@ def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False) -
         promises=Promises(None, ()),
         summary=_summary(checkpoint, old, homes, totals, changed),
         options={"prune": str(prune).lower()},
-        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_added_notes(old, homes)),
     )
 
 
@@ -170,6 +170,17 @@ def _summary(
         return ", ".join(parts)
     odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
     return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
+
+
+def _added_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
+    """What loaders that follow the index see from now on."""
+    added = sorted(homes.keys() - old.keys()) if old else []
+    if added:
+        more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
+        yield (
+            f"not in the index until now: {', '.join(shown(name, 60) for name in added[:_LISTED])}{more}; transformers "
+            "4 did not see what the index left out, transformers 5 did"
+        )
 
 
 def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:

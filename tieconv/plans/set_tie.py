@@ -10,10 +10,11 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, 
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.plans.biases import found_half
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
-from tieconv.plans.meaning import guard_flip, reads_false
+from tieconv.plans.meaning import guard_flip, reads_false, told_apart
 from tieconv.text import shown
 
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
@@ -41,7 +42,7 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
     if losses and not force:
         sentence, hint, code = losses[0]
         refuse(sentence, hint, code)
-    notes = (*(f"not function-preserving: {sentence}" for sentence, _, _ in losses), *_redundant(inspection, tied))
+    notes = (*(f"not function-preserving: {sentence}" for sentence, _, _ in losses), *_stays(inspection, tied))
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
     promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
     options = {"flag": str(flag), "force": str(force).lower()}
@@ -200,16 +201,24 @@ def _open(inspection: Inspection, why: str) -> NoReturn:
     )
 
 
-def _redundant(inspection: Inspection, tied: bool) -> tuple[str, ...]:
+def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
+    """What stays stored that a loader passed over, or will."""
     if not tied:
-        return ()
+        decided = [(tie, member) for tie in _gated(inspection) for member in _decided(inspection, tie)]
+        return tuple(
+            note
+            for tie, member in decided
+            if member.state not in _EQUAL and member.stored
+            for note in told_apart(tie, member)
+        )
+    half = found_half(inspection)
     copies = [
         member.name
         for tie in _gated(inspection)
         for member in tie.stored_members
         if member.state in (State.IDENTICAL, State.ALIASED)
     ]
-    return (f"{shown(copies[0])} stays stored although tied: tieconv retie drops it",) if copies else ()
+    return (*half, *(f"{shown(name)} stays stored although tied: tieconv retie drops it" for name in copies[:1]))
 
 
 def _promise(inspection: Inspection, tie: Tie, tied: bool) -> TiePromise:

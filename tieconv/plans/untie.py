@@ -11,8 +11,8 @@ from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
+from tieconv.plans.guards import guard, inspect_hint, refuse
+from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_apart
 from tieconv.text import shown
 
 _SEPARATE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
@@ -35,7 +35,7 @@ def plan_untie(
     exponent = scaling_exponent(inspection, "untie") if flips else 0
     if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
-    notes: list[str] = []
+    notes = [*biases.found_half(inspection)]
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent)
     notes += biases.apply(edits, inspection, bias, tied=keep_flag and inspection.config.effective)
@@ -61,8 +61,21 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
         if is_head and exponent:
             _write_scaled(edits, inspection, member, source, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
+            _guard_rows(inspection, member, source)
             edits.copy(member.name, source)
     return tuple(notes)
+
+
+def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) -> None:
+    """Refuse to write an encoder table of the decoder's rows: FSMT has a vocabulary for each, and one shape loads."""
+    rows = inspection.checkpoint.config_values.get("src_vocab_size")
+    if isinstance(rows, int) and "encoder" in member.name.split(".") and source.shape[:1] != (rows,):
+        refuse(
+            f"{shown(member.name)} has {rows:,} rows by the config's src_vocab_size and {shown(source.name)} has "
+            f"{source.shape[0] if source.shape else 0:,}: no loader takes the one under the name of the other",
+            inspect_hint(inspection),
+            "untie.shape",
+        )
 
 
 def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
@@ -72,10 +85,7 @@ def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
             "write it in the shape of the embedding first",
             "untie.shape",
         )
-    if not tie.declared:
-        return ()
-    what = f"{shown(member.name)} was stored apart although the config says tied ({is_apart(member)})"
-    return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
+    return told_apart(tie, member)
 
 
 def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
