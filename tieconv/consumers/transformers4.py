@@ -15,8 +15,13 @@ from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.families.reading import reading_v4
 from tieconv.text import shown
 
-_ONE_MODULE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano")
-"""Types whose encoder and decoder are given one embedding module, whatever the flag says."""
+_ONE_MODULE = frozenset(
+    {"t5", "mt5", "umt5", "udop", "pop2piano", "pegasus", "pegasus_x", "marian", "blenderbot", "blenderbot-small",
+     "led", "mvp"}
+)  # fmt: skip
+"""Types whose encoder and decoder are given one embedding module, whatever the flag says. Measured by loading files
+that hold the shared table alone; those of the other types then start with random numbers."""
+_ONE_MODULE_IN = {"4.48": _ONE_MODULE | {"bigbird_pegasus"}, "4.57": _ONE_MODULE | {"longt5"}}
 
 _INNER_BIAS = (
     "albert",
@@ -91,7 +96,7 @@ def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Ve
     lost: list[str] = []
     for group in words:
         together = list(
-            _together(inspection, group, tied if group is head_group else tied or not group.gated, pair.head)
+            _together(inspection, group, version, tied if group is head_group else tied or not group.gated, pair.head)
         )
         base = _base(together, pair.head)
         if base.name == pair.head and len(together) > 1 and version == "4.57":
@@ -140,10 +145,10 @@ def _verdict(tied: bool, pair: Pair, random: list[str], lost: list[str]) -> Verd
     return verdict(Outcome.UNTIED, facts.separate(pair), (pair.head, pair.embedding))
 
 
-def _together(inspection: Inspection, group: Group, tied: bool, head: str) -> Iterator[Member]:
+def _together(inspection: Inspection, group: Group, version: str, tied: bool, head: str) -> Iterator[Member]:
     """The members that become one parameter, the canonical one first."""
     for place, member in enumerate(group.members):
-        shared = inspection.family.model_type in _ONE_MODULE and member.name != head
+        shared = inspection.family.model_type in _ONE_MODULE_IN[version] and member.name != head
         if place == 0 or tied or shared:
             yield member
 
