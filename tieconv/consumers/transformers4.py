@@ -12,13 +12,11 @@ from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
+from tieconv.families.last import LAST_WINS
 from tieconv.families.reading import reading_v4
 from tieconv.text import shown
 
-_ONE_MODULE = frozenset(
-    {"t5", "mt5", "umt5", "udop", "pop2piano", "pegasus", "pegasus_x", "marian", "blenderbot", "blenderbot-small",
-     "led", "mvp"}
-)  # fmt: skip
+_ONE_MODULE = frozenset({*LAST_WINS, "blenderbot-small", "mvp", "pop2piano", "udop"})
 """Types whose encoder and decoder are given one embedding module, whatever the flag says. Measured by loading files
 that hold the shared table alone; those of the other types then start with random numbers."""
 _ONE_MODULE_IN = {"4.48": _ONE_MODULE | {"bigbird_pegasus"}, "4.57": _ONE_MODULE | {"longt5"}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, State
 
-_LAST_WINS = ("blenderbot", "led", "marian", "mt5", "pegasus", "pegasus_x", "t5", "umt5")
+LAST_WINS = ("blenderbot", "led", "marian", "mt5", "pegasus", "pegasus_x", "t5", "umt5")
 """Types whose encoder and decoder are given one embedding module in transformers 4: of several stored tables the one
 read last stays. Measured with 4.57.6, each table filled with a number of its own, in both orders."""
 
@@ -15,7 +15,7 @@ _ALIKE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
 def one_table(inspection: Inspection) -> tuple[str, ...]:
     """The stored tables, not all equal, that transformers 4 makes one; empty where the order decides nothing."""
     head = inspection.head.output_head
-    for tie in inspection.ties if inspection.family.model_type in _LAST_WINS else ():
+    for tie in inspection.ties if inspection.family.model_type in LAST_WINS else ():
         stored = [member for member in tie.stored_members if head is None or member.name != head.name]
         if tie.role is Role.WORD_EMBEDDING and any(member.state not in _ALIKE for member in stored):
             return tuple(member.name for member in stored) if len(stored) > 1 else ()

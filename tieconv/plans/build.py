@@ -30,7 +30,8 @@ from tieconv.text import count, shown
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
 """What the trainers of transformers and accelerate save beside a checkpoint."""
 
-_EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED})
+ALIKE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
+"""States of a member that has, or takes, the values of its group."""
 
 
 def build(
@@ -79,7 +80,7 @@ def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
     Two tensors that differ already are two parameters for transformers 5 whatever the flag says.
     """
     tie, was = inspection.word_tie, inspection.config.effective
-    if was is tied or tie is None or any(member.state not in _EQUAL for member in tie.members):
+    if was is tied or tie is None or any(member.state not in ALIKE for member in tie.members):
         return
     for name in inspection.checkpoint.companions:
         if PurePosixPath(name).name in _OPTIMIZERS:

@@ -11,13 +11,12 @@ from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.plans.biases import found_half
-from tieconv.plans.build import build
+from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, told_apart
 from tieconv.text import shown
 
-_EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
 
 
@@ -128,7 +127,7 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
             "set-tie.discards",
         )
         for member in _decided(inspection, tie)
-        if member.stored and member.state not in _EQUAL
+        if member.stored and member.state not in ALIKE
     ]
 
 
@@ -178,7 +177,7 @@ def _auto(inspection: Inspection) -> bool:
     if not tie.canonical_stored:
         _open(inspection, f"{shown(tie.canonical)} is absent and another name of its group is stored")
     others = [member for member in _decided(inspection, tie) if member.name != tie.canonical]
-    if all(member.state in _EQUAL or member.detail.get("empty") for member in others):
+    if all(member.state in ALIKE or member.detail.get("empty") for member in others):
         return True
     unclear = [member for member in others if not _plainly_apart(member)]
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
@@ -208,7 +207,7 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
         return tuple(
             note
             for tie, member in decided
-            if member.state not in _EQUAL and member.stored
+            if member.state not in ALIKE and member.stored
             for note in told_apart(tie, member)
         )
     half = found_half(inspection)

@@ -9,13 +9,11 @@ from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build
+from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard, inspect_hint, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_apart
 from tieconv.text import shown
-
-_SEPARATE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
 
 
 def plan_untie(
@@ -56,7 +54,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
     for member in tie.members:
         is_head = head is not None and member.name == head.name
         empty = bool(member.detail.get("empty"))
-        if member.state not in _SEPARATE and not empty:
+        if member.state not in ALIKE and not empty:
             notes += _already_apart(tie, member)
         if is_head and exponent:
             _write_scaled(edits, inspection, member, source, exponent)

@@ -10,7 +10,7 @@ from typing import Any
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.model import Reference, load
 from tieconv.reference.packages import need, require
-from tieconv.reference.reading import Reading, positions, reading_of
+from tieconv.reference.reading import EXTRA, PURPOSE, Reading, positions, reading_of
 from tieconv.text import count, shown
 
 WINDOW = 128
@@ -21,8 +21,6 @@ WINDOWS = 32
 
 LEAST = 256
 """Predicted tokens below which nothing is claimed."""
-
-_EXTRA, _PURPOSE = "torch", "--text, which runs the model,"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,7 @@ class Apart:
     @property
     def torch(self) -> Any:
         """The package, for rooms that do not import it."""
-        return need("torch", _EXTRA, _PURPOSE)
+        return need("torch", EXTRA, PURPOSE)
 
     @property
     def model(self) -> Any:
@@ -96,16 +94,16 @@ def load_apart(
 
     ``tied`` are the names of the tensors that the class ties to the first of them.
 
-    Raises `MissingPackageError` where torch or transformers is missing, `RefusedError` where the class does not predict
-    the next token or has other tables, `UnreadableError` where model or tokenizer cannot be loaded or the text is too
-    short.
+    Raises `MissingPackageError` where torch or transformers is missing, `RefusedError` where the class predicts
+    no tokens of a text or has other tables, `UnreadableError` where model or tokenizer cannot be loaded or the text is
+    too short.
     """
-    require(_PURPOSE, _EXTRA, "torch", "transformers")
+    require(PURPOSE, EXTRA, "torch", "transformers")
     tokenizer = _tokenizer(directory)
     reading = reading_of(directory, architecture, tokenizer)
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     places = positions(directory)
-    windows = _windows(ids, reading, min(WINDOW, WINDOW if places is None else reading.longest(places)))
+    windows = _windows(ids, reading, WINDOW if places is None else min(WINDOW, reading.longest(places)))
     counts = _counts(directory, ids, reading.added, min(map(len, tables)))
     reference = load(directory, {"architectures": [architecture]}, "float32")
     reference.model.requires_grad_(False)
@@ -131,7 +129,7 @@ def _try(directory: str, apart: Apart) -> None:
 
 def parameter(values: Any) -> Any:
     """A numpy array as a float32 parameter without a gradient."""
-    torch = need("torch", _EXTRA, _PURPOSE)
+    torch = need("torch", EXTRA, PURPOSE)
     return torch.nn.Parameter(torch.from_numpy(values.astype("f4")), requires_grad=False)
 
 
@@ -163,7 +161,7 @@ def _put(inputs: list[Any], output: Any, embed: Any, head: Any) -> None:
 
 
 def _tokenizer(directory: str) -> Any:
-    transformers = need("transformers", _EXTRA, _PURPOSE)
+    transformers = need("transformers", EXTRA, PURPOSE)
     try:
         return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:
@@ -176,7 +174,7 @@ def _tokenizer(directory: str) -> Any:
 
 
 def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -> Any:
-    torch = need("torch", _EXTRA, _PURPOSE)
+    torch = need("torch", EXTRA, PURPOSE)
     largest = max((*ids, *added))
     if largest >= rows:
         raise UnreadableError(
@@ -189,7 +187,7 @@ def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -
 
 def _windows(ids: list[int], reading: Reading, most: int) -> Any:
     """The windows that are read, (n, ``most`` or fewer) ids, no two alike: what a text repeats counts once."""
-    torch = need("torch", _EXTRA, _PURPOSE)
+    torch = need("torch", EXTRA, PURPOSE)
     if most < 1 or not reading.predicted(most):
         raise RefusedError(
             "the model has too few positions to predict a token of a text", "analyse it without --text", "analyze.short"

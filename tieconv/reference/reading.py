@@ -16,7 +16,8 @@ EVERY = 7
 _FROM_PADDING = ("roberta", "roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer", "esm", "ibert")
 """How the model types end that number positions from that of the padding token on."""
 
-_EXTRA, _PURPOSE = "torch", "--text, which runs the model,"
+EXTRA, PURPOSE = "torch", "--text, which runs the model,"
+"""The extra that `--text` needs, and what for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Masked:
         return (self.mask, *self.first, *self.last)
 
     def fed(self, window: Any) -> Fed:
-        places = need("torch", _EXTRA, _PURPOSE).arange(EVERY // 2, len(window), EVERY)
+        places = need("torch", EXTRA, PURPOSE).arange(EVERY // 2, len(window), EVERY)
         masked = window.clone()
         masked[places] = self.mask
         return Fed(
@@ -161,7 +162,7 @@ def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDeco
 
 def _reads_ids(architecture: str) -> bool:
     """Whether the class reads ids, not sound or pictures."""
-    cls = getattr(need("transformers", _EXTRA, _PURPOSE), architecture, None)
+    cls = getattr(need("transformers", EXTRA, PURPOSE), architecture, None)
     return cls is None or getattr(cls, "main_input_name", "input_ids") == "input_ids"
 
 
@@ -174,7 +175,7 @@ def _ids(token: int | None) -> tuple[int, ...]:
 
 
 def _joined(first: tuple[int, ...], ids: Any, last: tuple[int, ...]) -> Any:
-    return need("torch", _EXTRA, _PURPOSE).cat([ids.new_tensor(first), ids, ids.new_tensor(last)])
+    return need("torch", EXTRA, PURPOSE).cat([ids.new_tensor(first), ids, ids.new_tensor(last)])
 
 
 def _batch(ids: Any, *, placed: bool = True) -> Batch:
