@@ -14,18 +14,16 @@ from tieconv.analysis.alignment import QUERIES, Untied, align
 from tieconv.analysis.alignment_plane import plane
 from tieconv.analysis.alignment_tables import Array, Table
 from tieconv.analysis.alignment_tokens import token_bytes
-from tieconv.analysis.relation import relate_tables
+from tieconv.analysis.relation import equal_tables
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.analysis.tables import Table as StoredTable
-from tieconv.checkpoint.analysis import Analysis, Kinship, Section
+from tieconv.checkpoint.analysis import Analysis, Section
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
 from tieconv.text import shell_word, shown
-
-_SAME = (Kinship.ALIAS, Kinship.BIT_EQUAL, Kinship.CAST)
 
 
 @contextmanager
@@ -133,7 +131,7 @@ def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
 
 
 def _untied(subject: Subject) -> Untied:
-    if subject.head is None or relate_tables(subject.embed, subject.head).kind in _SAME:
+    if subject.head is None or equal_tables(subject.embed, subject.head):
         what = "is tied: it has one table" if subject.head is None else "has two equal tables, as a tied one has"
         raise RefusedError(
             f"{shown(_source(subject))} {what}, and a reference needs an input and an output table of its own",
@@ -145,7 +143,7 @@ def _untied(subject: Subject) -> Untied:
 
 
 def _require_tied(subject: Subject) -> None:
-    if subject.head is None or relate_tables(subject.embed, subject.head).kind in _SAME:
+    if subject.head is None or equal_tables(subject.embed, subject.head):
         return
     raise RefusedError(
         f"{shown(_source(subject))} has two tables that differ, and alignment asks which role one shared table plays",

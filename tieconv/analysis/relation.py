@@ -80,6 +80,18 @@ def relate_tables(embed: Table, head: Table) -> Related:
     return _mapped(embed, head, moments, fits, kinds)
 
 
+def equal_tables(embed: Table, head: Table) -> bool:
+    """Whether no bit differs, or none once the wider is rounded to the narrower: without looking for maps.
+
+    Raises what the reader raises.
+    """
+    moments = measure(embed, head)
+    found = _equal(embed, head, moments)
+    if found is None and not _untellable(moments):
+        found = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
+    return found is not None and found.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
+
+
 def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
     """Two float32 tables of which one was once rounded to a narrower type, and is the other rounded to it."""
     if {embed.record.dtype, head.record.dtype} != {"F32"} or kinds[0] == kinds[1] or "F32" not in kinds:
