@@ -314,7 +314,7 @@ def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(api, "run_gate", interrupted)
+    monkeypatch.setattr("tieconv.cli.check.run_gate", interrupted)
     result = run("check", models / "t5")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
@@ -338,7 +338,7 @@ def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.Mo
             raise KeyError("\x1bx")
         return real(path, **options)
 
-    monkeypatch.setattr(api, "inspect", sometimes)
+    monkeypatch.setattr("tieconv.api.gate.inspect", sometimes)
     found = document("", models / "t5", models / "llama-diverged")
     assert "unexpected KeyError" in found["models"][0]["failure"]["message"]
     assert rules(found) == [[], ["TIE001"]]

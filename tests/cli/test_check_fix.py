@@ -16,6 +16,7 @@ from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
+from tieconv.api import fixes
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
 from tieconv.errors import WriteFailedError
@@ -148,7 +149,7 @@ def test_the_refusals_of_a_write_hold(model: Copy, tmp_path: Path) -> None:
 
 def test_a_step_that_fails_leaves_nothing(faulty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second write fails: OUT is absent, what the first wrote is gone, the source is as it was."""
-    real, calls = api.plan_action, []
+    real, calls = fixes.plan_action, []
 
     def once(action: Action) -> object:
         calls.append(action)
@@ -156,7 +157,7 @@ def test_a_step_that_fails_leaves_nothing(faulty: Path, tmp_path: Path, monkeypa
             raise WriteFailedError("the disk is full", "make room")
         return real(action)
 
-    monkeypatch.setattr(api, "plan_action", once)
+    monkeypatch.setattr(fixes, "plan_action", once)
     before = snapshot(faulty)
     result = run("check --fix", faulty, "-o", tmp_path / "out")
     assert result.exit_code == 2 and "the disk is full" in result.stdout
@@ -183,12 +184,12 @@ def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatc
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
     """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
     code = (
-        "import os\nfrom tieconv import api\nfrom tieconv.cli import main\n"
-        "real, calls = api.plan_action, []\n"
+        "import os\nfrom tieconv.api import fixes\nfrom tieconv.cli import main\n"
+        "real, calls = fixes.plan_action, []\n"
         "def once(action):\n"
         "    calls.append(action)\n"
         "    return real(action) if len(calls) < 2 else os._exit(137)\n"
-        "api.plan_action = once\n"
+        "fixes.plan_action = once\n"
         f"main(['check', '--no-config', '--fix', {str(faulty)!r}, '-o', {str(tmp_path / 'out')!r}])"
     )
     before = snapshot(faulty)

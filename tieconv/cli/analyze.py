@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.analysis import analyze
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
 from tieconv.cli.output import guard_output
 
@@ -35,7 +35,7 @@ def command(model: str, as_json: bool, page: str | None, **options: Any) -> None
     """
     if page is not None:
         guard_output(page, [model])
-    analysis = api.analyze(model, maps=page is not None, **options)
+    analysis = analyze(model, maps=page is not None, **options)
     if page is not None:
         from tieconv.reporters.analyze_html import render as html
         from tieconv.sources.texts import write_text

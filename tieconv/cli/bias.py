@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.biases import plan_bias
 from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
 from tieconv.cli.write import WriteArguments, finish
 
@@ -30,7 +30,7 @@ def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writi
     """Add an all-zero head bias where there is none; one that is there stays."""
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias("zero", model, embed=embed, head=head, **arguments.planning),
+        plan_bias("zero", model, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )
@@ -46,7 +46,7 @@ def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writ
     """Remove an all-zero head bias; one that is not is refused."""
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias("strip", model, embed=embed, head=head, **arguments.planning),
+        plan_bias("strip", model, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )
@@ -72,7 +72,7 @@ def unify(model: str, survivor: str | None, embed: str | None, head: str | None,
     """
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias("unify", model, survivor=survivor, embed=embed, head=head, **arguments.planning),
+        plan_bias("unify", model, survivor=survivor, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )
@@ -89,7 +89,7 @@ def resize(model: str, rows: int | None, embed: str | None, head: str | None, as
     """Make the head bias as long as the head: zeros at its end, or an all-zero end cut off."""
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_bias("resize", model, rows=rows, embed=embed, head=head, **arguments.planning),
+        plan_bias("resize", model, rows=rows, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.gate import expand, run_gate
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
 from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.options import name_options, paint, traceback_option, width
@@ -121,17 +121,15 @@ def run(arguments: Arguments) -> int:
     policy = _policy(arguments)
     patterns = any(map(is_pattern, arguments.models))
     if patterns:
-        expanded = api.expand(arguments.models, task=arguments.task, limit=arguments.limit)
+        expanded = expand(arguments.models, task=arguments.task, limit=arguments.limit)
         arguments = replace(arguments, models=expanded, task=None, limit=None)
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
     if arguments.write_baseline:
         return _write_baseline(arguments.write_baseline, policy, report, models)
     outcomes: tuple[Outcome, ...] = ()
-    if arguments.fix and arguments.writes:
-        report = api.fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head)
-    elif arguments.fix:
-        report, outcomes = api.preview_fixes(report)
+    if arguments.fix:
+        report, outcomes = _remedied(arguments, policy, report, models)
     _show(arguments, report, outcomes)
     if patterns and arguments.format == "text":
         from tieconv.reporters.check_table import table
@@ -172,7 +170,7 @@ def _guard_output(arguments: Arguments) -> None:
 
 def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
     def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
-        return api.run_gate(
+        return run_gate(
             policy,
             arguments.models,
             embed=arguments.embed,
@@ -186,6 +184,17 @@ def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[st
         return checked(lambda _: None)
     with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr) as bar:
         return checked(lambda _: bar.update(1))
+
+
+def _remedied(
+    arguments: Arguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
+) -> tuple[CheckReport, tuple[Outcome, ...]]:
+    """Safe remedies applied where the user said where to, else their plans."""
+    from tieconv.api.fixes import fix, preview_fixes  # with all that writes
+
+    if not arguments.writes:
+        return preview_fixes(report)
+    return fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head), ()
 
 
 def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.storage import plan_convert
 from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
 from tieconv.cli.write import WriteArguments, finish
 from tieconv.text import parse_size
@@ -44,7 +44,7 @@ def command(
     Names that share one storage become one tensor where loaders restore the others, else tensors of their own.
     """
     arguments = WriteArguments(**writing)
-    planned = api.plan_convert(
+    planned = plan_convert(
         to,
         model,
         max_shard_size=max_shard_size,

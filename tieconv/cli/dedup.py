@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.graphs import is_graph, plan_graph_dedup
+from tieconv.api.storage import plan_dedup
 from tieconv.cli import graph
 from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
 from tieconv.cli.write import WriteArguments, finish
@@ -36,14 +37,14 @@ def command(
     rewritten to read the one that stays.
     """
     arguments = WriteArguments(**writing)
-    if api.is_graph(model):
+    if is_graph(model):
         graph.refuse_options(embed=embed, head=head, drop_other_formats=arguments.drop_other_formats)
-        graph.finish(api.plan_graph_dedup(model, head_form=head_form or "gemm"), arguments, as_json=as_json)
+        graph.finish(plan_graph_dedup(model, head_form=head_form or "gemm"), arguments, as_json=as_json)
         return
     if head_form:
         raise click.UsageError("--head-form goes with an ONNX graph")
     finish(
-        api.plan_dedup(model, embed=embed, head=head, **arguments.planning),
+        plan_dedup(model, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tieconv import api
+from tieconv.api.comparison import diff
 from tieconv.cli.options import json_option, name_options, paint, traceback_option, width
 
 
@@ -22,7 +22,7 @@ def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) 
     Exits 0 where both compute the same by construction (every parameter equal in every loader, proved over all
     bytes, and no config value that may change what is computed), 1 where they do not, 2 where one cannot be read.
     """
-    comparison = api.diff(a, b, embed=embed, head=head)
+    comparison = diff(a, b, embed=embed, head=head)
     if as_json:
         click.echo(str(comparison))
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tieconv import api
+from tieconv.api.exports import plan_export
 from tieconv.checkpoint.exported import ExportOutcome
 from tieconv.checkpoint.parity import Verdict
 from tieconv.cli.options import json_option, model_argument, paint, traceback_option, width
@@ -69,7 +69,7 @@ def command(
     """
     if overwrite and output is None:
         raise click.UsageError("--overwrite goes with -o OUT")
-    planned = api.plan_export(
+    planned = plan_export(
         model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
     )
     if output is None or dry_run:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tieconv import api
+from tieconv.api.evidence import inspect
 from tieconv.cli.network import fetched_line, headers_bar
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
 
@@ -48,7 +48,7 @@ def command(
     if ties_only and consumers:
         raise click.UsageError("a loader reads every shard: give --ties-only, or --consumers and --for")
     with headers_bar(model) as tick:
-        inspection = api.inspect(
+        inspection = inspect(
             model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only
         )
     if as_json:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tieconv import api
+from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
 from tieconv.cli.options import json_option, paint, traceback_option, width
 from tieconv.errors import DestinationError, NotRunError
@@ -40,7 +40,7 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
     reference must be those of torch in the graph's own precision. Exits 0 where it passed, 1 where it failed, 2 where
     it could not be run.
     """
-    report = api.parity(onnx, model, provider=provider, reference=reference)
+    report = parity(onnx, model, provider=provider, reference=reference)
     if as_json:
         click.echo(str(report))
     else:

@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from tieconv import api
+from tieconv.api import hub
 from tieconv.cli.options import json_option, paint, traceback_option
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
@@ -31,7 +31,7 @@ def command(
     Files are compared by their hashes. Weight and index files that the repository's model uses and DIR lacks are
     deleted; nothing else is. The description is the plan, which is printed first; then it asks.
     """
-    push = api.plan_push(directory, target, message=message, pull_request=pull_request)
+    push = hub.plan_push(directory, target, message=message, pull_request=pull_request)
     goes = bool(push.changes) and not dry_run
     if not (as_json and (yes or not goes)):
         from tieconv.reporters.push_text import render
@@ -39,7 +39,7 @@ def command(
         click.echo(render(push, paint), err=as_json)
     if goes:
         _ask(yes)
-        push = api.push(push)
+        push = hub.push(push)
         click.echo(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}", err=True)
     else:
         click.echo("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed", err=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.shards import plan_reindex
 from tieconv.cli.options import json_option, model_argument, traceback_option, write_options
 from tieconv.cli.write import WriteArguments, finish
 
@@ -26,7 +26,7 @@ def command(model: str, prune: bool, as_json: bool, **writing: Any) -> None:
     """
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_reindex(model, prune=prune, **arguments.planning),
+        plan_reindex(model, prune=prune, **arguments.planning),
         arguments,
         as_json=as_json,
     )

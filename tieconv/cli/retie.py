@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.ties import plan_retie
 from tieconv.cli.options import (
     bias_option,
     json_option,
@@ -76,7 +76,7 @@ def command(
     if text is not None and max_kl is None:
         raise click.UsageError("--text is what --max-kl is measured on")
     arguments = WriteArguments(**writing)
-    planned = api.plan_retie(
+    planned = plan_retie(
         model,
         bias=bias,
         survivor=survivor,

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.ties import plan_set_tie
 from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
 from tieconv.cli.write import WriteArguments, finish
 
@@ -30,7 +30,7 @@ def command(
     """
     arguments = WriteArguments(**writing)
     finish(
-        api.plan_set_tie(flag, model, force=force, embed=embed, head=head, **arguments.planning),
+        plan_set_tie(flag, model, force=force, embed=embed, head=head, **arguments.planning),
         arguments,
         as_json=as_json,
     )

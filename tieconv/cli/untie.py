@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from tieconv import api
+from tieconv.api.graphs import is_graph, plan_graph_untie
+from tieconv.api.ties import plan_untie
 from tieconv.cli import graph
 from tieconv.cli.options import (
     bias_option,
@@ -42,7 +43,7 @@ def command(
     Refuses where the tie flag changes the forward pass and the weights cannot take that up exactly.
     """
     arguments = WriteArguments(**writing)
-    if api.is_graph(model):
+    if is_graph(model):
         graph.refuse_options(
             embed=embed,
             head=head,
@@ -50,7 +51,7 @@ def command(
             bias=bias != "keep",
             drop_other_formats=arguments.drop_other_formats,
         )
-        graph.finish(api.plan_graph_untie(model), arguments, as_json=as_json)
+        graph.finish(plan_graph_untie(model), arguments, as_json=as_json)
         return
-    planned = api.plan_untie(model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, **arguments.planning)
+    planned = plan_untie(model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, **arguments.planning)
     finish(planned, arguments, as_json=as_json)

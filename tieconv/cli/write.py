@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import click
 
-from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.network import fetched_line
 from tieconv.cli.options import paint, width
-from tieconv.planned import PlannedWrite, Verify, WriteOptions
 from tieconv.text import shown, size
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.plan import Outcome
+    from tieconv.planned import PlannedWrite, Verify, WriteOptions
 
 
 class PlanOptions(TypedDict):

@@ -1,0 +1,41 @@
+"""The faces of the program: `tieconv` and `tieconv.api` hand on what their modules define, when it is asked for."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tieconv
+from tieconv import api
+
+
+def typed(face: Path) -> dict[str, str]:
+    """The names that type checkers see in a face, and the module of each."""
+    nodes = [node for node in ast.walk(ast.parse(face.read_text())) if isinstance(node, ast.ImportFrom)]
+    return {name.name: node.module for node in nodes if node.module and node.level == 0 for name in node.names}
+
+
+@pytest.mark.parametrize("face", [api, tieconv])
+def test_a_face_shows_what_it_hands_on(face: object) -> None:
+    """A type checker and an interpreter find the same thing under each name, and nothing is left out."""
+    seen = typed(Path(face.__file__))
+    shown = set(seen) - {"TYPE_CHECKING", "import_module", "VERSION", "annotations"}
+    assert shown == set(face._HOMES) if face is api else shown == set(face.__all__) - {"__version__"}
+    for name in shown:
+        assert getattr(face, name) is getattr(importlib.import_module(seen[name]), name)
+
+
+def test_a_name_that_is_none() -> None:
+    """An unknown name is an `AttributeError`, so `hasattr` and `from` work."""
+    assert not hasattr(api, "plan_nothing") and not hasattr(tieconv, "plan_nothing")
+
+
+def test_a_subject_is_loaded_alone(models: Path) -> None:
+    """`inspect` loads neither a planner nor the gate nor the Hub."""
+    code = f"import sys, tieconv; tieconv.inspect({str(models / 'llama-tied')!r}); print(*sorted(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert [name for name in loaded if name.startswith("tieconv.api.")] == ["tieconv.api.evidence"]
+    assert not {"tieconv.plans", "tieconv.planned", "tieconv.gate", "tieconv.execute"} & set(loaded)

@@ -1,0 +1,55 @@
+"""What the two tables are to each other, in numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieconv.api.graphs import refuse_graphs
+from tieconv.checkpoint.inspection import Depth
+from tieconv.formats import read_checkpoint
+from tieconv.inspection import inspect_checkpoint
+from tieconv.opened import on_disk
+from tieconv.sources.local import locate, open_files
+from tieconv.sources.texts import read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.checkpoint.analysis import Analysis
+
+
+def analyze(
+    path: str | Path = ".",
+    *,
+    text: str | Path | None = None,
+    against: str | Path | None = None,
+    second: str | Path | None = None,
+    maps: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+) -> Analysis:
+    """What embedding and head are to each other, whether they may be tied, and which rows are unused.
+
+    ``against``, an untied model, adds which of its two tables the tied one is like, and ``second``, an untied model of
+    another seed, the ceilings of that; ``maps`` adds where the tokens lie in each table.
+
+    Needs numpy alone, and memory is bounded whatever the vocabulary, unless a file of ``text`` is given: then
+    transformers runs the model on it. Raises `UnreadableError` where there is no input table of floats, or the model or
+    its tokenizer cannot be loaded; `RefusedError` where a text says nothing about the class, and where an alignment
+    has no meaning.
+    """
+    from tieconv.analysis import find, report
+
+    words = None if text is None else read_text(str(text))
+    refuse_graphs(path)
+    listing = locate(str(on_disk(path, True)))
+    against, second = (None if other is None else on_disk(other, True) for other in (against, second))
+    with open_files(listing.root) as files:
+        checkpoint = read_checkpoint(listing, files)
+        evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
+        found = find(evidence, files, words)
+        if against is None and second is None and not maps:
+            return report(found)
+        from tieconv.analysis.alignment_models import extended
+
+        return extended(report(found), found, against, second, maps=maps)

@@ -1,0 +1,96 @@
+"""The gate: rules over many models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tieconv.api.evidence import inspect
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from tieconv.checkpoint.checked import CheckedModel, CheckReport
+    from tieconv.checkpoint.inspection import Depth, Inspection
+    from tieconv.gate.policy import Policy
+
+
+def check(
+    models: str | Path | Iterable[str | Path] = ".",
+    *,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: str | None = None,
+    consumers: str | None = None,
+    depth: Depth | str | None = None,
+    embed: str | None = None,
+    head: str | None = None,
+    settings: str | Path | None = None,
+    baseline: str | Path | None = None,
+    jobs: int = 1,
+) -> CheckReport:
+    """The findings of one or several models, those that do not count with their waivers.
+
+    ``select`` and ``ignore`` are rules and prefixes, ``fail_on`` is ``error``, ``warning`` (the default) or
+    ``note``; ``settings`` names a `tieconv.toml` or `pyproject.toml`, and none is looked for. With ``jobs`` above 1
+    processes share the models. A model that cannot be read is a row with its failure; raises `SettingsError` for a
+    rule, a settings file or a baseline that is none.
+    """
+    from tieconv.gate.assemble import load_settings, make_policy
+    from tieconv.gate.settings import Settings
+
+    policy = make_policy(
+        load_settings(str(settings)) if settings else Settings(),
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        depth=depth,
+        consumers=consumers,
+        baseline=str(baseline) if baseline else None,
+    )
+    several = [models] if isinstance(models, str) or hasattr(models, "__fspath__") else list(models)
+    return run_gate(policy, [str(model) for model in several], embed=embed, head=head, jobs=jobs)[0]
+
+
+def run_gate(
+    policy: Policy,
+    models: Sequence[str],
+    *,
+    embed: str | None = None,
+    head: str | None = None,
+    jobs: int = 1,
+    tick: Callable[[CheckedModel], object] = lambda _: None,
+    resume: str | None = None,
+) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    """As `check`, by a policy that is made; also the models by their absolute paths. ``tick`` is told each one.
+
+    ``resume`` names the file of a run: models that it holds are not read again, the others are added.
+    """
+    from tieconv.gate.run import check_models
+    from tieconv.gate.runs import RunFile
+
+    asked = {"depth": str(policy.depth), "for": policy.consumers, "embed": embed, "head": head}
+    record = RunFile(resume, asked) if resume else None
+    return check_models(inspecting(policy, embed, head), policy, models, jobs, tick, record)
+
+
+def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[[str], Inspection]:
+    """What gathers the evidence that the policy judges."""
+    return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
+
+
+def expand(models: Iterable[str], *, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
+    """The models, with those that ``hf://org/*`` stands for: of one task, and at most so many, where that is asked."""
+    from tieconv.sources.hub_names import is_pattern
+
+    found: list[str] = []
+    for model in models:
+        if is_pattern(model):
+            from tieconv.sources.hub_models import expand as ask
+
+            found += ask(model, task, limit)
+        else:
+            found.append(model)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,64 @@
+"""ONNX graphs: which paths are some, and the plans that only they have."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tieconv.errors import UnreadableError
+from tieconv.formats import holds_graphs
+from tieconv.sources import is_hub
+from tieconv.sources.local import locate
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.onnx.graph_planned import PlannedGraphs
+
+
+def is_graph(path: str | Path = ".") -> bool:
+    """Whether MODEL is an ONNX graph or a directory of graphs, for which there are functions of their own.
+
+    Of the Hub only checkpoints are read.
+    """
+    return not is_hub(str(path)) and holds_graphs(locate(str(path)))
+
+
+def refuse_graphs(*paths: str | Path) -> None:
+    """Raise `UnreadableError` where a path is an ONNX graph or a directory of graphs: the command takes none."""
+    for path in paths:
+        if is_graph(path):
+            raise UnreadableError(
+                f"{shown(os.path.basename(os.path.abspath(path)))} is an ONNX graph, which this command does not take",
+                "tieconv inspect, check, dedup and untie take graphs",
+                "format.unsupported",
+            )
+
+
+def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> PlannedGraphs:
+    """The plan that stores each matrix of ONNX graphs once, found by content.
+
+    ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Raises `UnsafePathError` for external data outside the
+    graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
+    """
+    from tieconv.checkpoint.graph import HeadForm
+    from tieconv.onnx.graph_packages import require_graph_packages
+
+    require_graph_packages()
+    from tieconv.onnx.graph_dedup import plan_graph_dedup as make
+
+    return make(locate(str(path)), HeadForm(head_form))
+
+
+def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
+    """The plan that gives each head of ONNX graphs which reads the embedding's matrix one of its own.
+
+    Raises as `plan_graph_dedup` does.
+    """
+    from tieconv.onnx.graph_packages import require_graph_packages
+
+    require_graph_packages()
+    from tieconv.onnx.graph_untie import plan_graph_untie as make
+
+    return make(locate(str(path)))

@@ -1,0 +1,76 @@
+"""A model pushed to the Hub."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.inspection import Depth
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.opened import inspected, opened
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.checkpoint.push import Push
+
+
+def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:
+    """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
+
+    The description is the plan as it follows from the two models: what becomes of each tensor and config value, and of
+    the files. Bytes are compared where the local cache holds the commit, as it does after a verb on ``hf://``.
+    Weight and index files that the repository's model uses and the directory lacks are to be deleted. Raises
+    `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
+    """
+    from tieconv.checkpoint.push import Push
+    from tieconv.comparison.effects import effects
+    from tieconv.reporters.push_text import description, title
+    from tieconv.sources.hub import guard_push, require
+    from tieconv.sources.hub_names import parse
+
+    place = parse(target)
+    require()
+    from tieconv.sources.hub_files import HubFiles
+    from tieconv.sources.hub_push import changes
+
+    guard_push(str(directory), place, pull_request)
+    with opened(target) as far, opened(str(directory)) as near:
+        if not isinstance(far[1], HubFiles):
+            raise UnreadableError(
+                "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
+            )
+        if near[0].named or near[0].special:
+            raise RefusedError(
+                f"{shown(directory)} is no directory of regular files", "give the model's directory", "push.directory"
+            )
+        # What the local cache holds of the commit is compared; what would have to be fetched is not.
+        compares = not far[1].costly
+        before = inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
+        after = inspected(near, Depth.CANDIDATES, None, None)
+        used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
+        found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
+        same = set(near[0].entries) - {change.name for change in found}
+        told = effects(before, after, (far[1], near[1]), same, compares=compares)
+    return Push(
+        directory=str(directory),
+        repo=place.repo,
+        revision=place.revision,
+        commit=far[2],
+        pull_request=pull_request,
+        title=message or title(found),
+        description=description(told, found, before, after),
+        effects=told,
+        changes=found,
+    )
+
+
+def push(planned: Push) -> Push:
+    """Upload what `plan_push` planned: a pull request, or a commit. Raises `TieconvError` where the Hub refuses."""
+    from tieconv.sources.hub_push import upload
+
+    if not planned.changes:
+        return planned
+    return replace(planned, executed=True, url=upload(planned, os.path.abspath(planned.directory)))

@@ -1,0 +1,119 @@
+"""Plans that tie the embedding and the head, untie them, or set the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from tieconv import plans
+from tieconv.api.planning import planned_write
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.plans import BiasChoice, Survivor, set_tie
+from tieconv.sources.local import open_files
+from tieconv.sources.texts import read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.checkpoint.plan import Plan
+    from tieconv.planned import PlannedWrite
+
+
+def plan_retie(
+    path: str | Path = ".",
+    *,
+    bias: str = "keep",
+    survivor: str | None = None,
+    force: bool = False,
+    max_kl: float | None = None,
+    text: str | Path | None = None,
+    fold_norm: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """The plan that drops the redundant copies of tied tensors and sets the config to tied.
+
+    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
+    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no
+    more nats a token, or measured to on a file of ``text``. ``fold_norm`` puts the factors of a head that holds a
+    folded norm back into the norm, where that is exact. Raises `RefusedError` where the function would change.
+    """
+    choice, kept = BiasChoice(bias), Survivor(survivor) if survivor else None
+    maker = partial(plans.plan_retie, bias=choice, survivor=kept, force=force)
+    if max_kl is not None:
+        if kept is None:
+            raise ValueError("max_kl needs a survivor")
+        if not 0 <= max_kl < inf:
+            raise ValueError("max_kl is a number of nats, 0 or more")
+        words = None if text is None else read_text(str(text))
+        maker = partial(_within, partial(maker, force=True), str(kept), max_kl, words)
+        fetch = True  # what it costs is computed from every number of both tables
+    if fold_norm:
+        if kept is not None:
+            raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
+        maker, fetch = partial(_unfolded, maker), True
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
+
+
+def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
+    """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
+    from tieconv.analysis.fold import unfold
+    from tieconv.analysis.subject import open_subject
+
+    with open_files(evidence.checkpoint.root) as files:
+        subject = open_subject(evidence, files)
+        return make(evidence, fold=unfold(subject) if subject.head else None)
+
+
+def _within(
+    make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
+) -> Plan:
+    """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
+    from tieconv.analysis.permit import permit
+
+    plan = make(evidence)  # refuses at once what no budget allows
+    with open_files(evidence.checkpoint.root) as files:
+        told = permit(evidence, files, survivor, max_kl, text)
+    return replace(plan, notes=(*plan.notes, told))
+
+
+def plan_untie(
+    path: str | Path = ".",
+    *,
+    bias: str = "keep",
+    keep_flag: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """The plan that stores the head, and every other tied name, as a tensor of its own.
+
+    ``keep_flag`` leaves the config tied. Raises `RefusedError` where the function would change.
+    """
+    maker = partial(plans.plan_untie, bias=BiasChoice(bias), keep_flag=keep_flag)
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
+
+
+def plan_set_tie(
+    flag: str,
+    path: str | Path = ".",
+    *,
+    force: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """The plan that writes ``tie_word_embeddings`` at every level of the config and touches no tensor.
+
+    ``flag`` is ``true``, ``false`` or ``auto`` (what the tensors say). Raises `RefusedError` where a stored tensor
+    would be discarded or an absent one start random, unless ``force``, and where the flag changes the forward pass.
+    """
+    maker = partial(set_tie.plan_set_tie, flag=set_tie.Flag(flag), force=force)
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
