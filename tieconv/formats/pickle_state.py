@@ -1,4 +1,4 @@
-"""The state of the pickle interpreter: its stack, its memo and its limits. The opcodes are in `pickle_machine`."""
+"""The state of the pickle interpreter: its stack, its memo and its limits. `pickle_machine` runs it."""
 
 from __future__ import annotations
 
@@ -200,6 +200,8 @@ class Machine:
         self.stack.append(value)
 
 
+Opcodes = dict[bytes, Callable[[Machine], None]]
+"""What some opcodes do, by their byte."""
 Handlers = Sequence[Callable[[Machine], None] | None]
 """What each opcode does, by its byte; ``None`` for STOP and for opcodes that are not read."""
 _NEVER = object()

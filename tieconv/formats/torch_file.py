@@ -15,7 +15,8 @@ from tieconv.formats.strict_json import collector_paused
 from tieconv.formats.torch_disguise import check_disguise
 from tieconv.formats.torch_globals import ALLOWED, storage_reference
 from tieconv.formats.torch_state import find_state
-from tieconv.formats.torch_zip import Entry, Pread
+from tieconv.formats.torch_zip import Entry
+from tieconv.formats.torch_zip_directory import Pread
 from tieconv.text import count, shown, size
 
 PICKLE_LIMIT = 128_000_000

@@ -11,7 +11,7 @@ from tieconv.formats.pickle_machine import run
 from tieconv.formats.pickle_state import Truncated, allowance
 from tieconv.formats.pickle_values import Pairs, PickleProblem, StorageRef, refuse
 from tieconv.formats.torch_globals import ALLOWED, storage_reference
-from tieconv.formats.torch_zip import Pread
+from tieconv.formats.torch_zip_directory import Pread
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

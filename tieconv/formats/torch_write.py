@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch_globals import STORAGE_CLASSES, TORCH_NAMES, WIDTHS
 from tieconv.formats.torch_state import METADATA
-from tieconv.formats.torch_zip import CENTRAL, END, END64, LOCAL, LOCATOR64
+from tieconv.formats.torch_zip import LOCAL
+from tieconv.formats.torch_zip_directory import CENTRAL, END, END64, LOCATOR64
 from tieconv.text import shown
 
 ALIGNMENT = 64

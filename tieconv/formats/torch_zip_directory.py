@@ -1,0 +1,167 @@
+"""The directory of a zip archive, read strictly: where the end records put it, and the entries that it lists.
+
+Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch 2.13, whose files carry zip64 records at any size.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
+
+from tieconv.formats.pickle_values import refuse
+from tieconv.text import shown
+
+Pread = Callable[[int, int], bytes]
+"""``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""
+
+CENTRAL, END, END64, LOCATOR64 = b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
+DIRECTORY_LIMIT = 128_000_000
+"""The largest central directory in bytes: a million entries."""
+MAX_NAME = 1024
+MAX32 = 0xFFFFFFFF
+"""A field of 32 bits that says: the number is in the zip64 extra."""
+DESCRIBED = 0x0008
+"""The flag of an entry that a data descriptor follows."""
+_UTF8 = 0x0800
+_CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH6xI")
+_END = struct.Struct("<4sHHHHIIH")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_LOCATOR64 = struct.Struct("<4sIQI")
+_central = _CENTRAL.unpack_from
+_MAX16 = 0xFFFF
+_SEARCHED = 1 << 20
+
+
+class Listed(NamedTuple):
+    """An entry as the directory has it, sorted by ``offset``, that of its local header."""
+
+    offset: int
+    name: bytes
+    flags: int
+    method: int
+    crc: int
+    size: int
+
+
+def malformed(why: str, code: str) -> NoReturn:
+    """Raise `PickleProblem` for an archive that no careful writer makes."""
+    refuse(why, code, "the file is damaged or was made to mislead: fetch it again from its publisher")
+
+
+def shown_name(name: bytes) -> str:
+    """An entry's name as it may be printed."""
+    return shown(name.decode("utf-8", "replace"))
+
+
+def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
+    """Offset, bytes and entries of the directory, and the offset of the first end record."""
+    tail = pread(_END.size, max(size - _END.size, 0))
+    if len(tail) < _END.size or not tail.startswith(END):
+        last = pread(min(size, _SEARCHED), max(size - _SEARCHED, 0))
+        if 0 <= last.rfind(END) <= len(last) - _END.size:
+            malformed("has bytes behind the end of its archive", "zip.suffix")
+        malformed("is a zip archive without its end", "zip.truncated")
+    _, disk, first_disk, here, count, length, start, comment = _END.unpack(tail)
+    end = size - _END.size
+    if disk or first_disk or here != count or comment:
+        malformed("is a zip archive of several parts or with a comment", "zip.end")
+    place = pread(_LOCATOR64.size, end - _LOCATOR64.size) if end >= _LOCATOR64.size else b""
+    if place.startswith(LOCATOR64):
+        return _place64(pread, place, end - _LOCATOR64.size, (count, length, start))
+    if count == _MAX16 or MAX32 in (length, start):
+        malformed("is a zip archive without its zip64 record", "zip.end")
+    return _bounded(start, length, count, end)
+
+
+def _place64(pread: Pread, place: bytes, end: int, small: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    """As the zip64 record has it; the plain record must say the same or leave it open."""
+    _, disk, offset, disks = _LOCATOR64.unpack(place)
+    raw = pread(_END64.size, offset) if offset == end - _END64.size else b""
+    if disk or disks != 1 or len(raw) != _END64.size or not raw.startswith(END64):
+        malformed("has a zip64 locator that leads astray", "zip.end")
+    _, rest, _, _, disk, first_disk, here, count, length, start = _END64.unpack(raw)
+    if disk or first_disk or here != count or rest != _END64.size - 12:
+        malformed("is a zip archive of several parts", "zip.end")
+    open_ends = (_MAX16, MAX32, MAX32)
+    for value, plain, unset in zip((count, length, start), small, open_ends, strict=True):
+        if plain not in (value, unset):
+            malformed("has two end records that disagree", "zip.end")
+    return _bounded(start, length, count, offset)
+
+
+def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, int, int]:
+    if length > DIRECTORY_LIMIT:
+        refuse(f"has a directory of {length:,} bytes", "zip.too-large")
+    if start + length > end or count * _CENTRAL.size > length:
+        malformed("has a directory that does not fit the file", "zip.directory")
+    return start, length, count, end
+
+
+def listed_entries(data: bytes, count: int) -> list[Listed]:
+    """The ``count`` entries of the directory's bytes, in its order; none of them compressed."""
+    listed: list[Listed] = []
+    position, last = 0, len(data) - _CENTRAL.size
+    for _ in range(count):
+        if position > last:
+            malformed("ends inside its directory", "zip.directory")
+        entry, position = _listed(data, position)
+        listed.append(entry)
+    if position != len(data):
+        malformed("has bytes behind its directory's last entry", "zip.junk")
+    _check_kind(listed)
+    return listed
+
+
+def _check_kind(listed: list[Listed]) -> None:
+    """Archives of another kind, by the names of their entries; compressed ones are of another kind."""
+    names = b"\n".join([entry.name for entry in listed]) + b"\n"
+    if b"/constants.pkl\n" in names or b"/code/" in names:
+        refuse(
+            "is a TorchScript archive, a program with weights",
+            "torch.script",
+            "save a state dict where it was made: torch.save(torch.jit.load(FILE).state_dict(), OUT)",
+        )
+    if b".npy\n" in names:
+        refuse("is a numpy archive (.npz), not a torch file", "torch.npz", "load it with numpy")
+    if any(entry.method for entry in listed):
+        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
+
+
+def _listed(data: bytes, position: int) -> tuple[Listed, int]:
+    magic, flags, method, crc, packed, size, name_length, extra_length, comment, disk, offset = _central(data, position)
+    name_start = position + _CENTRAL.size
+    extra_start = name_start + name_length
+    end = extra_start + extra_length
+    if magic != CENTRAL or end > len(data):
+        malformed("has a broken directory", "zip.directory")
+    if disk not in (0, _MAX16) or comment or flags & ~(DESCRIBED | _UTF8) or name_length > MAX_NAME:
+        malformed("has an entry of a kind that torch.save does not write", "zip.entry")
+    name = data[name_start:extra_start]
+    if MAX32 in (size, packed, offset):  # fields too small for their number
+        size, packed, offset = wide(data[extra_start:end], size, packed, offset)
+    if size != packed and not method:
+        malformed(f"has an entry {shown_name(name)} of two sizes", "zip.size")
+    return Listed(offset, name, flags, method, crc, size), end
+
+
+def wide(extra: bytes, size: int, packed: int, offset: int) -> tuple[int, int, int]:
+    """The fields that the zip64 extra holds for those that are full."""
+    field = _extra(extra, 1)
+    values = iter(struct.unpack(f"<{len(field) // 8}Q", field[: len(field) // 8 * 8]))
+    try:
+        wide = [next(values) if value == MAX32 else value for value in (size, packed, offset)]
+    except StopIteration:
+        malformed("has an entry without its zip64 sizes", "zip.size")
+    return wide[0], wide[1], wide[2]
+
+
+def _extra(extra: bytes, wanted: int) -> bytes:
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, position)
+        position += 4
+        if kind == wanted:
+            return extra[position : position + length]
+        position += length
+    return b""
