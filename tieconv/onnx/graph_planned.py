@@ -15,7 +15,8 @@ from tieconv.onnx.graph_check import check_written
 from tieconv.onnx.graph_in_place import data_name, old_data
 from tieconv.onnx.graph_proof import prove
 from tieconv.onnx.graph_store import Store, lay_out
-from tieconv.onnx.graph_write import GraphTarget, Progress, check, write
+from tieconv.onnx.graph_target import GraphTarget, check
+from tieconv.onnx.graph_write import Progress, write
 from tieconv.planned import Verify
 from tieconv.sources.local import open_files
 

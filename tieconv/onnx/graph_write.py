@@ -10,121 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof
-from tieconv.checkpoint.plan import LinkFile, Plan, Promises
-from tieconv.checkpoint.records import ByteRange, Checkpoint, FileState, Layout, Listing, WeightFile
-from tieconv.errors import DestinationError, RefusedError, VerificationError
+from tieconv.checkpoint.records import ByteRange, FileState
+from tieconv.errors import VerificationError
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_place, stale
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
-from tieconv.execute.failures import free_bytes, no_space, writing
+from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
 from tieconv.execute.run import standing_in
 from tieconv.execute.staging import Staging
 from tieconv.execute.sync import Syncer
-from tieconv.execute.target import Target, destination, is_staging
 from tieconv.execute.verify import first_difference
 from tieconv.execute.write import Writer, inherit
-from tieconv.onnx.graph import SUFFIX, graph_names
-from tieconv.onnx.graph_in_place import check_removal, publish
+from tieconv.onnx.graph_in_place import publish
 from tieconv.onnx.graph_store import DataFile, Source, Store
+from tieconv.onnx.graph_target import GraphTarget, check, check_beside
 from tieconv.onnx.graph_turn import first_not_turned, write_turned
 from tieconv.sources.local import open_files
 from tieconv.text import shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class GraphTarget:
-    """What is written and where: ``store(name)`` is laid out for the name that OUT has."""
-
-    listing: Listing
-    states: dict[str, FileState]
-    target: Target
-
-    @property
-    def is_file(self) -> bool:
-        return self.listing.named is not None
-
-    @property
-    def final(self) -> Path:
-        """OUT, absolute, its parent free of links."""
-        return destination(self.plan, self.target)
-
-    @property
-    def plan(self) -> Plan:
-        """The plan of the other formats, as far as the checks of OUT look at it."""
-        named = self.listing.named
-        files = (WeightFile(named, self.listing.entries[named], 0, (), None),) if named else ()
-        layout = Layout.FILE if named else Layout.SINGLE
-        links = tuple(LinkFile(name, size) for name, size in self.listing.entries.items() if not named)
-        checkpoint = Checkpoint(self.listing.source, self.listing.root, layout, "onnx", files)
-        return Plan("", checkpoint, {}, (), (), (), links, self._replaced, Promises(None, ()), "")
-
-    @property
-    def _replaced(self) -> tuple[str, ...]:
-        """Files of a directory that is exchanged in place; a link among them would leave its target behind."""
-        return graph_names(self.listing) if self.in_place and not self.is_file else ()
-
-    @property
-    def in_place(self) -> bool:
-        return self.target.in_place
-
-    def companions(self, store: Store) -> list[str]:
-        """Files that come along as they are; in place only data that graphs read: copies, for it may have one name."""
-        if self.is_file:
-            return []
-        anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
-        names = self.states if self.in_place else self.listing.entries
-        return [name for name in names if name not in anew and not is_staging(name)]
-
-
-def check(target: GraphTarget, store: Store) -> None:
-    """Every refusal that needs no writing."""
-    if target.target.hardlink:
-        raise RefusedError(
-            f"{shown(target.listing.source)} is an ONNX graph, which --hardlink does not serve",
-            "write a new model with -o OUT",
-            "onnx.option",
-        )
-    if not target.is_file and target.listing.special:
-        raise RefusedError(
-            f"{shown(target.listing.special[0])} is no regular file of this model, so it cannot come along",
-            "move it out of the model directory",
-            "out.special",
-        )
-    final = target.final
-    with writing(final.name, final.parent, 0):
-        if target.is_file and final.suffix.lower() != SUFFIX:
-            raise DestinationError(
-                f"{shown(target.target.path)} does not end in .onnx, as the file to write does",
-                f"write {shown(final.name)}.onnx",
-                "out.suffix",
-            )
-        check_place(target.plan, target.target)
-        _check_beside(target, store)
-        if target.in_place:
-            check_removal(target.listing, store.removed, store.graphs)
-        needed = store.bytes_written + sum(target.listing.entries[name] for name in target.companions(store))
-        if needed > (free := free_bytes(final.parent)):
-            raise no_space(final.name, needed, free)
-
-
-def _check_beside(target: GraphTarget, store: Store) -> None:
-    """The data of a lone graph goes to a file beside it, which must be free."""
-    if not target.is_file:
-        return
-    for file in store.data:
-        place = target.final.parent / file.name
-        # In place the name says what the data is made from: a file of it is what a killed run left.
-        if os.path.lexists(place) and not (target.in_place and place.is_file() and not place.is_symlink()):
-            raise DestinationError(
-                f"{shown(target.final.parent / file.name)} exists, where the data of the graph is to go",
-                "give another -o",
-                "out.exists",
-            )
 
 
 def write(
@@ -143,8 +50,7 @@ def write(
 
 
 def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tick:
-    once = store.bytes_written + sum(target.listing.entries[name] for name in target.companions(store))
-    total = once * (2 if target.target.verify == "full" else 1)
+    total = target.bytes_needed(store) * (2 if target.target.verify == "full" else 1)
     done = 0
 
     def tick(count: int) -> None:
@@ -287,7 +193,7 @@ class _Job:
                 if now.get(name) != self.before.get(name):
                     raise stale(name)
         check_place(self.target.plan, self.target.target)
-        _check_beside(self.target, self.store)
+        check_beside(self.target, self.store)
 
     def _publish(self) -> None:
         if self._swaps:
