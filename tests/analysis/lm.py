@@ -96,3 +96,13 @@ def write_text(path: Path, tokens: int = 2600, seed: int = 0) -> Path:
 def configure(folder: Path, **values: Any) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def mean_kl(before: torch.Tensor, after: torch.Tensor) -> float:
+    """KL in nats a token from log-probabilities [tokens, V] to others."""
+    return float((before.exp() * (before - after)).sum(-1).mean())
+
+
+def loss_change(before: torch.Tensor, after: torch.Tensor, targets: torch.Tensor) -> float:
+    """How much more nats a token the ``targets`` cost after than before."""
+    return float((before - after).gather(-1, targets[:, None]).mean())

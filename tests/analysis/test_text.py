@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tieconv
-from tests.analysis.lm import PADDING, VOCABULARY, build, configure, write_text
+from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change, mean_kl, write_text
 from tests.analysis.test_final import opened
 from tests.analysis.test_rows import figure
 from tests.cli.run import ok, refused
@@ -62,8 +62,8 @@ def test_the_measured_cost_is_that_of_the_retied_model(
     with torch.no_grad():
         for window in one.windows:
             before, after = one.log_probabilities(window), two.log_probabilities(window)
-            kl.append(float((before.exp() * (before - after)).sum(-1).mean()))
-            loss.append(float((before - after).gather(-1, window[1:, None]).mean()))
+            kl.append(mean_kl(before, after))
+            loss.append(loss_change(before, after, window[1:]))
     told = figure(analysis, "Re-tying", f"KL measured, {survivor} survives")
     assert told.value == pytest.approx(sum(kl) / len(kl), rel=1e-3) and told.n == one.predicted
     change = figure(analysis, "Re-tying", f"change of the loss, {survivor} survives").value
@@ -178,7 +178,7 @@ def test_stripping_the_bias_is_measured(tmp_path: Path, text: Path) -> None:
         for window in found.windows:
             before = found.log_probabilities(window)
             after = (before - bias).log_softmax(-1)
-            kl.append(float((before.exp() * (before - after)).sum(-1).mean()))
+            kl.append(mean_kl(before, after))
     told = figure(analysis, "Bias", "KL measured, bias stripped").value
     bound = figure(analysis, "Bias", "KL bound, bias stripped").value
     assert told == pytest.approx(sum(kl) / len(kl), rel=1e-3) and bound is not None and told < bound

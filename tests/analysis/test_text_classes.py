@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tieconv
-from tests.analysis.lm import PADDING, VOCABULARY, build, configure, write_text
+from tests.analysis.lm import PADDING, VOCABULARY, build, configure, loss_change, mean_kl, write_text
 from tests.analysis.test_rows import figure
 from tests.analysis.test_text import reference
 from tests.cli.run import ok, refused
@@ -83,9 +83,9 @@ def test_the_measured_cost_is_that_of_the_retied_model(
     with torch.no_grad():
         for window in ids_of(text):
             (before, targets), (after, _) = by_hand(model, window), by_hand(tied, window)
-            kl.append(float((before.exp() * (before - after)).sum(-1).mean()))
+            kl.append(mean_kl(before, after))
             same.append(float((before.argmax(-1) == after.argmax(-1)).float().mean()))
-            loss.append(float((before - after).gather(-1, targets[:, None]).mean()))
+            loss.append(loss_change(before, after, targets))
             count += len(targets)
     told = figure(analysis, "Re-tying", f"KL measured, {survivor} survives")
     assert told.value == pytest.approx(sum(kl) / len(kl), rel=1e-3) and told.value > 1e-6 and told.n == count
@@ -131,7 +131,7 @@ def test_stripping_the_bias_is_measured(model_type: str, tmp_path: Path, text: P
         for window in ids_of(text):
             before, _ = by_hand(model, window)
             after = (before - bias).log_softmax(-1)
-            kl.append(float((before.exp() * (before - after)).sum(-1).mean()))
+            kl.append(mean_kl(before, after))
     told = figure(tieconv.analyze(tmp_path, text=text), "Bias", "KL measured, bias stripped").value
     assert told == pytest.approx(sum(kl) / len(kl), rel=1e-3) and told > 1e-3
 
@@ -265,7 +265,7 @@ def test_a_third_table_is_replaced_in_the_measurement_too(text: Path, survivor: 
     with torch.no_grad():
         for window in ids_of(text):
             one, two = by_hand(before, window)[0], by_hand(after, window)[0]
-            kl.append(float((one.exp() * (one - two)).sum(-1).mean()))
+            kl.append(mean_kl(one, two))
     analysis = tieconv.analyze(tmp_path / "apart", text=text)
     told = figure(analysis, "Re-tying", f"KL measured, {survivor} survives").value
     assert told == pytest.approx(sum(kl) / len(kl), rel=1e-3) and told > 1e-5

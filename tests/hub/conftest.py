@@ -17,6 +17,17 @@ TOKEN = "hf_good"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
+def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
+    """The error and its hint; nothing else was said."""
+    assert result.returncode == 2, result.stdout
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
+    for secret in (TOKEN, "secret words", "signed-secret"):
+        assert secret not in result.stderr
+    return lines[0], lines[1]
+
+
 @pytest.fixture
 def hub() -> Iterator[Hub]:
     """An empty hub."""

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.hub.conftest import TOKEN, Run
+from tests.hub.conftest import TOKEN, Run, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
 
 SHARD = "model-00005-of-00009.safetensors"
 IMPATIENT = {"stall": {"silence": 0.2}}
-
-
-def refused(result: subprocess.CompletedProcess[str]) -> tuple[str, str]:
-    """The error and its hint; nothing else was said."""
-    assert result.returncode == 2, result.stdout
-    assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
-    for secret in (TOKEN, "secret words", "signed-secret"):
-        assert secret not in result.stderr
-    return lines[0], lines[1]
 
 
 @pytest.fixture

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.conftest import TOKEN, Run
+from tests.hub.conftest import TOKEN, Run, refused
 from tests.hub.models import sharded
 from tests.hub.stub import Fault, Hub
-from tests.hub.test_faults import refused
 
 NOTES = "notes.data"  # an LFS file that a plan does not read, and a fetch brings
 

@@ -67,11 +67,13 @@ def ignore_mask(graph: onnx.GraphProto) -> None:
     count.input[0] = "ones"
 
 
+def attributes(graph: onnx.GraphProto, name: str) -> list[onnx.AttributeProto]:
+    return [attribute for node in graph.node for attribute in node.attribute if attribute.name == name]
+
+
 def epsilon(graph: onnx.GraphProto) -> None:
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "epsilon":
-                attribute.f = 1e-5
+    for attribute in attributes(graph, "epsilon"):
+        attribute.f = 1e-5
 
 
 def rope(graph: onnx.GraphProto) -> None:
@@ -94,18 +96,15 @@ def test_faults_fail(tmp_path: Path, fault: Callable[[onnx.GraphProto], None]) -
 def scale(graph: onnx.GraphProto) -> None:
     """The square root of 32 in the place of 5.66."""
     wanted = numpy_helper.from_array(np.array(32**0.5, np.float32))
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "value" and "5.66" in node.output[0]:
-                attribute.t.CopyFrom(wanted)
+    (node,) = (node for node in graph.node if "5.66" in node.output[0])
+    (value,) = node.attribute
+    value.t.CopyFrom(wanted)
 
 
 def narrower(graph: onnx.GraphProto) -> None:
     scale(graph)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "local_window_size":
-                attribute.i = 31
+    for attribute in attributes(graph, "local_window_size"):
+        attribute.i = 31
 
 
 def test_a_windowed_cache(tmp_path: Path) -> None:
@@ -132,10 +131,8 @@ def test_a_narrower_window_fails(tmp_path: Path) -> None:
 
 def whole(graph: onnx.GraphProto) -> None:
     scale(graph)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.name == "sliding_window_cache":
-                attribute.i = 0
+    for attribute in attributes(graph, "sliding_window_cache"):
+        attribute.i = 0
 
 
 def test_a_window_over_a_whole_cache(tmp_path: Path) -> None:

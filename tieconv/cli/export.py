@@ -10,7 +10,7 @@ import click
 from tieconv.api.exports import plan_export
 from tieconv.checkpoint.exported import ExportOutcome
 from tieconv.checkpoint.parity import Verdict
-from tieconv.cli.options import json_option, model_argument, paint, traceback_option, width
+from tieconv.cli.options import choice_option, json_option, model_argument, paint, traceback_option, width
 from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
@@ -23,27 +23,21 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write the directory OUT, which must not exist.")
 @click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
-@click.option(
-    "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16"]),
-    default="fp32",
-    show_default=True,
-    help="Type of the graph's weights and arithmetic.",
-)
-@click.option(
+@choice_option("--precision", "fp32", "fp16", "bf16", help="Type of the graph's weights and arithmetic.")
+@choice_option(
     "--head-form",
-    type=click.Choice(["gemm", "fused", "transpose"]),
-    default="gemm",
-    show_default=True,
+    "gemm",
+    "fused",
+    "transpose",
     help="How the head reads the embedding: Gemm, com.microsoft FusedMatMul, or a Transpose, which costs a session a "
     "second copy.",
 )
 @click.option("--opset", type=click.IntRange(18), help="ONNX opset; left out, the exporter's own.")
-@click.option(
+@choice_option(
     "--provider",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
+    "auto",
+    "cpu",
+    "cuda",
     help="Where parity is measured; with cuda, nothing heavy may run on the CPU.",
 )
 @click.option("--no-parity", is_flag=True, help="Do not measure the logits; weights are still compared bit for bit.")

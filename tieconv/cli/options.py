@@ -50,6 +50,11 @@ def json_option(function: F) -> F:
     return click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")(function)
 
 
+def choice_option(name: str, *choices: str, help: str) -> Callable[[F], F]:
+    """One of ``choices``, the first where it is left out."""
+    return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
+
+
 def write_options(function: F) -> F:
     """Where and how a writing command writes."""
     options = [
@@ -65,11 +70,10 @@ def write_options(function: F) -> F:
         click.option(
             "--hardlink", is_flag=True, help="Hard-link unchanged files: both directories then hold the same files."
         ),
-        click.option(
+        choice_option(
             "--verify",
-            type=click.Choice(["full", "structure"]),
-            default="full",
-            show_default=True,
+            "full",
+            "structure",
             help="structure: do not compare byte ranges that the kernel copied or shared.",
         ),
     ]
@@ -80,11 +84,11 @@ def write_options(function: F) -> F:
 
 def bias_option(function: F) -> F:
     """`--bias`."""
-    return click.option(
+    return choice_option(
         "--bias",
-        type=click.Choice(["keep", "zero", "strip"]),
-        default="keep",
-        show_default=True,
+        "keep",
+        "zero",
+        "strip",
         help="zero: the head ends with a bias, all zero where there was none; strip: an all-zero bias goes.",
     )(function)
 

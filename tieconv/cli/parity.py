@@ -8,7 +8,7 @@ import click
 
 from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
-from tieconv.cli.options import json_option, paint, traceback_option, width
+from tieconv.cli.options import choice_option, json_option, paint, traceback_option, width
 from tieconv.errors import DestinationError, NotRunError
 from tieconv.text import shown
 
@@ -16,18 +16,18 @@ from tieconv.text import shown
 @click.command("parity")
 @click.argument("onnx", type=click.Path())
 @click.argument("model", default=".", type=click.Path())
-@click.option(
+@choice_option(
     "--provider",
-    type=click.Choice(["auto", "cpu", "cuda"]),
-    default="auto",
-    show_default=True,
+    "auto",
+    "cpu",
+    "cuda",
     help="Where the graph runs; with cuda, nothing heavy may run on the CPU.",
 )
-@click.option(
+@choice_option(
     "--reference",
-    type=click.Choice(["auto", "float64", "float32"]),
-    default="auto",
-    show_default=True,
+    "auto",
+    "float64",
+    "float32",
     help="Precision of the torch reference; auto: float64 where it fits into memory.",
 )
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write the report with its plots to FILE.")
