@@ -10,7 +10,8 @@ from pathlib import Path
 from fixtures.cases import CASES, Case, Message, Status
 from pages.rules import anchor
 from tieconv import api
-from tieconv.checkpoint.inspection import Finding, Inspection
+from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES
 from tieconv.text import shown
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.checks.remedy import run
 from tieconv import api
-from tieconv.checkpoint.inspection import Finding, Inspection, Remedy
+from tieconv.checkpoint.finding import Finding, Remedy
+from tieconv.checkpoint.inspection import Inspection
 
 LONGEST = 3
 """Commands that any model needs; a longer chain goes in circles."""

@@ -10,7 +10,8 @@ import pytest
 from fixtures.cases import CASES, Case, Status
 from tests.checks.remedy import run
 from tieconv import api
-from tieconv.checkpoint.inspection import Inspection, Level
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Inspection
 
 BUILT = [pytest.param(case, id=name) for name, case in CASES.items() if case.build]
 

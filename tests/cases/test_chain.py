@@ -13,7 +13,7 @@ from tests.cases.chains import chains
 from tests.checks.fixtures import asked, builder
 from tests.conftest import ROOT
 from tieconv import api
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.checks import RULES
 
 Build = Callable[[Path], Path]

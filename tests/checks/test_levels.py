@@ -32,7 +32,7 @@ from tests.checks.fixtures.model import (
 )
 from tests.checks.remedy import run
 from tieconv import api
-from tieconv.checkpoint.inspection import Finding
+from tieconv.checkpoint.finding import Finding
 
 NESTED = {NESTED_EMBED: matrix()}
 OWN_HEAD = {**NESTED, NESTED_HEAD: matrix(seed=1)}

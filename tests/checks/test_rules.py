@@ -11,7 +11,8 @@ import tieconv.checks
 from tests.checks.fixtures import asked, builder
 from tests.checks.remedy import run
 from tieconv import api
-from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES
 from tieconv.checks.interface import Rule
 

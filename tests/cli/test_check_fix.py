@@ -18,7 +18,7 @@ from tests.cli.stored import config, snapshot
 from tieconv import api
 from tieconv.api import fixes
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Fix
-from tieconv.checkpoint.inspection import Action, Finding, Level, Remedy
+from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.errors import WriteFailedError
 from tieconv.gate.fixes import Fixer
 from tieconv.planned import PlannedWrite

@@ -11,16 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tieconv.checkpoint.plan import (
-    LinkFile,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Plan,
-    Promises,
-    TiePromise,
-    Zeros,
-)
+from tieconv.checkpoint.operation import LinkFile
+from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights, Zeros
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.records import Checkpoint, Document, FileState, Layout, TensorRecord, WeightFile
 from tieconv.formats.safetensors import encode_header, read_weight_file
 

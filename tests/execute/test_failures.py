@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.plan import OutputWeights
+from tieconv.checkpoint.output import OutputWeights
 from tieconv.errors import TieconvError, WriteFailedError
 from tieconv.execute import Target, checks, execute, layout, swap, tree, verify
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from tieconv.checkpoint.plan import OutputTensor, OutputWeights, Promises, Zeros
+from tieconv.checkpoint.output import OutputTensor, OutputWeights, Zeros
+from tieconv.checkpoint.plan import Promises
 from tieconv.checkpoint.records import ByteRange
 from tieconv.execute import Target, execute
 from tieconv.execute.layout import Piece, header, padding, pieces

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.plan import Averaged, OutputTensor, OutputWeights, Plan, Promises
+from tieconv.checkpoint.output import Averaged, OutputTensor, OutputWeights
+from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.errors import RefusedError
 from tieconv.execute import Target, execute
 from tieconv.execute import mean as arithmetic

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.plan import LinkFile, OutputText, Plan
+from tieconv.checkpoint.operation import LinkFile
+from tieconv.checkpoint.output import OutputText
+from tieconv.checkpoint.plan import Plan
 from tieconv.errors import (
     DestinationError,
     RefusedError,

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.plan import OutputTensor, OutputWeights, Plan, Promises, Scaled, TiePromise
+from tieconv.checkpoint.output import OutputTensor, OutputWeights, Scaled
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import Target, execute, layout, sync
 from tieconv.formats.safetensors import encode_header

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Failure
-from tieconv.checkpoint.inspection import Depth, Finding, Level
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Depth
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Entry
 from tieconv.gate.policy import Policy

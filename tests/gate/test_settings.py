@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.inspection import Depth, Level
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
 from tieconv.gate.settings import ModelIgnore, Settings, parse_settings
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.records import ByteRange
 from tieconv.onnx import graph_turn
 from tieconv.onnx.graph_turn import first_not_turned, write_turned

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.dtypes import BITS, nbytes
-from tieconv.checkpoint.plan import OutputStorage, OutputTensor
+from tieconv.checkpoint.output import OutputStorage, OutputTensor
 from tieconv.checkpoint.records import ByteRange, Storage, TensorRecord
 from tieconv.plans.convert import _aligned, _split
 from tieconv.plans.dedup import trimmed

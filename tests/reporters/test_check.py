@@ -19,7 +19,7 @@ from junitparser import JUnitXml
 from tests.reporters import readers
 from tests.reporters.reports import entry, every_case, stored
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.checks.registry import RULES
 from tieconv.reporters import check, check_json, check_sarif
 from tieconv.reporters.check_paths import place, relative, uri

@@ -15,7 +15,7 @@ from tests.reporters import readers
 from tests.reporters.reports import BAITS, entry, reports
 from tests.reporters.test_check import CHECK
 from tieconv.checkpoint.checked import CheckedModel, CheckReport, Failure, Waiver
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.reporters import check, check_json
 from tieconv.reporters import check_view as view
 from tieconv.reporters.check_paths import place

@@ -10,7 +10,7 @@ from tieconv.api.storage import plan_convert, plan_dedup
 from tieconv.api.ties import plan_retie, plan_set_tie, plan_untie
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.inspection import Action
+    from tieconv.checkpoint.finding import Action
     from tieconv.planned import PlannedWrite
 
 

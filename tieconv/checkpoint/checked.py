@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from tieconv.checkpoint.inspection import Finding, Level
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.plain import Printed
 from tieconv.checkpoint.record import record
 from tieconv.version import VERSION

@@ -11,13 +11,14 @@ from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.plain import Printed, plain
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Adapter, Checkpoint
-from tieconv.text import command, shell_word
 from tieconv.version import VERSION
 
 INSPECT_SCHEMA = "tieconv.inspect/1"
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.prediction import Prediction
+    from tieconv.checkpoint.storage_use import StorageUse
 
 Detail = Mapping[str, object]
 
@@ -52,14 +53,6 @@ class BiasState(StrEnum):
     ZERO = "zero"
     NONZERO = "nonzero"
     UNREAD = "unread"
-
-
-class Level(StrEnum):
-    """How bad a finding is."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
 
 
 @record
@@ -228,116 +221,6 @@ class Shadow:
     name: str
     file: str
     differs: bool | None
-
-
-@record
-class Overlap:
-    """Tensors of one storage that share bytes.
-
-    ``kind`` is that of the pair that shares in the least plain way: `aliased` (the same elements), `transposed`,
-    `view` (the same bytes in another shape), `slice` (one within the other), `overlap` (neither within the other).
-    """
-
-    kind: str
-    tensors: tuple[str, ...]
-
-
-@record
-class Slack:
-    """A storage with bytes that no tensor uses: at least ``unused`` of its ``stored``."""
-
-    file: str
-    tensors: tuple[str, ...]
-    stored: int
-    unused: int
-
-    def to_dict(self) -> dict[str, object]:
-        """One entry of ``slack``."""
-        names = list(self.tensors)
-        return {"file": self.file, "tensors": names, "bytes": self.stored, "bytes_unused": self.unused}
-
-
-@record
-class StorageUse:
-    """How the tensors lie in their storages, for a format that lets them share."""
-
-    storages: int
-    stored: int
-    overlaps: tuple[Overlap, ...]
-    slack: tuple[Slack, ...]
-
-    @property
-    def unused(self) -> int:
-        """Bytes that no tensor uses."""
-        return sum(entry.unused for entry in self.slack)
-
-    def to_dict(self) -> dict[str, object]:
-        """What stands under ``storage``."""
-        return {
-            "storages": self.storages,
-            "bytes": self.stored,
-            "bytes_unused": self.unused,
-            "overlaps": [{"kind": found.kind, "tensors": list(found.tensors)} for found in self.overlaps],
-            "slack": [found.to_dict() for found in self.slack],
-        }
-
-
-@record
-class Action:
-    """A writing command as data: ``verb`` such as ``retie`` or ``bias unify``, its options as flags and values.
-
-    The value of a bare flag is empty.
-    """
-
-    verb: str
-    source: str
-    options: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def command(self) -> str:
-        """The command to copy to a shell, with OUT for the path that the user chooses."""
-        options = [word for flag, value in self.options for word in (flag, *((shell_word(value),) if value else ()))]
-        return command(self.verb, self.source, *options, "-o", _out(self.source))
-
-
-def _out(source: str) -> str:
-    """OUT beside a model in which the user stands: inside it nothing is written."""
-    steps = [step for step in source.split("/") if step not in ("", ".")]
-    if steps and steps[-1].endswith(".index.json"):
-        del steps[-1]
-    inside = not source.startswith("/") and all(step == ".." for step in steps)
-    return "../" * (len(steps) + 1) + "OUT" if inside else "OUT"
-
-
-@record
-class Remedy:
-    """The next command; ``safe`` where it provably keeps the function. ``action`` is the command as data."""
-
-    command: str
-    safe: bool
-    action: Action | None = None
-
-
-@record
-class Finding:
-    """One thing that a rule says about an inspection."""
-
-    rule: str
-    level: Level
-    message: str
-    tensors: tuple[str, ...] = ()
-    remedy: Remedy | None = None
-
-    def to_dict(self) -> dict[str, object]:
-        """One entry of ``findings``."""
-        remedy = {"command": self.remedy.command, "safe": self.remedy.safe} if self.remedy else None
-        return {
-            "rule": self.rule,
-            "level": str(self.level),
-            "message": self.message,
-            "tensors": list(self.tensors),
-            "remedy": remedy,
-        }
 
 
 @record

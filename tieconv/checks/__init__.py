@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, State, Tie
+from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
 from tieconv.checkpoint.quantised import LEAVES
 from tieconv.checkpoint.records import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, Level, OutputBias, Remedy
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import BiasState, Inspection, OutputBias
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 

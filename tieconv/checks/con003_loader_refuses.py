@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.checks import evidence, predictions, remedies
 from tieconv.checks.interface import Rule

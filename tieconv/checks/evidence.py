@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.inspection import Inspection, Level, Member, State, Tie
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.records import Caution
 from tieconv.families.reading import FLAG, levels, reading_v4

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.graph_record import GraphRecord
-from tieconv.checkpoint.inspection import Action, Inspection, Member, Remedy, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 
 PAGE = 4096
 """Bytes of a matrix from which `tieconv dedup` looks at it."""

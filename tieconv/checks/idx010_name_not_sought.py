@@ -27,7 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.records import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule

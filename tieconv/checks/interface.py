@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.record import record
 
 

@@ -24,7 +24,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks.interface import Rule
 
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Duplicate, Finding, Inspection, Level, State
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Duplicate, Inspection, State
 from tieconv.checks import evidence, graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.graph_record import Latent
-from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size

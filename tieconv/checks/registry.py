@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import (
     bia001_unknown_bias,
     bia002_half_a_bias_pair,

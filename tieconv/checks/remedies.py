@@ -6,7 +6,8 @@ from pathlib import PurePath
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
-from tieconv.checkpoint.inspection import Action, Inspection, Member, Remedy, State, Tie
+from tieconv.checkpoint.finding import Action, Remedy
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.records import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
 from tieconv.text import shown

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Duplicate, Finding, Inspection, Level, State
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Duplicate, Inspection, State
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size

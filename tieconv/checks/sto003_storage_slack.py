@@ -23,7 +23,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Slack
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.storage_use import Slack
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size

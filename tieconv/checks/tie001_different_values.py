@@ -31,7 +31,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Member, State, Tie
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Remedy, Tie
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 

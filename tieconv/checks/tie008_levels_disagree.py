@@ -28,7 +28,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, Member, Remedy
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.inspection import Inspection, Member
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import shown

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tieconv.checkpoint.inspection import Finding, Inspection, Level, State, Tie
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.inspection import Inspection, State, Tie
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers.interface import Consumer
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from tieconv.checkpoint.plan import Content, OutputStorage, OutputTensor, OutputWeights, Padded, Plan, Zeros
+from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, Zeros
+from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import ByteRange
 from tieconv.execute import layout
 from tieconv.execute.copy import BLOCK, read_full

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.execute.copy import Tick, read_full, write_full
 from tieconv.sources.strided import StridedRange, dense, gather

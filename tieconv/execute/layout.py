@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tieconv.checkpoint.plan import Content, OutputTensor, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Content, OutputTensor, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange
 from tieconv.formats.safetensors import PAGE, encode_header
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tieconv.checkpoint.plan import Averaged
+from tieconv.checkpoint.output import Averaged
 from tieconv.errors import RefusedError
 from tieconv.execute.copy import read_full
 from tieconv.text import shown

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.plan import OutputWeights, Plan
+from tieconv.checkpoint.output import OutputWeights
+from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import FileState
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale

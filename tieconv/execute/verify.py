@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from tieconv.checkpoint.plan import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, WeightFile
 from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
@@ -21,7 +21,6 @@ from tieconv.execute.mean import averaged_blocks
 from tieconv.execute.scale import scaled
 from tieconv.execute.write import SCALE_BLOCK, Record, Shared
 from tieconv.formats.safetensors import read_weight_file
-from tieconv.formats.torch_file import read_torch_file
 from tieconv.formats.torch_write import torch_metadata
 from tieconv.sources.local import FileSet, open_files, open_regular
 from tieconv.text import shown
@@ -133,6 +132,8 @@ def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
 
     try:
         if output.format == "torch":
+            from tieconv.formats.torch_file import read_torch_file  # other formats do without
+
             return read_torch_file(pread, written.state(name).size, name)[0]
         return read_weight_file(pread, written.state(name).size, name)
     except UnreadableError as error:

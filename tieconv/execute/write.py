@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tieconv.checkpoint.plan import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.clone import clone

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from tieconv.checkpoint.inspection import Depth, Level
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
 from tieconv.gate.baseline import Baseline, parse
 from tieconv.gate.policy import Policy

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Failure, Fix
-from tieconv.checkpoint.inspection import Action
+from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.interrupts import interrupts

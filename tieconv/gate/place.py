@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.inspection import Finding, Inspection
+from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.inspection import Inspection
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
 _OF_THE_CONFIG = frozenset({"TIE007", "TIE008", "TIE009", "TIE013", "MTP001", "VOC001"})

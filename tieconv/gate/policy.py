@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Waiver
-from tieconv.checkpoint.inspection import Depth, Level
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.record import record
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Baseline, Entry

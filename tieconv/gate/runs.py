@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.errors import DestinationError, SettingsError
 from tieconv.reporters.check_json import read
 from tieconv.sources.texts import read_text

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Shadow, State, StorageUse, Tie
+from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Shadow, State, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.storage_use import StorageUse
 
 
 def inspect_checkpoint(

@@ -7,8 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from math import gcd
 
-from tieconv.checkpoint.inspection import Overlap, Slack, State, StorageUse
+from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord, WeightFile
+from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse
 from tieconv.errors import UnreadableError
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.sharing import sharing

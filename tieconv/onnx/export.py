@@ -7,9 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tieconv.checkpoint.exported import PRECISIONS, ExportOutcome, ExportPlan
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.graph import HeadForm
-from tieconv.checkpoint.inspection import Inspection, Level
-from tieconv.checkpoint.plan import LinkFile, Plan, Promises
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.operation import LinkFile
+from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.records import Checkpoint, Layout
 from tieconv.errors import RefusedError
 from tieconv.execute.checks import check_fresh, check_place

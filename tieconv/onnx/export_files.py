@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tieconv.checkpoint.plan import OutputText
+from tieconv.checkpoint.output import OutputText
 from tieconv.execute import tree
 from tieconv.execute.checks import stale
 from tieconv.execute.sync import Syncer

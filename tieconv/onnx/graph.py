@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.records import ByteRange, FileState, Listing
 from tieconv.errors import UnreadableError
 from tieconv.onnx.graph_external import byte_range, check_supported, is_external, tensors

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
-from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.records import ByteRange
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph import LIMIT, NEW, GraphFile

@@ -6,7 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tieconv.checkpoint.plan import LinkFile, Plan, Promises
+from tieconv.checkpoint.operation import LinkFile
+from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.records import Checkpoint, FileState, Layout, Listing, WeightFile
 from tieconv.errors import DestinationError, RefusedError
 from tieconv.execute.checks import check_place

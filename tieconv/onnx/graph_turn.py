@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.records import ByteRange
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.verify import first_difference

@@ -7,21 +7,19 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from tieconv.checkpoint.inspection import Inspection, State, Tie
-from tieconv.checkpoint.plan import (
+from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
     DropTensor,
     FillTensor,
-    Plan,
-    Promises,
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
     SetTensor,
     ShareTensor,
-    TiePromise,
     TrimStorage,
 )
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits, with_text
 from tieconv.plans.guards import guard_lone_config

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.plan import OutputText, SetConfig
+from tieconv.checkpoint.operation import SetConfig
+from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
 from tieconv.formats.json_edit import set_value
 from tieconv.text import shown

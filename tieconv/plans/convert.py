@@ -10,20 +10,9 @@ from typing import Any
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.plan import (
-    DropTensor,
-    Gathered,
-    KeepTensor,
-    LinkFile,
-    Operation,
-    OutputStorage,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Plan,
-    Promises,
-    TiePromise,
-)
+from tieconv.checkpoint.operation import DropTensor, KeepTensor, LinkFile, Operation
+from tieconv.checkpoint.output import Gathered, OutputStorage, OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.records import WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
 from tieconv.plans.dedup import shared_groups, trimmed
 from tieconv.plans.guards import guard_layout, refuse

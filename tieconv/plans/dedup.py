@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
-from tieconv.checkpoint.plan import OutputStorage, Plan, Promises
+from tieconv.checkpoint.output import OutputStorage
+from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.records import ByteRange, Storage, TensorRecord
 from tieconv.families.reading import reading_v4
 from tieconv.plans.build import build, kept_promise

@@ -6,29 +6,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tieconv.checkpoint.dtypes import nbytes
-from tieconv.checkpoint.plan import (
-    Averaged,
+from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
     DropTensor,
     FillTensor,
-    Given,
     KeepTensor,
     LinkFile,
     Operation,
-    OutputStorage,
-    OutputTensor,
-    OutputText,
-    OutputWeights,
-    Padded,
     RenameTensor,
     ResizeTensor,
-    Scaled,
     ScaleTensor,
     SetMetadata,
     SetTensor,
     ShareTensor,
     TrimStorage,
+)
+from tieconv.checkpoint.output import (
+    Averaged,
+    Given,
+    OutputStorage,
+    OutputTensor,
+    OutputText,
+    OutputWeights,
+    Padded,
+    Scaled,
     Zeros,
 )
 from tieconv.checkpoint.records import ByteRange, Checkpoint, Layout, TensorRecord, WeightFile

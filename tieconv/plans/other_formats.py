@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tieconv.checkpoint.plan import DropFile, Plan
+from tieconv.checkpoint.operation import DropFile
+from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import TWO_FORMATS, Checkpoint
 from tieconv.text import count
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tieconv.checkpoint.plan import KeepTensor, LinkFile, OutputText, Plan, Promises
+from tieconv.checkpoint.operation import KeepTensor, LinkFile
+from tieconv.checkpoint.output import OutputText
+from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.records import Checkpoint, TensorRecord
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import spelled_json

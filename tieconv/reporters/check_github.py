@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.reporters import check_view as view
 from tieconv.reporters.check_paths import place, relative
 

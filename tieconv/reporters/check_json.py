@@ -14,7 +14,7 @@ from tieconv.checkpoint.checked import (
     Fix,
     Waiver,
 )
-from tieconv.checkpoint.inspection import Finding, Level, Remedy
+from tieconv.checkpoint.finding import Finding, Level, Remedy
 
 
 def render(report: CheckReport) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.reporters import check_view as view
 from tieconv.text import count
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.checks.interface import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters import check_view as view

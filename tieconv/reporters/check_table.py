@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.reporters import check_view as view
 from tieconv.reporters.layout import columns
 

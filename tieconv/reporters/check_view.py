@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from tieconv.checkpoint.checked import RANK, CheckedFinding, CheckedModel, CheckReport, Fix
-from tieconv.checkpoint.inspection import Level
+from tieconv.checkpoint.finding import Level
 from tieconv.text import count, shown
 
 LIMIT = 1000

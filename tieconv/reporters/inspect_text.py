@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Knowledge
-from tieconv.checkpoint.inspection import BiasState, Finding, Inspection, Member, State, Tie
+from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import difference, measured
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from tieconv.checkpoint.plan import (
+from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
     DropFile,
@@ -14,8 +14,6 @@ from tieconv.checkpoint.plan import (
     KeepTensor,
     LinkFile,
     Operation,
-    Outcome,
-    Plan,
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
@@ -25,6 +23,7 @@ from tieconv.checkpoint.plan import (
     ShareTensor,
     TrimStorage,
 )
+from tieconv.checkpoint.plan import Outcome, Plan
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 

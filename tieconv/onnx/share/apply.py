@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
-from tieconv.checkpoint.plan import Gathered
+from tieconv.checkpoint.output import Gathered
 from tieconv.onnx.graph import GraphFile
 from tieconv.onnx.graph_bytes import Stored
 from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, to_rewrite

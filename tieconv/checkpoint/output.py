@@ -1,0 +1,165 @@
+"""Files to write, and where each of their bytes comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.record import record
+from tieconv.checkpoint.records import ByteRange
+
+
+@record
+class Zeros:
+    """A tensor's bytes, all zero."""
+
+    size: int
+
+
+@record
+class Scaled:
+    """A tensor's bytes: those at ``range``, each element times 2**``exponent``."""
+
+    range: ByteRange
+    dtype: str
+    exponent: int
+
+
+@record
+class Averaged:
+    """A tensor's bytes: of each element the mean of that at ``range`` and that at ``other``, rounded once to ``dtype``.
+
+    ``names`` are the tensors that lie there, for what is said where an element has no mean.
+    """
+
+    range: ByteRange
+    other: ByteRange
+    dtype: str
+    names: tuple[str, str]
+
+    @property
+    def size(self) -> int:
+        return self.range.size
+
+
+@record
+class Given:
+    """A small tensor's bytes, as they are."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+
+@record
+class Gathered:
+    """A strided view's elements in row-major order; ``range`` runs from its first to its last stored element."""
+
+    range: ByteRange
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return nbytes(self.dtype, self.shape) or 0
+
+
+Content = ByteRange | Zeros | Scaled | Averaged | Given | Gathered
+
+
+@record
+class Padded:
+    """A tensor's bytes: those at ``range``, then ``zeros`` zero bytes."""
+
+    range: ByteRange
+    zeros: int
+
+    @property
+    def size(self) -> int:
+        return self.range.size + self.zeros
+
+
+@record
+class OutputStorage:
+    """Bytes of a torch file to write of which its tensors are views; ``crc`` where their checksum is known."""
+
+    range: ByteRange
+    crc: int | None = None
+
+
+@record
+class OutputTensor:
+    """A tensor of a file to write, and where its bytes come from (ranges are of the source's files).
+
+    ``stride`` (in elements) is ``None`` for a dense row-major tensor, ``storage`` for one that has its bytes for
+    itself; else its content is a range within that of its storage.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    content: Content | Padded
+    stride: tuple[int, ...] | None = None
+    storage: OutputStorage | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.content.size if not isinstance(self.content, Scaled) else self.content.range.size
+
+    @property
+    def parts(self) -> tuple[Content, ...]:
+        """The content as bytes of one kind each, one after the other."""
+        if isinstance(self.content, Padded):
+            return (self.content.range, Zeros(self.content.zeros))
+        return (self.content,)
+
+
+@record
+class OutputWeights:
+    """A weight file to write, its tensors in the order of their bytes."""
+
+    name: str
+    tensors: tuple[OutputTensor, ...]
+    metadata: Mapping[str, str] | None
+
+    @property
+    def format(self) -> str:
+        """`safetensors` or `torch`, by the name."""
+        return "safetensors" if self.name.endswith(".safetensors") else "torch"
+
+    @property
+    def contents(self) -> tuple[Content | Padded, ...]:
+        """What is stored, in order: a storage that several tensors share stands there once."""
+        found: dict[object, Content | Padded] = {}
+        for place, tensor in enumerate(self.tensors):
+            found.setdefault(tensor.storage or place, tensor.storage.range if tensor.storage else tensor.content)
+        return tuple(found.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is stored (headers not counted)."""
+        return sum(_stored(content) for content in self.contents)
+
+
+def _stored(content: Content | Padded) -> int:
+    return content.range.size if isinstance(content, Scaled) else content.size
+
+
+def bytes_taken(content: Content | Padded) -> int:
+    """Bytes of the source that are read for a content."""
+    if isinstance(content, (Zeros, Given)):
+        return 0
+    if isinstance(content, Averaged):
+        return content.range.size + content.other.size
+    return content.size if isinstance(content, ByteRange) else content.range.size
+
+
+@record
+class OutputText:
+    """A small document to write."""
+
+    name: str
+    text: str
