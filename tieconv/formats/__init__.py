@@ -29,6 +29,10 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
     if is_safetensors_alone(listing):
         return SAFETENSORS.read(listing, files)
+    if holds_graphs(listing):
+        from tieconv.formats.onnx_model import ONNX  # most models are no graphs
+
+        return ONNX.read(listing, files)
     from tieconv.formats.choice import choose  # most models give no choice
 
     return choose(listing, files)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
-from tieconv.formats import holds_graphs, side_by_side
+from tieconv.formats import side_by_side
 from tieconv.formats.dcp_model import DCP
 from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
@@ -25,11 +25,10 @@ _KNOWN_ELSEWHERE = {
 
 
 def choose(listing: Listing, files: Files) -> Checkpoint:
-    """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
-    if holds_graphs(listing):
-        from tieconv.formats.onnx_model import ONNX  # most models are no graphs
+    """The checkpoint that MODEL, which is no graph, names, in the format that loaders prefer.
 
-        return ONNX.read(listing, files)
+    Raises `UnreadableError` where there is none.
+    """
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
     if not claims:
         raise _unclaimed(listing, files)
