@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -55,12 +56,12 @@ def environment(hub: Hub, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def tieconv(environment: dict[str, str], tmp_path: Path) -> Run:
-    """``tieconv`` with these words; keywords are environment variables."""
+def interpreter(environment: dict[str, str], tmp_path: Path) -> Run:
+    """Python with these words; keywords are environment variables."""
 
     def call(*words: str | Path, stdin: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-P", "-m", "tieconv", *map(str, words)],
+            [sys.executable, "-P", *map(str, words)],
             env={**environment, **more},
             cwd=tmp_path,
             input=stdin,
@@ -74,7 +75,19 @@ def tieconv(environment: dict[str, str], tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def hasty(environment: dict[str, str], tmp_path: Path) -> Run:
+def tieconv(interpreter: Run) -> Run:
+    """``tieconv`` with these words."""
+    return partial(interpreter, "-m", "tieconv")
+
+
+@pytest.fixture
+def python(interpreter: Run) -> Run:
+    """A Python program."""
+    return partial(interpreter, "-c")
+
+
+@pytest.fixture
+def hasty(python: Run) -> Run:
     """As ``tieconv``, with the pauses between retries cut to a hundredth, and a ``silence`` (seconds) of its own."""
     program = (
         "import sys; from huggingface_hub import constants; from tieconv.sources import hub_client\n"
@@ -84,31 +97,6 @@ def hasty(environment: dict[str, str], tmp_path: Path) -> Run:
     )
 
     def call(*words: str | Path, silence: float = 30, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-P", "-c", program, str(silence), *map(str, words)],
-            env={**environment, **more},
-            cwd=tmp_path,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-
-    return call
-
-
-@pytest.fixture
-def python(environment: dict[str, str], tmp_path: Path) -> Run:
-    """A Python program in that environment."""
-
-    def call(program: str, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            env={**environment, **more},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return python(program, str(silence), *words, **more)
 
     return call
