@@ -15,6 +15,7 @@ from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import FileState
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale
+from tieconv.execute.exchange import check_unchanged, exchange, standing
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
@@ -211,10 +212,7 @@ class _Job:
             if tree.file_state_at(self.root / name) != state:
                 raise stale(name)
         if self.before:
-            now = tree.states(self.final)
-            for name in sorted({*now, *self.before}):
-                if now.get(name) != self.before.get(name):
-                    raise stale(name)
+            check_unchanged(self.final, self.before)
         check_place(self.plan, self.target)
 
     def _publish(self, staging: Staging) -> None:
@@ -233,25 +231,11 @@ class _Job:
         return self.target.in_place or (self.target.overwrite and self.final.exists())
 
     def _publish_directory(self, staging: Staging) -> None:
-        standing = standing_in(self.final)
-        if self.target.in_place:
-            displaced = swap.exchange_directory(staging.new, self.final)
-            with suppress(OSError):
-                tree.rescue(displaced, self.final, self.before)
-        else:
-            swap.publish_directory(staging.new, self.final, staging.old)
-        if standing is not None:
-            with suppress(OSError):
-                os.chdir(standing)
-
-
-def standing_in(directory: Path) -> str | None:
-    """The working directory, where it lies in ``directory``: it then has to be entered anew."""
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:
-        return None
-    return here if Path(here).is_relative_to(directory) else None
+        with standing(self.final):
+            if self.target.in_place:
+                exchange(staging.new, self.final, self.before)
+            else:
+                swap.publish_directory(staging.new, self.final, staging.old)
 
 
 def _no_tick(_count: int) -> None:

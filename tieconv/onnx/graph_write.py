@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,10 +14,10 @@ from tieconv.errors import VerificationError
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_place, stale
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
+from tieconv.execute.exchange import check_unchanged, exchange, standing
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
-from tieconv.execute.run import standing_in
 from tieconv.execute.staging import Staging
 from tieconv.execute.sync import Syncer
 from tieconv.execute.verify import first_difference
@@ -188,16 +187,14 @@ class _Job:
             if tree.file_state_at(root / name) != state:
                 raise stale(name)
         if self.before:
-            now = tree.states(self.final)
-            for name in sorted({*now, *self.before}):
-                if now.get(name) != self.before.get(name):
-                    raise stale(name)
+            check_unchanged(self.final, self.before)
         check_place(self.target.plan, self.target.target)
         check_beside(self.target, self.store)
 
     def _publish(self) -> None:
         if self._swaps:
-            self._exchange()
+            with standing(self.final):
+                exchange(self.staging.new, self.final, self.before)
         elif not self.target.is_file:
             if self.target.target.overwrite and os.path.isdir(self.final):
                 swap.publish_directory(self.staging.new, self.final, self.staging.old)
@@ -208,15 +205,6 @@ class _Job:
             publish(self.staging.new, self.final, names, self.store.removed)
         else:
             self._publish_file()
-
-    def _exchange(self) -> None:
-        standing = standing_in(self.final)
-        displaced = swap.exchange_directory(self.staging.new, self.final)
-        with suppress(OSError):
-            tree.rescue(displaced, self.final, self.before)
-        if standing is not None:
-            with suppress(OSError):
-                os.chdir(standing)
 
     def _publish_file(self) -> None:
         """The data first, the graph last; the data goes again where the graph cannot follow."""
