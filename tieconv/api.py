@@ -335,25 +335,32 @@ def plan_convert(
 
 
 def plan_reindex(
-    path: str | Path = ".", *, prune: bool = False, drop_other_formats: bool = False, fetch: bool = False
+    path: str | Path = ".",
+    *,
+    prune: bool = False,
+    add_format: bool = False,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
 
-    ``prune`` leaves the weight files outside the index out.
+    ``prune`` leaves the weight files outside the index out. ``add_format`` names the format in safetensors metadata
+    that names none, also of a model of one file, which has no index.
 
-    Raises `RefusedError` for a model of one file and where one tensor stands in two shards with different bytes,
+    Raises `RefusedError` for a model of one file else, and where one tensor stands in two shards with different bytes,
     `UnreadableError` where a shard is missing.
     """
-    from tieconv.formats.shards import read_shards
+    from tieconv.formats.shards import is_one_file, read_shards
     from tieconv.inspection.equality import equal
     from tieconv.inspection.views import readable
     from tieconv.planned import PlannedWrite
+    from tieconv.plans.named_format import plan_add_format
     from tieconv.plans.other_formats import alone, dropping
     from tieconv.plans.reindex import plan_reindex as make
 
     def near() -> PlannedWrite:
         there = on_disk(path, drop_other_formats, refuses=False)
-        return plan_reindex(there, prune=prune, drop_other_formats=drop_other_formats)
+        return plan_reindex(there, prune=prune, add_format=add_format, drop_other_formats=drop_other_formats)
 
     refuse_graphs(path)
     far = is_hub(str(path))
@@ -365,8 +372,10 @@ def plan_reindex(
             reader, (one, two) = readable(files, (a, b))
             return equal(reader, one.range, two.range)
 
+        if add_format and is_one_file(listing, files):
+            return _planned(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
         checkpoint = replace(read_shards(listing, files), revision=commit)
-        plan = make(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune)
+        plan = make(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune, add_format=add_format)
         fetched = fetched_so_far(files)
     return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, near if far else None, fetched)
 

@@ -49,8 +49,8 @@ FILES = """\
 ## Which files it finds
 
 Before any of that a loader has to find the weights. A directory in which it does not is an `error`, whatever it holds;
-[IDX006](rules.md#idx006-no-index), [IDX010](rules.md#idx010-name-not-sought) and
-[IDX011](rules.md#idx011-no-metadata) say so for transformers without being asked.
+[IDX006](rules.md#idx006-no-index), [IDX010](rules.md#idx010-name-not-sought), [IDX011](rules.md#idx011-no-metadata)
+and [IDX012](rules.md#idx012-no-format) say so for transformers without being asked.
 
 | loader | reads of a directory |
 |---|---|

@@ -120,6 +120,11 @@ class WeightFile:
     metadata: Mapping[str, str] | None
     storages: tuple[Storage, ...] = ()
 
+    @property
+    def names_no_format(self) -> bool:
+        """Whether there is safetensors metadata without a format: transformers 4 refuses it, and takes none at all."""
+        return self.metadata is not None and not self.metadata.get("format")
+
 
 @record
 class Document:

@@ -52,7 +52,7 @@ def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Rem
     return _remedy(inspection, f"bias {verb}", *options, safe=safe)
 
 
-def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
+def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv reindex`, or ``None`` where it would refuse: a shard is missing, a tensor stands in two."""
     checkpoint = inspection.checkpoint
     repeated = any(evidence.cautions(inspection, "index.repeated"))
@@ -60,7 +60,18 @@ def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
         return None
     if checkpoint.index is None and not checkpoint.complete:
         return None
-    return _command("reindex", checkpoint.source, safe=safe)
+    return _command("reindex", checkpoint.source, *options, safe=safe)
+
+
+def add_format(inspection: Inspection) -> Remedy | None:
+    """`tieconv reindex --add-format`, which changes no tensor; ``None`` where it would refuse."""
+    option = ("--add-format", "")
+    checkpoint, source = inspection.checkpoint, _source(inspection)
+    if checkpoint.layout is Layout.SHARDED:
+        return reindex(inspection, option, safe=True)
+    if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
+        return None
+    return _over_formats(checkpoint, "reindex", source, option, safe=True)
 
 
 def convert(inspection: Inspection) -> Remedy | None:
