@@ -44,6 +44,9 @@ def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
     stored = all(member.stored for tie in inspection.ties if tie.gated for member in tie.members)
     if not stored or inspection.checkpoint.config is None:
         return untie(inspection, safe=safe)
+    flags = evidence.levels(inspection).values()
+    if flags and not any(flags) and not evidence.versions_differ(inspection):  # it says so already
+        return None
     return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
 
 
