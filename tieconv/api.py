@@ -350,7 +350,7 @@ def plan_reindex(
     Raises `RefusedError` for a model of one file else, and where one tensor stands in two shards with different bytes,
     `UnreadableError` where a shard is missing.
     """
-    from tieconv.formats.shards import is_one_file, read_shards
+    from tieconv.formats.shards import read_shards
     from tieconv.inspection.equality import equal
     from tieconv.inspection.views import readable
     from tieconv.planned import PlannedWrite
@@ -363,6 +363,8 @@ def plan_reindex(
         return plan_reindex(there, prune=prune, add_format=add_format, drop_other_formats=drop_other_formats)
 
     refuse_graphs(path)
+    if add_format and _is_one_file(path):
+        return _planned(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
     far = is_hub(str(path))
     if far and fetch:
         return near()
@@ -372,12 +374,17 @@ def plan_reindex(
             reader, (one, two) = readable(files, (a, b))
             return equal(reader, one.range, two.range)
 
-        if add_format and is_one_file(listing, files):
-            return _planned(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
         checkpoint = replace(read_shards(listing, files), revision=commit)
         plan = make(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune, add_format=add_format)
         fetched = fetched_so_far(files)
     return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, near if far else None, fetched)
+
+
+def _is_one_file(path: str | Path) -> bool:
+    from tieconv.formats.shards import is_one_file
+
+    with opened(str(path)) as (listing, files, _):
+        return is_one_file(listing, files)
 
 
 def _indexed(out: Path) -> Inspection:

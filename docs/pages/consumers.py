@@ -66,8 +66,9 @@ Where the config names a file as `transformers_weights`, transformers newer than
 leaves out what `model.safetensors.index.json` does not name, where there is one, as llama.cpp does. Where a file is
 called `consolidated*.safetensors`, in whatever folder, vLLM takes the model for one in Mistral's own format: it loads
 those files and no others, and the settings of a `params.json` beside them, unless it is told
-`--load-format hf --config-format hf` (`_prepare_weights` and `is_mistral_model_repo` in its source). Older releases load
-the other files. Since one answer would be wrong for some, and what the format ties there was not read, it is `unknown`.
+`--load-format hf --config-format hf` (`_prepare_weights` and `is_mistral_model_repo` in its source). Older releases
+load the other files. Since one answer would be wrong for some, and what the format ties there was not read, it is
+`unknown`.
 An index needs `metadata` for transformers, and a safetensors file with metadata needs a `format` in it for
 transformers 4. A second file that such a pattern takes too, and that holds another embedding or head, makes the answer
 `unknown`, as do, for all but transformers, weights of two formats and a single file beside an index. Each way in which
