@@ -49,8 +49,8 @@ FILES = """\
 ## Which files it finds
 
 Before any of that a loader has to find the weights. A directory in which it does not is an `error`, whatever it holds;
-[IDX006](rules.md#idx006-no-index), [IDX010](rules.md#idx010-name-not-sought) and
-[IDX011](rules.md#idx011-no-metadata) say so for transformers without being asked.
+[IDX006](rules.md#idx006-no-index), [IDX010](rules.md#idx010-name-not-sought), [IDX011](rules.md#idx011-no-metadata)
+and [IDX012](rules.md#idx012-no-format) say so for transformers without being asked.
 
 | loader | reads of a directory |
 |---|---|
@@ -63,7 +63,12 @@ Before any of that a loader has to find the weights. A directory in which it doe
 | safetensors | the one file that it is given |
 
 Where the config names a file as `transformers_weights`, transformers newer than 4.48 takes that and no other. vLLM
-leaves out what `model.safetensors.index.json` does not name, where there is one, as llama.cpp does.
+leaves out what `model.safetensors.index.json` does not name, where there is one, as llama.cpp does. Where a file is
+called `consolidated*.safetensors`, in whatever folder, vLLM takes the model for one in Mistral's own format: it loads
+those files and no others, and the settings of a `params.json` beside them, unless it is told
+`--load-format hf --config-format hf` (`_prepare_weights` and `is_mistral_model_repo` in its source). Older releases
+load the other files. Since one answer would be wrong for some, and what the format ties there was not read, it is
+`unknown`.
 An index needs `metadata` for transformers, and a safetensors file with metadata needs a `format` in it for
 transformers 4. A second file that such a pattern takes too, and that holds another embedding or head, makes the answer
 `unknown`, as do, for all but transformers, weights of two formats and a single file beside an index. Each way in which

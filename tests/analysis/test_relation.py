@@ -312,3 +312,24 @@ def test_the_sentence_counts_what_it_says_of_rows() -> None:
     assert most == "120 of 150 rows of the smaller table stand in the embedding, at another place."
     assert told(moved).startswith("Every row of the smaller table stands in the embedding")
     assert told(np.concatenate([e[:1] + 1, e[1:]])) == "1 row of 200 differs, the others are equal bit by bit."
+
+
+@pytest.mark.parametrize(("size", "side"), [(1e-200, 0), (1e-200, 1), (1e-170, 1)])
+def test_numbers_that_cannot_be_squared(size: float, side: int) -> None:
+    """Nothing is said of a map between tables of which float64 holds no square; rows alike are not their reason."""
+    rng = np.random.default_rng(0)
+    values = [rng.standard_normal((64, 8)), rng.standard_normal((64, 8))]
+    values[side] *= size
+    found = relate_tables(*(table(one, "F64") for one in values))
+    assert found.kind is Kinship.UNKNOWN
+    assert found.detail["reason"] == f"the numbers of the {('embedding', 'head')[side]} are too small to be squared"
+
+
+def test_rows_of_zeros_of_either_sign_hide_no_order() -> None:
+    """A permuted head whose rows of zeros are negative ones is a permutation of the others all the same."""
+    rng = np.random.default_rng(1)
+    values = rng.standard_normal((64, 8))
+    values[:24] = 0
+    head = values[np.r_[:24, 24 + rng.permutation(40)]]
+    head[:24] = -0.0
+    assert relate_tables(table(values, "F64"), table(head, "F64")).kind is Kinship.ROW_PERMUTATION

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 import tieconv
@@ -16,6 +19,7 @@ from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.cli.run import refused
 from tests.cli.stored import configure, edit
 from tieconv.analysis import undertrained
+from tieconv.analysis.moments import lengths
 from tieconv.analysis.rowhash import digests, duplicates, overlap
 from tieconv.analysis.tokens import read_tokens
 from tieconv.checkpoint.analysis import Analysis, Measure
@@ -54,6 +58,43 @@ def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
     assert rows.detail["differing_rows_without_token"] == [[VOCABULARY - PADDING, VOCABULARY]]
     assert rows.detail["differing_rows_with_token"] == [[5, 6]]
     assert f"which take probability ({mass.value:.2g} of it by estimate)" in rows.sentence
+
+
+EXTREMES = {"F64": 5e-324, "F32": 1e-45, "BF16": 1e-40, "F16": 6e-8}
+plain = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(st.sampled_from(sorted(EXTREMES)), st.lists(st.tuples(plain, plain, plain), min_size=1, max_size=6))
+@settings(deadline=None, max_examples=300)
+def test_a_row_is_zero_where_every_number_is(dtype: str, values: list[tuple[float, ...]]) -> None:
+    """By its bits, signs aside, however small the numbers are; the length of any other is that of exact arithmetic."""
+    signs = [(0.0, -0.0, 0.0), (EXTREMES[dtype], -0.0, 0.0), (1e-200, 1e-200, -1e-200), (1e200, 0.0, 0.0)]
+    with np.errstate(all="ignore"):
+        stored = table(np.array([*signs, *values]), dtype)
+    found, numbers = lengths(stored), stored.values(0, stored.rows)
+    sign = 1 << (8 * stored.form.width - 1)
+    for length, row, bits in zip(found, numbers, stored.bits(0, stored.rows), strict=True):
+        assert (length == 0) == all(int(number) & (sign - 1) == 0 for number in bits)
+        assert np.isfinite(length) == np.isfinite(row).all()
+        if np.isfinite(length):
+            assert length == pytest.approx(min(math.hypot(*row), np.finfo("f8").max), rel=1e-14, abs=5e-324)
+
+
+def test_small_numbers_are_no_rows_of_zeros(tmp_path: Path) -> None:
+    """Float64 rows whose squares underflow are told as what they are, and so are rows whose squares overflow."""
+    build(tmp_path, tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        head = values["lm_head.weight"].double()
+        head[3], head[4], head[5] = 1e-200, -0.0, 1e200
+        values["lm_head.weight"] = head
+
+    edit(tmp_path, change)
+    analysis = tieconv.analyze(tmp_path)
+    assert figure(analysis, "Rows", "rows of zeros in the head").value == 1
+    rows = analysis.section("Rows")
+    assert rows is not None and rows.detail["zero_rows"] == [[4, 5]]
+    assert "NaN or infinity" not in rows.sentence
 
 
 def test_rows_that_no_token_has_cost_nothing_where_the_head_survives(tmp_path: Path) -> None:

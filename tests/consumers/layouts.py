@@ -193,6 +193,7 @@ LAYOUTS: dict[str, Layout] = {
     "bin named by the config": partial(named, name="weights.bin", made=partial(one, name="weights.bin")),
     "another one named by the config": partial(named, name="gone.safetensors", made=one),
     "metadata without a format": partial(one, by="hand"),
+    "metadata that a format was added to": partial(one, by="hand", format="pt"),
     "metadata of numpy": partial(one, format="np"),
     "metadata of mlx": partial(one, format="mlx"),
 }

@@ -315,6 +315,25 @@ def test_token_stays_at_the_hub(hub: Hub, hasty: Run, models: Path) -> None:
     assert {one.authorization for one in hub.requests if one.server == "storage"} == {None}
 
 
+def test_token_stays_out_of_the_log(hub: Hub, tieconv: Run, models: Path) -> None:
+    """HF_DEBUG makes huggingface_hub write its requests to stderr: addresses, and never the login."""
+    hub.add("org/m", models / "llama-tied", gated=True)
+    logged = ""
+    for words in (
+        ("inspect", "hf://org/m", "--depth", "full"),
+        ("untie", "hf://org/m", "-o", "out"),
+        ("push", "out", "hf://org/m", "--yes"),
+        ("inspect", "hf://org/absent"),
+        ("inspect", "hf://org/absent", "--traceback"),
+    ):
+        result = tieconv(*words, HF_TOKEN=TOKEN, HF_DEBUG="1")
+        assert (result.returncode == 0) is ("absent" not in words[1]), result.stderr
+        assert TOKEN not in result.stdout + result.stderr
+        logged += result.stderr
+    assert "authorization: <TOKEN>" in logged
+    assert f"Bearer {TOKEN}" in {one.authorization for one in hub.requests}
+
+
 def test_no_network_unasked(hub: Hub, tieconv: Run, models: Path) -> None:
     """Without an hf:// argument no request is made and huggingface_hub is not imported."""
     result = tieconv("check", models / "llama-tied", models / "llama-duplicated")

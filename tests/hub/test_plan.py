@@ -14,11 +14,12 @@ from tests.hub.stub import Hub
 SIZE = ROWS * WIDTH * 2
 VERBS = [
     ("untie", "--keep-flag"), ("retie",), ("set-tie", "false"), ("dedup",), ("bias", "zero"), ("bias", "resize"),
-    ("bias", "unify"), ("convert", "--to", "torch"), ("reindex",),
+    ("bias", "unify"), ("convert", "--to", "torch"), ("reindex",), ("reindex", "--add-format"),
 ]  # fmt: skip
 CASES = [
     *((words, model) for words in VERBS for model in ("llama-duplicated", "bert-mlm")),
-    (("untie",), "llama-tied-sharded"), (("reindex",), "llama-tied-sharded"), (("untie",), "gpt2-unprefixed"),
+    (("untie",), "llama-tied-sharded"), (("reindex",), "llama-tied-sharded"),
+    (("reindex", "--add-format"), "llama-tied-sharded"), (("untie",), "gpt2-unprefixed"),
 ]  # fmt: skip
 
 
@@ -37,6 +38,27 @@ def test_plan_is_that_of_the_local_model(
     else:
         assert far.stderr == near.stderr.replace(str(models / model), "hf://org/m")
     assert not (tmp_path / "hf-home" / "hub").exists()
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_format_is_added_on_the_way(shards: int, hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """Files without metadata on the Hub name a format in OUT, in one file and in shards; nothing else is new there."""
+    hub.add("org/m", sharded(tmp_path / "m", shards=shards, head=same_head()))
+    source = tmp_path / "m"
+    if shards == 1:
+        (source / "model.safetensors.index.json").unlink()
+        next(source.glob("*.safetensors")).rename(source / "model.safetensors")
+    result = tieconv("reindex", "hf://org/m", "--add-format", "-o", "out")
+    assert result.returncode == 0, result.stderr
+    for path in source.iterdir():
+        written = (tmp_path / "out" / path.name).read_bytes()
+        if path.suffix != ".safetensors":
+            assert written == path.read_bytes()
+            continue
+        head = int.from_bytes(written[:8], "little")
+        assert json.loads(written[8 : 8 + head])["__metadata__"] == {"format": "pt"}
+        old = path.read_bytes()
+        assert written[8 + head :] == old[8 + int.from_bytes(old[:8], "little") :]
 
 
 @pytest.mark.parametrize(

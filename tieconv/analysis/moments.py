@@ -9,14 +9,17 @@ import numpy as np
 from tieconv.analysis.tables import Array, Table, numbers, spans
 from tieconv.inspection.numeric import Format, convert
 
+SQUARED = (1e-150, 1e150)
+"""Lengths of rows whose square float64 holds to its last digit, with room for a sum of them."""
+
 
 @dataclass(slots=True)
 class Moments:
     """What one pass found about the first ``rows`` rows of E and U, both ``width`` wide.
 
-    Sums are float64 over the rows that are finite in both (``finite``). ``unequal`` marks rows that differ in a bit,
-    or, for two types, whose values differ once the wider is rounded to the narrower; ``cast`` says which was rounded
-    (empty for one type). ``apart`` is ‖U_v − E_v‖.
+    Sums are float64 over the rows that are finite in both, and whose squares are (``finite``). ``unequal`` marks rows
+    that differ in a bit, or, for two types, whose values differ once the wider is rounded to the narrower; ``cast``
+    says which was rounded (empty for one type). ``apart`` is ‖U_v − E_v‖.
     """
 
     rows: int
@@ -77,7 +80,7 @@ def _add(found: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, fo
     found.norms[0][start:stop], found.norms[1][start:stop] = _lengths(e), _lengths(u)
     with np.errstate(all="ignore"):
         found.apart[start:stop] = _lengths(u - e)
-    finite = np.isfinite(found.norms[0][start:stop]) & np.isfinite(found.norms[1][start:stop])
+    finite = (found.norms[0][start:stop] < SQUARED[1]) & (found.norms[1][start:stop] < SQUARED[1])  # a NaN is not
     found.finite[start:stop] = finite
     if not finite.all():
         e, u = e[finite], u[finite]
@@ -103,8 +106,21 @@ def _narrower(one: Format, two: Format) -> str:
 
 
 def _lengths(values: Array) -> Array:
-    with np.errstate(all="ignore"):  # rows with NaN or infinity have a length that says so
+    """The length of each row: 0 for a row of zeros alone, no number for one with NaN or infinity alone."""
+    with np.errstate(all="ignore"):
         found: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
+        odd = ~((found > SQUARED[0]) & (found < SQUARED[1]))
+        if odd.any():
+            found[odd] = _careful_lengths(values[odd])
+    return found
+
+
+def _careful_lengths(rows: Array) -> Array:
+    """The same for numbers whose squares float64 may not hold: each row is divided by its largest number first."""
+    largest = np.abs(rows).max(axis=1)
+    units = rows / np.where(largest > 0, largest, 1)[:, None]
+    found: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
+    found[~np.isfinite(largest)] = np.nan
     return found
 
 

@@ -11,7 +11,7 @@ from tieconv.analysis.codes import code_group
 from tieconv.analysis.fits import Fit, column_fits
 from tieconv.analysis.grams import WIDEST, Grams, gram
 from tieconv.analysis.linear import Linear, fit_linear, fit_without, linear_tolerance, shape
-from tieconv.analysis.moments import Moments, measure
+from tieconv.analysis.moments import SQUARED, Moments, measure
 from tieconv.analysis.retrieval import precision_at_1, sample
 from tieconv.analysis.rounding import precision
 from tieconv.analysis.rowhash import digests, overlap
@@ -113,6 +113,8 @@ def _untellable(moments: Moments) -> str:
     if moments.count < FEW:
         return f"fewer than {FEW} rows that both tables have and that hold no NaN or infinity"
     for name, squares, mean in zip(("embedding", "head"), moments.squares, moments.means, strict=True):
+        if float(squares.sum()) < moments.count * SQUARED[0] ** 2 and moments.norms[name == "head"].any():
+            return f"the numbers of the {name} are too small to be squared"
         if float((squares - moments.count * mean**2).sum()) <= SAME * float(squares.sum()):
             return f"every row of the {name} is the same"
     return ""
@@ -155,10 +157,12 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     """Rows of the smaller table that stand elsewhere in the larger: all of them, or most where few stand in place."""
     from_head = head.rows <= embed.rows
     small, large = (head, embed) if from_head else (embed, head)
-    matched = overlap(digests(small), digests(large))
+    one, two = digests(small), digests(large)
+    matched = overlap(one, two)
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
-    zeros = [int(np.count_nonzero(norms == 0)) for norms in (moments.norms[::-1] if from_head else moments.norms)]
-    telling, found = small.rows - zeros[0], matched - min(zeros)  # a row of zeros is no sign of another's place
+    there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
+    # A row of zeros is no sign of another's place.
+    telling, found = int(np.count_nonzero(there[0])), overlap(one[there[0]], two[there[1]])
     if matched < small.rows and (found <= HALF * telling or small.rows < FEW):
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should

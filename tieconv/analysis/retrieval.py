@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from tieconv.analysis.grams import GEMM
-from tieconv.analysis.moments import Moments
+from tieconv.analysis.moments import SQUARED, Moments
 from tieconv.analysis.tables import Array, Table, spans
 
 QUERIES = 256
@@ -18,7 +18,7 @@ Map = Callable[[Array], Array]
 
 def sample(moments: Moments, most: int = QUERIES, seed: int = 0) -> Array:
     """Rows to ask for, ascending: finite, not zero, drawn without replacement."""
-    usable = np.flatnonzero(moments.finite & (moments.norms[0][: moments.rows] > 0))
+    usable = np.flatnonzero(moments.finite & (moments.norms[0][: moments.rows] > SQUARED[0]))
     most = min(most, max(len(usable) // 4, 1))  # the others are what maps are fitted on
     return np.sort(np.random.default_rng(seed).choice(usable, most, replace=False))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tieconv.analysis.moments import SQUARED
 from tieconv.analysis.tables import Array, Table, spans
 
 REFERENCE = 8
@@ -43,7 +44,7 @@ class Flagged:
 
 def find(table: Table, norms: Array, used: Array, *, output: bool) -> Flagged | None:
     """The tokens whose row looks like those that no token has; ``None`` where there are too few of those."""
-    unused = np.flatnonzero(~used & np.isfinite(norms))
+    unused = np.flatnonzero(~used & (norms < SQUARED[1]))
     if len(unused) < REFERENCE:
         return None
     score, own = _output_score(table, norms, unused) if output else (norms, norms[unused])
@@ -58,7 +59,7 @@ def _output_score(table: Table, norms: Array, unused: Array) -> tuple[Array, Arr
 
     By cosine; by length where the unused rows are zero and have no direction.
     """
-    alive = unused[norms[unused] > 0]
+    alive = unused[norms[unused] > SQUARED[0]]
     by_cosine = len(alive) >= REFERENCE
     reference = table.pick(alive if by_cosine else unused)
     total, count = reference.sum(0), len(reference)

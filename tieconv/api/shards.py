@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.evidence import inspect
 from tieconv.api.graphs import refuse_graphs
+from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import UnreadableError
-from tieconv.formats.shards import read_shards
+from tieconv.formats.shards import is_one_file, read_shards
 from tieconv.inspection.equality import equal
 from tieconv.inspection.views import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
 from tieconv.plans import reindex
+from tieconv.plans.named_format import plan_add_format
 from tieconv.plans.other_formats import alone, dropping
 from tieconv.sources import is_hub
 
@@ -25,22 +27,30 @@ if TYPE_CHECKING:
 
 
 def plan_reindex(
-    path: str | Path = ".", *, prune: bool = False, drop_other_formats: bool = False, fetch: bool = False
+    path: str | Path = ".",
+    *,
+    prune: bool = False,
+    add_format: bool = False,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
 ) -> PlannedWrite:
     """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
 
-    ``prune`` leaves the weight files outside the index out.
+    ``prune`` leaves the weight files outside the index out. ``add_format`` names the format in safetensors metadata
+    that names none, also of a model of one file, which has no index.
 
-    Raises `RefusedError` for a model of one file and where one tensor stands in two shards with different bytes,
+    Raises `RefusedError` for a model of one file else, and where one tensor stands in two shards with different bytes,
     `UnreadableError` where a shard is missing.
     """
     from tieconv.planned import PlannedWrite
 
     def near() -> PlannedWrite:
         there = on_disk(path, drop_other_formats, refuses=False)
-        return plan_reindex(there, prune=prune, drop_other_formats=drop_other_formats)
+        return plan_reindex(there, prune=prune, add_format=add_format, drop_other_formats=drop_other_formats)
 
     refuse_graphs(path)
+    if add_format and _is_one_file(path):
+        return planned_write(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
     far = is_hub(str(path))
     if far and fetch:
         return near()
@@ -51,9 +61,15 @@ def plan_reindex(
             return equal(reader, one.range, two.range)
 
         checkpoint = replace(read_shards(listing, files), revision=commit)
-        plan = reindex.plan_reindex(alone(checkpoint) if drop_other_formats else checkpoint, same, prune=prune)
+        whole = alone(checkpoint) if drop_other_formats else checkpoint
+        plan = reindex.plan_reindex(whole, same, prune=prune, add_format=add_format)
         fetched = fetched_so_far(files)
     return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, near if far else None, fetched)
+
+
+def _is_one_file(path: str | Path) -> bool:
+    with opened(str(path)) as (listing, files, _):
+        return is_one_file(listing, files)
 
 
 def _indexed(out: Path) -> Inspection:

@@ -51,7 +51,10 @@ def _range(start: int, end: int) -> str:
 
 
 def measured(detail: Detail) -> str:
-    """The figures of a difference for a table: rows, ulp, the largest difference; where there are none, the reason."""
+    """The figures of a difference for a table: rows, ulp, the largest difference; where there are none, the reason.
+
+    Of distinct tensors the cosine is told and no ulp, which counts to billions across a zero.
+    """
     if detail.get("sign_of_zero_only"):
         return "only the sign of zeros differs"
     ranges = detail.get("ranges_differing")
@@ -65,7 +68,10 @@ def _measures(detail: Detail) -> Iterator[str]:
     if not isinstance(rows, int):
         return
     yield f"{rows:,} of {detail.get('rows'):,} rows differ"
-    if isinstance(detail.get("max_ulp"), int):
+    if "cosine" in detail:  # of distinct tensors
+        if isinstance(detail["cosine"], float):
+            yield f"cosine {detail['cosine']:.2g}"
+    elif isinstance(detail.get("max_ulp"), int):
         yield f"max {detail['max_ulp']:,} ulp"
     if isinstance(detail.get("max_abs"), float):
         yield f"max |difference| {detail['max_abs']:.4g}"

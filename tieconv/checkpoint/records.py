@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
@@ -120,6 +121,11 @@ class WeightFile:
     metadata: Mapping[str, str] | None
     storages: tuple[Storage, ...] = ()
 
+    @property
+    def names_no_format(self) -> bool:
+        """Whether there is safetensors metadata without a format: transformers 4 refuses it, and takes none at all."""
+        return self.metadata is not None and not self.metadata.get("format")
+
 
 @record
 class Document:
@@ -224,6 +230,10 @@ class _Tensors:
     _tensors: Mapping[str, TensorRecord]
 
 
+_NATIVE = re.compile(r"(.*/)?consolidated[^/]*\.safetensors")
+"""What Mistral's own tools write beside a `params.json`; vLLM looks for it by this name, in every folder."""
+
+
 @record
 class Checkpoint(_Tensors):
     """Everything that is known without reading tensor bytes.
@@ -284,6 +294,12 @@ class Checkpoint(_Tensors):
     def config_values(self) -> Mapping[str, object]:
         """The config's content; empty where there is no config."""
         return self.config.value if self.config else {}
+
+    @property
+    def native(self) -> str:
+        """The first weight file in Mistral's own format, at any depth; empty where there is none."""
+        found = (name for name in (*self.states, *self.companions) if _NATIVE.fullmatch(name))
+        return min(found, key=lambda name: (name.count("/"), name), default="")
 
     def file(self, name: str) -> WeightFile:
         """The weight file with this name; ``KeyError`` where there is none."""

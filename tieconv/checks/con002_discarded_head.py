@@ -14,6 +14,8 @@ Nothing is said, the text stays fluent, and what was trained is gone (C01).
 
 ## How to fix
 `tieconv set-tie false` declares the model untied at every level, so that the stored head is used.
+Where the config says so already, as of an FSMT whose decoder's table transformers 4 replaces by the head, nothing that
+is written helps: load the model with transformers 5.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ A tied StableLM, which stores the embedding alone, asked for llama.cpp:
 ## How to fix
 `tieconv untie --keep-flag` writes the head for a loader that needs it, and leaves the config tied. `tieconv retie`
 drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that most loaders
-read.
+read, `tieconv reindex --add-format` what transformers 4 looks for in its metadata.
 """
 
 from __future__ import annotations

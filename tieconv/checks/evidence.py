@@ -135,6 +135,12 @@ def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
     return (caution for caution in inspection.checkpoint.cautions if caution.code == code)
 
 
+def without_format(inspection: Inspection) -> list[str]:
+    """The safetensors files whose metadata names no format."""
+    checkpoint = inspection.checkpoint
+    return [file.name for file in checkpoint.files if checkpoint.format == "safetensors" and file.names_no_format]
+
+
 # --- phrases ---------------------------------------------------------------------------------------------
 
 

@@ -45,6 +45,9 @@ def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
     stored = all(member.stored for tie in inspection.ties if tie.gated for member in tie.members)
     if not stored or inspection.checkpoint.config is None:
         return untie(inspection, safe=safe)
+    flags = evidence.levels(inspection).values()
+    if flags and not any(flags) and not evidence.versions_differ(inspection):  # it says so already
+        return None
     return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
 
 
@@ -53,7 +56,7 @@ def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Rem
     return _remedy(inspection, f"bias {verb}", *options, safe=safe)
 
 
-def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
+def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv reindex`, or ``None`` where it would refuse: a shard is missing, a tensor stands in two."""
     checkpoint = inspection.checkpoint
     repeated = any(evidence.cautions(inspection, "index.repeated"))
@@ -61,7 +64,18 @@ def reindex(inspection: Inspection, *, safe: bool) -> Remedy | None:
         return None
     if checkpoint.index is None and not checkpoint.complete:
         return None
-    return _command("reindex", checkpoint.source, safe=safe)
+    return _command("reindex", checkpoint.source, *options, safe=safe)
+
+
+def add_format(inspection: Inspection) -> Remedy | None:
+    """`tieconv reindex --add-format`, which changes no tensor; ``None`` where it would refuse."""
+    option = ("--add-format", "")
+    checkpoint, source = inspection.checkpoint, _source(inspection)
+    if checkpoint.layout is Layout.SHARDED:
+        return reindex(inspection, option, safe=True)
+    if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
+        return None
+    return _over_formats(checkpoint, "reindex", source, option, safe=True)
 
 
 def convert(inspection: Inspection) -> Remedy | None:

@@ -8,7 +8,8 @@ embedding itself.
 ## Why it matters
 Tied, one matrix fills all four names of a sequence-to-sequence model. With the flag set to false each
 needs its own, and transformers fills those that are absent with random numbers; writing only the head is
-not enough (C13).
+not enough (C13). FSMT that transformers 4 saved lacks the decoder's table, which was the head there: transformers 5 has
+two, and one of them is then random.
 
 ## Example
 A BART with `"tie_word_embeddings": false` that stores the shared matrix and the head:
@@ -32,6 +33,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.families.last import twin
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -39,7 +41,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in evidence.declared_untied(inspection):
         absent = [member.name for member in tie.members if _is_needed(inspection, tie, member)]
         if absent and tie.role is not Role.OUTPUT_BIAS:
-            stored = evidence.reference(tie)
+            other = twin(inspection, tie, absent[0])
+            stored = other.name if other else evidence.reference(tie)
             yield RULE.finding(
                 f"{evidence.says(inspection, False)}, but {evidence.clause(absent, 'is', 'are')} not stored "
                 f"beside {evidence.listed([stored])}: transformers fills "

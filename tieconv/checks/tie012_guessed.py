@@ -31,6 +31,9 @@ from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 from tieconv.text import shown
 
+_EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
+"""What Mistral's own format calls the embedding and the head; the latter is not stored where params.json ties them."""
+
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
@@ -42,9 +45,14 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if not names:
         yield RULE.finding(f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE)
         return
+    if not named and inspection.checkpoint.native in inspection.checkpoint.states:
+        subject = f"{shown(inspection.checkpoint.native)} is of Mistral's own format, and {subject}"
+        names_known = f"; name them: --embed {_EMBED} --head {_HEAD}"
+    else:
+        names_known = ""
     pair = named and len(names) == 2
     yield RULE.finding(
-        f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names",
+        f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{names_known}",
         names,
         level=Level.WARNING if pair else Level.NOTE,
     )

@@ -8,6 +8,7 @@ import importlib
 import click
 
 from tieconv.cli.errors import ErrorBoundary
+from tieconv.cli.usage import no_command
 from tieconv.version import VERSION
 
 # Importing makes thousands of objects and no garbage: collecting meanwhile costs a twentieth of a short command.
@@ -46,6 +47,14 @@ class LazyGroup(ErrorBoundary):
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name]) for name in self.list_commands(ctx)])
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As Click, with a hint for a first word that is no command."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise no_command(args[0], COMMANDS)
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
@@ -54,7 +63,11 @@ class LazyGroup(ErrorBoundary):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+_START = """Start with `tieconv inspect MODEL`: it names the command to run next. `tieconv COMMAND --help` says what a
+command takes, `tieconv explain RULE` what a finding means."""
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_START)
 @click.version_option(VERSION, "--version", prog_name="tieconv")
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.

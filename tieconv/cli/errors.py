@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
 from tieconv.text import shown
 
@@ -23,7 +24,8 @@ class ErrorBoundary(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """As Click, which ends both of these with 1: that is an answer of `check` and `diff`."""
         try:
-            return super().invoke(ctx)
+            with told(ctx):
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
 
@@ -36,6 +38,11 @@ class ErrorBoundary(click.Group):
             # The reader went away (`| head`): quietly, and without a second error from the closing flush.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """As Click, with its usage errors told."""
+        with told(None):
+            return super().make_context(*args, **kwargs)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _print_anything()
@@ -63,6 +70,12 @@ def _print_anything() -> None:
 
 
 def _stop(message: str, hint: str, code: int) -> NoReturn:
+    tell(message, hint)
+    sys.exit(code)
+
+
+def tell(message: str, hint: str) -> None:
+    """Print the sentence and its hint to stderr."""
     first, *rest = _lines(message[:_MESSAGE_LIMIT])
     if (
         "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
@@ -71,7 +84,6 @@ def _stop(message: str, hint: str, code: int) -> NoReturn:
     click.echo("\n".join([first, *rest]), err=True)
     if hint:
         click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
-    sys.exit(code)
 
 
 def _lines(message: str) -> list[str]:

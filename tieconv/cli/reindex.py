@@ -15,18 +15,22 @@ from tieconv.cli.write import WriteArguments, finish
 @model_argument
 @write_options
 @click.option("--prune", is_flag=True, help="Leave out the weight files that are outside the index.")
+@click.option("--add-format", is_flag=True, help="Name the format (pt) in safetensors metadata that names none.")
 @json_option
 @traceback_option
-def command(model: str, prune: bool, as_json: bool, **writing: Any) -> None:
+def command(model: str, prune: bool, add_format: bool, as_json: bool, **writing: Any) -> None:
     """Rebuild the shard index from the headers of the shards.
 
     Works on safetensors and torch shards where the index is missing, cannot be read, names tensors that are not there
     or has wrong totals; what else it says is kept. Refuses where a shard is missing or one tensor stands in two shards
     with different bytes.
+
+    --add-format is also for a model of one file. transformers 4 refuses a safetensors file whose metadata has no
+    format: it is added there, and tensors and all other metadata stay as they are.
     """
     arguments = WriteArguments(**writing)
     finish(
-        plan_reindex(model, prune=prune, **arguments.planning),
+        plan_reindex(model, prune=prune, add_format=add_format, **arguments.planning),
         arguments,
         as_json=as_json,
     )

@@ -12,7 +12,7 @@ from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
-from tieconv.families.last import LAST_WINS
+from tieconv.families.last import DECODER_IS_HEAD, LAST_WINS
 from tieconv.families.reading import reading_v4
 from tieconv.text import shown
 
@@ -86,6 +86,8 @@ def _too_new(inspection: Inspection, version: str) -> bool:
 
 def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Verdict:
     words = [group for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
+    if not tied and inspection.family.model_type in DECODER_IS_HEAD and words:
+        return _decoder_is_head(words[0], pair, version)
     head_group = next((group for group in words if inspection.family.output_head in group.names), None)
     tied = tied and head_group is not None and inspection.family.tying is not Tying.NEVER
     if version == "4.48" and _is_unclear(inspection, words, tied, pair):
@@ -110,6 +112,23 @@ def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Ve
             name for name, held in ((pair.embedding, pair.has_embedding), (pair.head, pair.has_head)) if not held
         ]
     return _verdict(tied, pair, list(dict.fromkeys(random)), lost)
+
+
+def _decoder_is_head(group: Group, pair: Pair, version: str) -> Verdict:
+    """Untied, where the decoder's table and the head are one parameter all the same, with the head's values."""
+    decoder, head = group.members[0], next(member for member in group.members if member.name == pair.head)
+    if decoder.stored and not head.stored and version == "4.57":
+        return _without_values([head.name, decoder.name])
+    random = [] if head.stored else [decoder.name, head.name]
+    random += [] if pair.has_embedding else [pair.embedding]
+    if random or not decoder.stored:
+        return _verdict(False, pair, random, [])
+    if State.UNREAD in (decoder.state, head.state):
+        return unknown(f"{shown(head.name)} was not compared with {shown(decoder.name)}")
+    if facts.same(decoder) and facts.same(head):
+        return _verdict(False, pair, [], [])
+    detail = f"{shown(decoder.name)} is silently replaced by {shown(head.name)}"
+    return verdict(Outcome.DISCARDED, detail, [decoder.name])
 
 
 def _is_unclear(inspection: Inspection, words: list[Group], tied: bool, pair: Pair) -> bool:

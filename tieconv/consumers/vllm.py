@@ -3,6 +3,9 @@
 A class `ties` by the flag; one that `skips` leaves a stored head out while tied, the others load both names into one
 tensor; one that `demands` a value of the flag asserts it. A weight that the file lacks stays uninitialised without a
 word: the check for missing weights leaves out every layer with an embedding method.
+
+A file named `consolidated*.safetensors`, in whatever folder, makes the newer ones load Mistral's own format
+(transformers_utils/repo_utils.py, is_mistral_model_repo; model_loader/default_loader.py, _prepare_weights).
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from functools import partial
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.records import Layout
 from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
@@ -20,6 +24,8 @@ from tieconv.text import shown
 
 def judge(inspection: Inspection, *, release: str) -> Verdict:
     """What vLLM's own class of the architecture does with the head and the embedding."""
+    if inspection.checkpoint.native and inspection.checkpoint.layout is not Layout.FILE:
+        return unknown(_native(inspection))
     found = files.by_pattern(
         inspection, "vLLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pt", indexed=True
     )
@@ -35,6 +41,18 @@ def judge(inspection: Inspection, *, release: str) -> Verdict:
         return error(f"its class asserts that tie_word_embeddings is {'false' if tied else 'true'}")
     dropped = () if "bias" in kind else facts.class_bias(inspection)
     return _newer(inspection, pair, tied, dropped) if release == "0.33" else _older(kind, pair, tied, dropped)
+
+
+def _native(inspection: Inspection) -> str:
+    """Which weights are read where some lie in Mistral's own format: under names and settings that are not HF's."""
+    checkpoint = inspection.checkpoint
+    name, read = shown(checkpoint.native), shown(checkpoint.entry or checkpoint.files[0].name)
+    if checkpoint.native in {file.name for file in checkpoint.files}:
+        return f"{name} is of Mistral's own format, which vLLM reads with params.json; what it ties there was not read"
+    return (
+        f"{name} is there too: vLLM takes the model for one of Mistral's own format and its weights from "
+        f"consolidated*.safetensors, older releases from {read}, as all do with --load-format hf --config-format hf"
+    )
 
 
 def _older(kind: str, pair: Pair, tied: bool, dropped: tuple[str, ...]) -> Verdict:

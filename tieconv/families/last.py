@@ -1,15 +1,27 @@
-"""Tables of which a loader keeps the one that it reads last."""
+"""Tables that a loader makes one whatever the flag says, and which of several stored ones it keeps."""
 
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 
 LAST_WINS = ("blenderbot", "led", "marian", "mt5", "pegasus", "pegasus_x", "t5", "umt5")
 """Types whose encoder and decoder are given one embedding module in transformers 4: of several stored tables the one
 read last stays. Measured with 4.57.6, each table filled with a number of its own, in both orders."""
 
+DECODER_IS_HEAD = ("fsmt",)
+"""Types whose decoder's table is the head in transformers 4, whatever the flag says: files that it saved hold the head
+alone, and of two the head stays. Measured with 4.48.3 and 4.57.6."""
+
 _ALIKE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
+
+
+def twin(inspection: Inspection, tie: Tie, name: str) -> Member | None:
+    """The stored head that the absent table ``name`` was when the model was saved; ``None`` for any other name."""
+    head = inspection.head.output_head
+    if inspection.family.model_type not in DECODER_IS_HEAD or name != tie.canonical or not head or not head.stored:
+        return None
+    return next((member for member in tie.members if member.name == head.name), None)
 
 
 def one_table(inspection: Inspection) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ INDEX_ODD = "index.odd"
 INDEX_UNREADABLE = "index.unreadable"
 """Caution: nothing of the index could be read."""
 
+ONE_FILE = "reindex.one-file"
+"""The code of the refusal to index a model of one file."""
+
 _INDEXED: tuple[Model, ...] = (SAFETENSORS, TORCH)
 """Formats that have shards and an index, in the order in which loaders look for them."""
 _DIFFUSERS = "diffusion_pytorch_model"
@@ -74,6 +77,17 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     )
 
 
+def is_one_file(listing: Listing, files: Files) -> bool:
+    """Whether MODEL is or holds one weight file, so that there is nothing to index. No header is read."""
+    naming = next((model for model in _INDEXED if model.claims(listing)), SAFETENSORS).naming
+    try:
+        name = _index_name(naming, listing)
+        _members(naming, listing, _read_index(files, name)[0] if name in listing.top else None)
+    except RefusedError as error:
+        return error.code == ONE_FILE
+    return False
+
+
 def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
     """Weight files and indexes of its format at the top of the directory that the model does not use."""
     naming = _naming(checkpoint)
@@ -113,7 +127,7 @@ def _index_name(naming: Naming, listing: Listing) -> str:
         return listing.named
     if listing.named:
         raise RefusedError(
-            f"{shown(listing.named)} is one file, which has no index", "give the model's directory", "reindex.one-file"
+            f"{shown(listing.named)} is one file, which has no index", "give the model's directory", ONE_FILE
         )
     indexes = [entry for entry in listing.top if naming.is_index(entry)]
     return naming.index if naming.index in indexes or not indexes else indexes[0]
@@ -186,5 +200,5 @@ def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> Non
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {what}",
         "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),
-        "reindex.one-file",
+        ONE_FILE,
     )

@@ -34,13 +34,14 @@ Plan = Callable[[Action], PlannedWrite]
 class Fixer:
     """Applies the safe remedies of the findings that count.
 
-    ``out`` is the path of the new model, ``None`` to replace the model itself.
+    ``out`` is the path of the new model, ``None`` to replace the model itself; ``source`` is the model as it was named.
     """
 
     look: Look
     counts: Counts
     plan: Plan
     out: str | None
+    source: str = ""
     done: list[Fix] = field(default_factory=list)
     now: Fix | None = None
     applied: list[Action] = field(default_factory=list)
@@ -50,6 +51,7 @@ class Fixer:
         """The model after its remedies; with a `Failure` where one could not be written."""
         if model.failure is not None:
             return model
+        self.source = model.source
         try:
             after, output = self._in_place(model) if self.out is None else self._beside(model, self.out)
         except TieconvError as error:
@@ -105,10 +107,16 @@ class Fixer:
                 planned, reason = None, error.message
             if planned is not None:
                 self.applied.append(action)
-                self.now = Fix(action.command, rules)
+                self.now = Fix(self._told(action, model).command, rules)
                 return planned
             self.refused.setdefault(key, reason)
         return None
+
+    def _told(self, action: Action, model: CheckedModel) -> Action:
+        """The action on the model that the user named: a later step reads what the one before it left."""
+        if os.path.normpath(model.source) == os.path.normpath(self.source):
+            return action
+        return replace(action, source=self.source)
 
     def _finished(self) -> None:
         """What was planned is written."""

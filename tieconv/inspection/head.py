@@ -27,15 +27,27 @@ def view_head(
     depth: Depth,
 ) -> Head:
     """What plays the input embedding, the output embedding and the head bias."""
-    return Head(_embedding(family, tensors), _output(family, tensors, ties), _bias(family, tensors, reader, depth))
+    return Head(
+        _embedding(family, tensors, ties), _output(family, tensors, ties), _bias(family, tensors, reader, depth)
+    )
 
 
-def _embedding(family: Family, tensors: Mapping[str, TensorRecord]) -> TensorView | None:
+def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> TensorView | None:
+    """The stored tensor that is the input embedding, under its own name or that of the table which a tied one shares.
+
+    Marian's is the encoder's, and a file of a tied model holds `model.shared.weight` alone.
+    """
     name = family.input_embedding and locate(family, family.input_embedding, tensors)
+    if not name:
+        name = next((tie.canonical for tie in ties if _shares(tie, family.input_embedding, tensors)), None)
     if not name:
         return None
     record = tensors[name]
     return TensorView(name, record.shape, record.dtype)
+
+
+def _shares(tie: Tie, name: str | None, tensors: Mapping[str, TensorRecord]) -> bool:
+    return tie.declared and tie.canonical in tensors and any(member.name == name for member in tie.members)
 
 
 def _output(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> OutputHead | None:

@@ -36,6 +36,9 @@ _WIDE = 64
 # Sums of squares outside these bounds may have lost terms to underflow or hold an infinity.
 _SAFE_SQUARES = (1e-20, 1e30)
 
+_LEAST_SQUARES = 1e-280
+"""A sum of squares below it has lost digits, or terms, to underflow."""
+
 
 @dataclass(slots=True)
 class Rows:
@@ -95,15 +98,15 @@ class Difference:
         """``None`` where it is infinite, undefined, or too small to be squared."""
         if self.unbounded or not isfinite(self.squares):
             return None
-        if self.squares == 0:
+        if self.squares < _LEAST_SQUARES:
             return None if self.max_abs else 0.0
-        return _finite(sqrt(self.squares / self.left_squares)) if self.left_squares else None
+        return _finite(sqrt(self.squares / self.left_squares)) if self.left_squares >= _LEAST_SQUARES else None
 
     @property
     def cosine(self) -> float | None:
         """Cosine of the angle between the whole tensors; ``None`` where it is undefined."""
         lengths = sqrt(self.left_squares) * sqrt(self.right_squares)
-        if self.unbounded or not lengths:
+        if self.unbounded or not lengths or min(self.left_squares, self.right_squares) < _LEAST_SQUARES:
             return None
         product = (self.left_squares + self.right_squares - self.squares) / 2
         return _finite(max(-1.0, min(1.0, product / lengths)))

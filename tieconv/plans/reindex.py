@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tieconv.checkpoint.operation import KeepTensor, LinkFile
-from tieconv.checkpoint.output import OutputText
+from tieconv.checkpoint.output import OutputText, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.records import Checkpoint, TensorRecord
 from tieconv.errors import RefusedError, UnreadableError
@@ -15,7 +15,8 @@ from tieconv.formats.index import DIGITS, LIMIT
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
 from tieconv.formats.spelled_json import Number
 from tieconv.formats.strict_json import loads
-from tieconv.text import count, shown
+from tieconv.plans import named_format
+from tieconv.text import command, count, shown
 
 Equal = Callable[[TensorRecord, TensorRecord], bool]
 """A proof: whether two records hold the same bytes."""
@@ -23,15 +24,17 @@ Equal = Callable[[TensorRecord, TensorRecord], bool]
 _LISTED = 6
 
 
-def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False) -> Plan:
+def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False, add_format: bool = False) -> Plan:
     """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
 
-    ``prune`` leaves the weight files outside the index out. Raises `RefusedError` where one tensor stands in two
+    ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none.
+    Raises `RefusedError` where one tensor stands in two
     shards with different bytes.
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)
     totals = _totals(homes)
+    weights = _formatted(checkpoint) if add_format else ()
     name = index_name(checkpoint)
     carried = _carried(checkpoint)
     text = _text(checkpoint, carried, homes, totals)
@@ -41,20 +44,33 @@ def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False) -
     files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
     if not changed:
         files[name] = checkpoint.states[name].size
+    rewritten = {output.name for output in weights}
     return Plan(
         command="reindex",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
-        operations=tuple(KeepTensor(tensor) for tensor in homes),
-        weights=(),
+        operations=(*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes)),
+        weights=weights,
         texts=(OutputText(name, text),) if changed else (),
-        links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in gone),
+        links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(gone)),
         removed=gone,
         promises=Promises(None, ()),
-        summary=_summary(checkpoint, old, homes, totals, changed),
-        options={"prune": str(prune).lower()},
+        summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
+        options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
         notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_added_notes(old, homes)),
     )
+
+
+def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
+    named_format.guard_named(checkpoint, command("inspect", checkpoint.source))
+    return named_format.with_format(checkpoint)
+
+
+def _both(index: str, shards: str, changed: bool) -> str:
+    """What becomes of the index and of the shards, as one summary."""
+    if not shards:
+        return index
+    return f"{index}; {shards}" if changed else shards
 
 
 def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: Equal) -> dict[str, TensorRecord]:

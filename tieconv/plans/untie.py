@@ -7,6 +7,7 @@ from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.records import TensorRecord
+from tieconv.families.last import twin
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import ALIKE, build
@@ -59,8 +60,10 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
         if is_head and exponent:
             _write_scaled(edits, inspection, member, source, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
-            _guard_rows(inspection, member, source)
-            edits.copy(member.name, source)
+            other = twin(inspection, tie, member.name)
+            origin = tensors[other.name] if other else source
+            _guard_rows(inspection, member, origin)
+            edits.copy(member.name, origin)
     return tuple(notes)
 
 

@@ -114,7 +114,8 @@ def _output(inspection: Inspection) -> tuple[str, ...]:
         return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
-    return "output head", shown(output.name), "not stored, and nothing that it is tied to is"
+    tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
+    return "output head", shown(output.name), f"not stored{', and nothing that it is tied to is' if tied else ''}"
 
 
 def _bias(inspection: Inspection) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ def _member(tie: Tie, member: Member) -> str:
         shared = tie.declared and any(other.stored for other in tie.members)
         text = "absent, takes the tied values" if shared else "absent"
     elif member.state is State.CANONICAL and member.name != tie.canonical:
-        text = "stored in place of the canonical name"
+        text = "stored in place of the canonical name" if tie.declared else "stored, the others are compared with it"
     elif member.state is not State.CANONICAL:
         text = ": ".join(part for part in (text, figures(member)) if part)
     if member.loads_as:

@@ -81,8 +81,10 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
-        case SetMetadata(file, key):
+        case SetMetadata(file, key, None):
             return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
+        case SetMetadata(file, key, value):
+            return "metadata", shown(file), f"{shown(key)} becomes {shown(value)}"
         case KeepTensor(name):
             return "keep", shown(name), "byte for byte"
         case DropFile(name, bytes_):

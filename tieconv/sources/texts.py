@@ -1,7 +1,8 @@
-"""Small text files that the user keeps beside models: settings and baselines."""
+"""Small text files that the user keeps beside models: settings, baselines, and text to run a model on."""
 
 from __future__ import annotations
 
+import codecs
 import os
 import stat
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from tieconv.errors import DestinationError, SettingsError
-from tieconv.text import shown
+from tieconv.text import path_word, shown
 
 LIMIT = 64 << 20
 
@@ -40,14 +41,51 @@ def _text(path: str, file: BinaryIO, limit: int) -> str:
         raise _unreadable(path, "it is no regular file")
     if status.st_size > limit:
         raise _unreadable(path, f"it is larger than {limit >> 20} MiB")
+    data = file.read(limit)
+    encoding = _encoding(data)
+    if encoding:
+        raise _unreadable(path, f"it is {encoding.upper()} text, and UTF-8 is read", _conversion(path, encoding))
+    if b"\0" in data:
+        raise _unreadable(path, "it holds NUL bytes, so it is no text")
     try:
-        return file.read(limit).decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _unreadable(path, "it is no UTF-8 text") from error
+        raise _unreadable(
+            path, "it is no UTF-8 text", f"save it as UTF-8; to guess what it is: file {path_word(path)}"
+        ) from error
 
 
-def _unreadable(path: str, reason: str) -> SettingsError:
-    return SettingsError(f"{shown(path)} cannot be read: {reason}", "check the path", "settings.unreadable")
+_MARKS = (
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+"""The first bytes of other encodings; those of UTF-32 come first, as they start like those of UTF-16."""
+_HEAD = 4096
+
+
+def _encoding(data: bytes) -> str:
+    """The encoding by its mark; without one UTF-16 where a tenth of the first characters, or more, are Latin.
+
+    Their other byte is zero, on one side only. Empty for anything else.
+    """
+    marked = next((name for mark, name in _MARKS if data.startswith(mark)), "")
+    if marked or len(data) % 2:
+        return marked
+    first, second = data[:_HEAD:2].count(0), data[1:_HEAD:2].count(0)
+    few, most = sorted((first, second))
+    if few or most * 20 < len(data[:_HEAD]):
+        return ""
+    return ("utf-16be" if first else "utf-16le") if most else ""
+
+
+def _conversion(path: str, encoding: str) -> str:
+    return f"iconv -f {encoding} -t utf-8 {path_word(path)} > {path_word(f'{path}.utf-8')}"
+
+
+def _unreadable(path: str, reason: str, hint: str = "check the path") -> SettingsError:
+    return SettingsError(f"{shown(path)} cannot be read: {reason}", hint, "settings.unreadable")
 
 
 def write_text(path: str, text: str) -> None:

@@ -1,0 +1,158 @@
+"""`tieconv reindex --add-format`: safetensors metadata names a format, and nothing else changes."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tieconv
+from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
+from tests.cli.run import ok, refused, run
+from tests.cli.stored import edit, operations, plan, snapshot
+
+FILE = "model.safetensors"
+INDEX = f"{FILE}.index.json"
+
+
+def header(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header of a safetensors file, and all bytes behind it."""
+    (length,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+def stamped(folder: Path, name: str, metadata: dict[str, str] | None) -> bytes:
+    """Give a file other metadata; returns what it then holds."""
+    value, data = header((folder / name).read_bytes())
+    value.pop("__metadata__", None)
+    text = json.dumps(value if metadata is None else {"__metadata__": metadata, **value}).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / name).write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return (folder / name).read_bytes()
+
+
+def only_the_format_differs(before: bytes, after: bytes) -> bool:
+    """The entries in their order, the metadata but for its format, and every byte of data; these start on a multiple
+    of eight."""
+    (old, data), (new, written) = header(before), header(after)
+    wanted = {**(old.pop("__metadata__", None) or {}), "format": "pt"}
+    return (
+        new.pop("__metadata__") == wanted
+        and list(new.items()) == list(old.items())
+        and written == data
+        and (len(after) - len(written)) % 8 == 0
+    )
+
+
+@pytest.mark.parametrize("metadata", [{}, {"note": "x"}, {"format": ""}, {"note": "x", "format": ""}])
+def test_one_file(metadata: dict[str, str], model, tmp_path: Path) -> None:
+    """The finding names the command, and after it the finding is gone; the other files are those of the source."""
+    folder = model("llama-tied")
+    before = stamped(folder, FILE, metadata)
+    (found,) = tieconv.inspect(folder).findings
+    assert (found.rule, found.remedy.command) == ("IDX012", f"tieconv reindex {folder} --add-format -o OUT")
+    document = plan("reindex --add-format", folder, "-o", tmp_path / "out")
+    assert operations(document) == {FILE: "SetMetadata"} and document["summary"] == "format pt named in 1 file"
+    one, two = snapshot(folder), snapshot(tmp_path / "out")
+    assert one.pop(FILE) == before and only_the_format_differs(before, two.pop(FILE))
+    assert one == two and tieconv.inspect(tmp_path / "out").findings == ()
+    assert ok("diff", folder, tmp_path / "out").exit_code == 0
+
+
+def test_only_the_shards_that_lack_it(model, tmp_path: Path) -> None:
+    """A shard that names a format stays the file that it is, and so does a right index; a wrong one is mended too."""
+    folder = model("llama-tied-sharded")
+    first, second, third = sorted(path.name for path in folder.glob("*.safetensors"))
+    before = stamped(folder, first, {"note": "x"})
+    stamped(folder, second, {"format": "mlx"})
+    plain = stamped(folder, third, None)
+    ok("reindex --add-format", folder, "-o", tmp_path / "out")
+    one, two = snapshot(folder), snapshot(tmp_path / "out")
+    assert only_the_format_differs(before, two.pop(first)) and only_the_format_differs(plain, two.pop(third))
+    assert {name: data for name, data in one.items() if name not in (first, third)} == two
+    (folder / INDEX).unlink()
+    document = plan("reindex --add-format", folder, "-o", tmp_path / "both")
+    assert document["summary"].endswith("; format pt named in 2 files")
+    assert json.loads((tmp_path / "both" / INDEX).read_text())["weight_map"] == json.loads(one[INDEX])["weight_map"]
+
+
+def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
+    """A file is written alone; in place the model is replaced, and a second run has nothing to do."""
+    folder = model("llama-tied")
+    before = stamped(folder, FILE, {})
+    ok("reindex --add-format", folder / FILE, "-o", tmp_path / "out.safetensors")
+    assert only_the_format_differs(before, (tmp_path / "out.safetensors").read_bytes())
+    ok("reindex --add-format --in-place", folder)
+    assert (folder / FILE).read_bytes() == (tmp_path / "out.safetensors").read_bytes()
+    assert "nothing to change" in plan("reindex --add-format --in-place", folder)["summary"]
+
+
+@given(
+    metadata=st.none() | st.dictionaries(st.text(max_size=6), st.text(max_size=9), max_size=3),
+    rows=st.integers(0, 9),
+    columns=st.integers(0, 3),
+)
+@settings(deadline=None, max_examples=60)
+def test_any_metadata(metadata: dict[str, str] | None, rows: int, columns: int) -> None:
+    """Whatever is noted there and whatever the tensors are: bytes, order and notes stay; a named format does too."""
+    tensors = {"b": matrix(rows, columns), "a": matrix(3, 1).astype("<f2"), "c": matrix(columns, 2, seed=1)}
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, FILE)
+        path.write_bytes(before := weights(tensors, metadata))
+        tieconv.plan_reindex(path, add_format=True).execute(in_place=True)
+        after = path.read_bytes()
+    named = bool((metadata or {}).get("format"))
+    assert after == before if named else only_the_format_differs(before, after)
+
+
+def test_check_fixes_it(model, tmp_path: Path) -> None:
+    """A warning that `check --fix` ends, with no loader named."""
+    folder = model("llama-tied")
+    stamped(folder, FILE, {"note": "x"})
+    assert "IDX012" in run("check", folder).stdout
+    assert ok("check --fix -o", tmp_path / "out", folder).exit_code == 0
+    assert ok("check --for transformers", tmp_path / "out").exit_code == 0
+
+
+def test_what_save_model_of_safetensors_writes(model, tmp_path: Path) -> None:
+    """It drops the embedding's name and notes that, without a format: two commands, each told of the user's model."""
+    folder = model("llama-tied")
+    edit(folder, lambda tensors: tensors.update({HEAD: tensors.pop(EMBED)}))
+    stamped(folder, FILE, {EMBED: HEAD})
+    said = ok("check --fix -o", tmp_path / "out", folder).stdout
+    assert [line.strip() for line in said.splitlines()[1:]] == [
+        f"fixed: tieconv retie {folder} -o OUT",
+        f"fixed: tieconv reindex {folder} --add-format -o OUT",
+    ]
+    assert tieconv.inspect(tmp_path / "out").findings == ()
+
+
+def test_beside_another_format(tmp_path: Path) -> None:
+    """The command says that the other format is left out, which is not for `--fix` to decide."""
+    folder = save(tmp_path / "model", flagged(LLAMA, True), llama())
+    stamped(folder, FILE, {})
+    ok("convert --to torch", folder, "-o", tmp_path / "torch")
+    (tmp_path / "torch" / "pytorch_model.bin").rename(folder / "pytorch_model.bin")
+    (found,) = [entry for entry in tieconv.inspect(folder).findings if entry.rule == "IDX012"]
+    assert found.remedy is not None and not found.remedy.safe
+    assert "--add-format --drop-other-formats" in found.remedy.command
+
+
+def test_torch_files_name_no_format(model, tmp_path: Path) -> None:
+    """What the option is about is not there: refused, in one file and in shards, with the command without it."""
+    folder = model("llama-tied")
+    ok("convert --to torch", folder, "-o", tmp_path / "one")
+    ok("convert --to torch --max-shard-size 3KB", folder, "-o", tmp_path / "shards")
+    for out in ("one", "shards"):
+        assert "only safetensors metadata names one" in refused("reindex --add-format", tmp_path / out)
+
+
+def test_without_the_option_one_file_has_no_index(model) -> None:
+    """As before: there is nothing to index."""
+    assert "one file, which needs no index" in refused("reindex", model("llama-tied"))

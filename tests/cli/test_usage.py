@@ -1,0 +1,62 @@
+"""Wrong words on the command line: one sentence and one hint, as of every other failure."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from tests.cli.run import refused, run
+
+LINES = {
+    "foo": ("foo is no command", "tieconv --help lists the commands"),
+    "inspct": ("inspct is no command", "did you mean tieconv inspect?"),
+    "tie001": ("tie001 is no command", "tieconv explain TIE001"),
+    "./model.safetensors": ("is no command", "tieconv inspect ./model.safetensors"),
+    "hf://org/name": ("is no command", "tieconv inspect hf://org/name"),
+    "'a b/c'": ("is no command", "tieconv inspect 'a b/c'"),
+    "--foo": ("no such option '--foo'", "tieconv --help"),
+    "inspect --consumer": ("no such option '--consumer'", "did you mean '--consumers'? usage: tieconv inspect ["),
+    "inspect a b": ("unexpected extra argument", "tieconv inspect --help"),
+    "diff a": ("missing argument 'B'", "usage: tieconv diff [OPTIONS] A B; more with: tieconv diff --help"),
+    "convert": ("missing option '--to', one of: safetensors, torch", "tieconv convert --help"),
+    "bias foo": ("no such command 'foo'", "tieconv bias --help"),
+    "bias zero --foo": ("no such option '--foo'", "tieconv bias zero --help"),
+    "untie -o": ("option '-o' requires an argument", "tieconv untie --help"),
+    "inspect --depth all": ("'all' is not one of", "tieconv inspect --help"),
+    "check --in-place": ("-o OUT and --in-place go with --fix", "tieconv check --help"),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_sentence_and_the_next_command(line: str) -> None:
+    """Exit 2, `error:` in lower case and `hint:`, whoever notices the fault; the same beside `--traceback`."""
+    said, hint = LINES[line]
+    assert said in refused(line)
+    result = run(line)
+    assert hint in result.stderr.splitlines()[1]
+    again = run(f"{line} --traceback") if " " in line and not line.startswith(("'", "untie")) else result
+    assert (again.exit_code, again.stderr) == (2, result.stderr)
+
+
+def test_what_the_hint_names_can_be_run() -> None:
+    """Each `--help` that is pointed to exists."""
+    for line in LINES:
+        hint = run(line).stderr.splitlines()[1]
+        _, found, command = hint.partition("more with: tieconv ")
+        assert not found or run(command).exit_code == 0
+
+
+def test_a_word_that_cannot_be_shown() -> None:
+    """Control characters of a word, such as a file's name, do not reach the terminal."""
+    for line in ("\x1b[2Jx", "inspect a \x1b[2Jx", "diff --\x1b[2J"):
+        assert "\x1b" not in run(shlex.join(line.split(" "))).stderr
+
+
+@pytest.mark.parametrize("line", ["", "bias"])
+def test_without_a_command_the_help_is_shown(line: str) -> None:
+    """Exit 2, on stderr; the first screen says where to start and where findings are explained."""
+    result = run(line)
+    assert result.exit_code == 2 and result.stdout == "" and "Commands:" in result.stderr
+    if not line:
+        assert "Start with `tieconv inspect MODEL`" in result.stderr and "`tieconv explain RULE`" in result.stderr

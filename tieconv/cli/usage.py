@@ -1,0 +1,73 @@
+"""Wrong words on the command line, told as every other failure is: one sentence, and a hint with the next command."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import click
+
+from tieconv.text import path_word, shown
+
+_LIMIT = 400
+_RULE = r"[A-Za-z]{3}\d{3}"
+_MODEL = r"hf://.+|.*/.*|.*\.(safetensors|bin|pt|pth|gguf|onnx)"
+
+
+class WrongUsage(click.ClickException):
+    """A usage error in the words of this program; exit code 2, as of Click's own."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: object = None) -> None:
+        """As `error:` and `hint:`, on stderr."""
+        from tieconv.cli.errors import tell
+
+        tell(self.message, self.hint)
+
+
+@contextmanager
+def told(context: click.Context | None) -> Iterator[None]:
+    """Raise `WrongUsage` for Click's usage errors; what asks for the help by naming no command is left alone."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        said, _, meant = " ".join(error.format_message().split()).partition(" Did you mean ")
+        meant = f"did you mean {meant.rstrip('?')}? " if meant else ""
+        sentence = said.rstrip(".").replace(". Choose from:", ", one of:")
+        raise WrongUsage(
+            shown(f"{sentence[:1].lower()}{sentence[1:]}", _LIMIT), meant + _usage(error.ctx, context)
+        ) from None
+
+
+def _usage(failed: click.Context | None, context: click.Context | None) -> str:
+    if failed is not None:
+        path = failed.command_path
+        words = " ".join((path, *failed.command.collect_usage_pieces(failed)))
+        return f"usage: {words}; more with: {path} --help"
+    path = " ".join(filter(None, (context.command_path, context.invoked_subcommand))) if context else "tieconv"
+    return f"{path} --help says what it takes"
+
+
+def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
+    """What is said of a first word that is no command: one like it, the command for a rule, or for a model."""
+    from difflib import get_close_matches
+
+    like = get_close_matches(word, list(commands), 1)
+    if like:
+        hint = f"did you mean tieconv {like[0]}? tieconv --help lists the commands"
+    elif re.fullmatch(_RULE, word):
+        hint = f"what a rule means: tieconv explain {word.upper()}"
+    elif re.fullmatch(_MODEL, word) or os.path.exists(word):
+        hint = f"name a command before the model, such as: tieconv inspect {path_word(word)}"
+    else:
+        hint = "tieconv --help lists the commands"
+    return WrongUsage(f"{shown(word)} is no command", hint)

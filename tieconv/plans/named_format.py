@@ -1,0 +1,78 @@
+"""The format that safetensors metadata names: transformers 4 refuses metadata that names none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.operation import KeepTensor, LinkFile, SetMetadata
+from tieconv.checkpoint.output import OutputTensor, OutputWeights
+from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.records import Checkpoint, Layout
+from tieconv.plans.guards import again, guard_layout, refuse
+from tieconv.text import count, shown
+
+FORMAT, TORCH = "format", "pt"
+
+
+def plan_add_format(inspection: Inspection) -> Plan:
+    """The plan that names the format in the one safetensors file of a model. Raises `RefusedError` for other files."""
+    guard_layout(inspection)
+    checkpoint = inspection.checkpoint
+    guard_named(checkpoint, again(inspection, "inspect"))
+    weights = with_format(checkpoint)
+    return Plan(
+        command="reindex",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=(*named(weights), *(KeepTensor(name) for name in checkpoint.tensors)),
+        weights=weights,
+        texts=(),
+        links=tuple(LinkFile(name, size) for name, size in sorted(_files(checkpoint, weights).items())),
+        removed=(),
+        promises=Promises(inspection.config.effective, ()),
+        summary=summary(weights) or "the metadata already names a format: nothing to change",
+        options={"add-format": "true"},
+    )
+
+
+def guard_named(checkpoint: Checkpoint, hint: str) -> None:
+    """Raise `RefusedError` for files that have no such metadata."""
+    if checkpoint.format != "safetensors":
+        refuse(
+            f"{shown(checkpoint.source)} is of the format {checkpoint.format}: only safetensors metadata names one",
+            hint,
+            "reindex.add-format",
+        )
+
+
+def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
+    """The files that name no format, to be written with it: all else in them stays as it is."""
+    return tuple(
+        OutputWeights(
+            file.name,
+            tuple(OutputTensor(tensor.name, tensor.dtype, tensor.shape, tensor.range) for tensor in file.tensors),
+            {**(file.metadata or {}), FORMAT: TORCH},
+        )
+        for file in checkpoint.files
+        if not (file.metadata or {}).get(FORMAT)
+    )
+
+
+def named(weights: tuple[OutputWeights, ...]) -> tuple[SetMetadata, ...]:
+    """What is told of the files that `with_format` gave."""
+    return tuple(SetMetadata(output.name, FORMAT, TORCH) for output in weights)
+
+
+def summary(weights: tuple[OutputWeights, ...]) -> str:
+    """``format pt named in 2 files``; empty for none."""
+    return f"format {TORCH} named in {count(len(weights), 'file')}" if weights else ""
+
+
+def _files(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...]) -> Mapping[str, int]:
+    """The files that come along, and their bytes; a lone file is written alone."""
+    files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
+    if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
+        files[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size
+    written = {output.name for output in weights}
+    return {name: size for name, size in files.items() if name not in written}
