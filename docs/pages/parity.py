@@ -64,8 +64,16 @@ does not read are listed and left out; small vectors that an exporter folded awa
 
 **Inputs** are told from name, type and axes: `input_ids`, `attention_mask`, `position_ids`, `token_type_ids`,
 `decoder_input_ids`, and caches as transformers (`input.past_key_values.layers.0.keys`), optimum and onnxruntime-genai
-(`past_key_values.0.key` → `present.0.key`) name them. Anything else is an error that names the input.
-The decoder of a pair (`encoder_hidden_states`: optimum's `decoder_model_merged.onnx`) is no whole model: `not_run`.
+(`past_key_values.0.key` → `present.0.key`) name them. Three more say how a graph runs, and the report says how they
+were fed: `use_cache_branch` of decoders that optimum merged (1.17: false over an empty past for a sequence's first
+tokens, true behind them, so that both branches are measured and a fault in either fails), `num_logits_to_keep` or
+`logits_to_keep` (0, all of them) and `cache_position` (places in the cache). Anything else is an error that names the
+input. The decoder of a pair (`encoder_hidden_states`: optimum's merged decoders of T5 and BART) is no whole model, nor
+is a graph that begins at `inputs_embeds`: `not_run`.
+
+A decoder without `position_ids` must count its tokens from the mask, or turn them by rotary embeddings, to be right
+where padding stands in front. The merged GPT-2 of optimum 1.17 does neither: it fails on padded rows, and the reason
+says so.
 
 Graphs on `GroupQueryAttention`, as onnxruntime-genai builds them, are fed as the operator takes it, and the report says
 so under `fed` (`structure.notes` in the JSON). It counts each row's tokens instead of a mask, so padding stands behind

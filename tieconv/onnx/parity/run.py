@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -22,7 +23,7 @@ from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.passes import GraphPass, Work, make_work, run_floor, run_graph, run_reference
 from tieconv.onnx.parity.reading import DTYPES, Graph, read_graph
 from tieconv.onnx.parity.store import LogitStore
-from tieconv.onnx.parity.suspects import suspects
+from tieconv.onnx.parity.suspects import suspects, uncounted
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.onnx.session import open_session
 from tieconv.onnx.session_provider import CUDA
@@ -200,7 +201,7 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
     passed = _all_passed(gates)
-    likely = () if passed else suspects(subject.graph, subject.config, epsilons, subject.precision)
+    likely = () if passed else _likely(subject, judged, epsilons)
     return subject.report(
         Verdict.PASSED if passed else Verdict.FAILED,
         reason="; ".join(likely),
@@ -212,6 +213,11 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         metrics=_metrics(subject, judged, tf32, dtype) | {"free_run": free},
         histograms=tuple(judged.histograms()),
     )
+
+
+def _likely(subject: _Subject, judged: Judged, epsilons: frozenset[float]) -> Iterator[str]:
+    yield from suspects(subject.graph, subject.config, epsilons, subject.precision)
+    yield from uncounted(judged.cases, subject.bindings)
 
 
 def _all_passed(gates: tuple[Gate, ...]) -> bool:
