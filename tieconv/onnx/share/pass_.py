@@ -105,7 +105,8 @@ class SharePass(InPlacePass):
         kinds = group.kinds
         if "folded" not in kinds and any(_turned_by_node(member) for member in members):
             kinds = (*kinds, "folded")
-        kept, dropped, nodes = apply(self._file, members, choice, setting)
+        applied = apply(self._file, members, choice, setting)
+        kept = applied.kept
         assert kept.const_value is not None and kept.dtype is not None
         size = kept.const_value.nbytes
         copies = 2 if any(use.flipped for use in uses_of(kept)) else 1
@@ -113,8 +114,8 @@ class SharePass(InPlacePass):
             graph=self._file.name,
             kinds=kinds,
             kept=str(kept.name),
-            dropped=dropped,
-            nodes=nodes,
+            dropped=applied.dropped,
+            nodes=applied.nodes,
             dtype=kept.dtype.name,
             shape=sides(kept.const_value.shape),
             stored_before=stored,
@@ -123,6 +124,7 @@ class SharePass(InPlacePass):
             held_after=copies * size,
             left=left,
             copies_promised=copies,
+            rounded=applied.rounded,
         )
 
     def left(self, why: str) -> None:
