@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.exported import ExportOutcome
+    from tieconv.checkpoint.graph import GraphOutcome
     from tieconv.checkpoint.inspection import Action
     from tieconv.checkpoint.parity import Parity
     from tieconv.checkpoint.plan import Outcome, Plan
@@ -531,7 +532,7 @@ def expand(models: Iterable[str], *, task: str | None = None, limit: int | None 
     return tuple(dict.fromkeys(found))
 
 
-def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome, ...]]:
+def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
     """The plans of the safe remedies of the findings that count; nothing is written."""
     from tieconv.gate.fixes import preview
 
@@ -581,8 +582,10 @@ def _inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable
     return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
 
 
-def plan_action(action: Action) -> PlannedWrite:
+def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
     """The plan of a remedy. Raises `RefusedError` as the verb does."""
+    if action.verb == "dedup" and is_graph(action.source):
+        return _plan_graph_remedy(action.source)
     names = {"--from": "survivor"}
     options: dict[str, Any] = {
         names.get(flag, flag.lstrip("-").replace("-", "_")): value or True for flag, value in action.options
@@ -603,6 +606,20 @@ def plan_action(action: Action) -> PlannedWrite:
         case ["bias", verb]:
             return plan_bias(verb, action.source, **options)
     raise ValueError(f"{action.verb!r} is no command with a plan")
+
+
+def _plan_graph_remedy(source: str) -> PlannedGraphs:
+    """The plan of `dedup`, where it changes something and every bit that a session computes stays as it is."""
+    planned = plan_graph_dedup(source)
+    rounded = next((matrix.rounded for matrix in planned.matrices if matrix.rounded), "")
+    if rounded:
+        from tieconv.onnx.graph_dedup import fused
+
+        raise RefusedError(f"last bits of F16 may differ on the CPU ({shown(rounded)}); the same bits: {fused(source)}")
+    if not any(matrix.done for matrix in planned.matrices):
+        left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
+        raise RefusedError(f"it stays as it is: {shown(left)}")
+    return planned
 
 
 def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:

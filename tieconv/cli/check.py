@@ -12,6 +12,7 @@ import click
 
 from tieconv import api
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
+from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.options import name_options, paint, traceback_option, width
 from tieconv.cli.output import guard_output
@@ -127,7 +128,7 @@ def run(arguments: Arguments) -> int:
     report, models = _checked(arguments, policy)
     if arguments.write_baseline:
         return _write_baseline(arguments.write_baseline, policy, report, models)
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[Outcome | GraphOutcome, ...] = ()
     if arguments.fix and arguments.writes:
         report = api.fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head)
     elif arguments.fix:
@@ -204,7 +205,7 @@ def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict
     return 0
 
 
-def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome, ...]) -> None:
+def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
     """The result on stdout or in its file; plans after it where it is text, else on stderr."""
     to_file = arguments.output_file is not None
     text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
@@ -212,11 +213,16 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome, ..
         write_text(arguments.output_file, f"{text}\n" if text else "")
     elif text:
         click.echo(text)
-    if outcomes:
-        from tieconv.reporters.plan_text import render as render_plan
+    for outcome in outcomes:
+        click.echo(_plan(outcome), err=to_file or arguments.format != "text")
 
-        for outcome in outcomes:
-            click.echo(render_plan(outcome, paint, width()), err=to_file or arguments.format != "text")
+
+def _plan(outcome: Outcome | GraphOutcome) -> str:
+    from tieconv.reporters import graph_text, plan_text
+
+    if isinstance(outcome, GraphOutcome):
+        return graph_text.render(outcome, paint, width())
+    return plan_text.render(outcome, paint, width())
 
 
 def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
