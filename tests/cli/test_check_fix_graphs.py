@@ -1,4 +1,4 @@
-"""`tieconv check --fix` on ONNX graphs: `dedup` with its proof where every bit stays, else the command and the reason."""
+"""`tieconv check --fix` on ONNX graphs: `dedup` with its proof where every bit stays, else a reason."""
 
 from __future__ import annotations
 

@@ -155,6 +155,7 @@ def test_same_bits_in_half_precision(tmp_path: Path, before: Steps, behind: Step
 @example("f2", [("Add", 1.0), ("Norm", 1.0)], [])  # GPT-2, OPT, BERT
 @example("f2", [("Mul", 0.3)], [("Mul", 0.3)])
 @example("f2", [], [("Shared", 1.0)])
+@example("f2", [("Mul", 7.0**0.5)], [("Scale", 1.0), ("Mul", 7.0**0.5)])  # one number twice
 @example("f2", [], [("Cast", 1.0), ("Mul", 0.3)])
 @example("f2", [("Mul", 0.3), ("Cast", 1.0)], [])
 @example("f4", [("Mul", 0.3)], [("Cast", 1.0), ("Div", 30.0)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +32,8 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
         return told
     if len(found.before) + len(found.behind) > 1:
         return "several factors"
+    if _reads_again(node, (*found.before, *found.behind)):
+        return "a factor that stands elsewhere too"
     if found.rank == MATRIX:
         return ""
     maker = found.x.producer()
@@ -41,6 +43,21 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     if len(readers) != 1:
         return f"{len(readers)} readers of its product"
     return next((describe(user) for user in readers if user is not None and not is_standard(user, *_PLAIN)), "")
+
+
+def _reads_again(head: ir.Node, factors: Sequence[ir.Node]) -> bool:
+    """Whether another node reads the number of a factor: a session shares the constant, casts it, and fuses neither."""
+    own = {number for node in factors for number in _numbers(node)}
+    others = (node for node in head.graph or () if node not in factors) if own else ()
+    return any(number in own for node in others for number in _numbers(node))
+
+
+def _numbers(node: ir.Node) -> Iterator[float]:
+    """The single F16 numbers that a node reads as constants."""
+    for value in node.inputs:
+        tensor = None if value is None else ir.convenience.get_const_tensor(value)
+        if tensor is not None and tensor.size == 1 and tensor.dtype is ir.DataType.FLOAT16:
+            yield float(tensor.numpy().reshape(-1)[0])
 
 
 def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.DataType) -> str:
