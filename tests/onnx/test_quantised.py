@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -11,9 +13,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fixtures import exporters
+from fixtures.onnx_graphs import build
 from tests.cli.run import run
 from tieconv import api
 from tieconv.errors import RefusedError
+from tieconv.reporters import schemas
 
 V, H = 96, 32
 
@@ -90,3 +94,54 @@ def test_activations_are_no_folded_shapes(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     (shaped,) = api.inspect(tmp_path / "model.onnx").checkpoint.graphs
     assert shaped.session_bytes == plain.session_bytes + 24 and shaped.latent == plain.latent
+
+
+def told(path: Path) -> list[tuple[str, str, str]]:
+    found = json.loads(run("inspect --json", path).stdout)
+    jsonschema.validate(found, json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text()))
+    return [(read["role"], read["tensor"], read["operator"]) for read in found["graphs"][0]["quantised"]]
+
+
+def test_an_int4_pair_is_named(tmp_path: Path) -> None:
+    """Head and embedding by what computes with them; that they are not compared is said."""
+    model = onnx.load(int4(path := tmp_path / "model.onnx"))
+    del model.graph.node[2:4]  # the table, a plain matrix that tokens look up
+    model.graph.node[2].input[0] = "found"
+    onnx.save(model, path)
+    assert told(path) == [("embedding", "head_Q4", "GatherBlockQuantized"), ("head", "head_Q4", "MatMulNBits")]
+    text = run("inspect", path).stdout
+    assert "output head      head_Q4" in text and "quantised (MatMulNBits), not compared" in text
+
+
+def test_a_dynamically_quantised_head_is_named(tmp_path: Path) -> None:
+    """ONNX Runtime's own `quantize_dynamic`: the head is a MatMulInteger."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    source = build("soft_cap", tmp_path / "model.onnx", external=False)
+    quantize_dynamic(source, tmp_path / "int8.onnx", op_types_to_quantize=["MatMul"])
+    ((role, name, operator),) = told(tmp_path / "int8.onnx")
+    assert (role, operator) == ("head", "MatMulInteger") and name.endswith("_quantized")
+    assert told(source) == []
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_dequantised_head_is_named(tmp_path: Path, turned: bool) -> None:
+    """QDQ: the MatMul reads a DequantizeLinear of the int8 matrix, as it lies or through a Transpose."""
+    matrix = np.random.default_rng(0).integers(-9, 9, (V, H) if turned else (H, V), np.int8)
+    nodes = [
+        helper.make_node("Gather", ["embed", "input_ids"], ["x"]),
+        helper.make_node("DequantizeLinear", ["head", "scale"], ["float head"]),
+        helper.make_node("Transpose" if turned else "Identity", ["float head"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+    ]
+    tensors = {"embed": np.ones((V, H), "f4"), "head": matrix, "scale": np.array(0.1, "f4")}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
+    assert told(tmp_path / "model.onnx") == [("head", "head", "DequantizeLinear")]
+    assert api.inspect(tmp_path / "model.onnx").head.input_embedding is not None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.graph_record import GraphRecord, Latent, MatrixRead
+from tieconv.checkpoint.graph_record import GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import (
     ByteRange,
@@ -22,7 +22,8 @@ from tieconv.checkpoint.records import (
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.onnx_external import External, byte_range
 from tieconv.formats.onnx_messages import Model, Node, Tensor, read_model
-from tieconv.formats.onnx_roles import Role, find_roles
+from tieconv.formats.onnx_quantised import quantised_embedding, quantised_head
+from tieconv.formats.onnx_roles import Role, Roles, find_roles
 from tieconv.formats.onnx_structure import Origin, Scope, is_shaped, origin, scope_of, scopes
 from tieconv.formats.onnx_tensor import TYPES, needed_bytes, read_tensor
 from tieconv.formats.protobuf import Wire
@@ -126,7 +127,19 @@ def _read_one(
         bias=labels[id(roles.bias)] if roles.bias is not None else None,
         latent=latent,
         session_bytes=held,
+        quantised=tuple(_quantised(scope, roles, labels)),
     ), tensors
+
+
+def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
+    """What plays a role that no plain matrix plays."""
+    found = {
+        "embedding": quantised_embedding(scope) if roles.embedding is None else None,
+        "head": quantised_head(scope) if roles.head is None else None,
+    }
+    for role, read in found.items():
+        if read is not None:
+            yield QuantisedRead(role, labels[id(read[0])], read[1])
 
 
 def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
