@@ -164,3 +164,19 @@ def test_a_wider_copy_behind_a_cast_stays(tmp_path: Path) -> None:
     plan = api.plan_graph_dedup(graph.save(tmp_path / "in" / "model.onnx")).plan
     assert not any(matrix.done for matrix in plan.matrices)
     assert any("a Cast reads it" in note for note in plan.notes)
+
+
+def test_a_transpose_behind_the_head_is_taken_forward(tmp_path: Path) -> None:
+    """The form `transpose` lets two heads read one Transpose, wherever the graph has it: nodes stay in order."""
+    table = values(1, (V, H))
+    graph = Graph(opset=18)
+    graph.tensors |= {"embed": table, "head": np.ascontiguousarray(table.T)}
+    x = graph.add("Gather", ["embed", "input_ids"], "x")
+    graph.add("MatMul", [x, "head"], "logits")
+    graph.add("MatMul", [x, graph.add("Transpose", ["embed"], "turned", perm=[1, 0])], "more")
+    for name in ("logits", "more"):
+        graph.output(name, ["b", "s", V], TensorProto.FLOAT)
+    source = graph.save(tmp_path / "in" / "model.onnx")
+    outcome = api.plan_graph_dedup(source.parent, head_form="transpose").execute(tmp_path / "out")
+    assert outcome.verified and [count for _, count in outcome.proofs[0].copies] == [2]
+    assert same_bits(*(outputs(path, (2, 3), V) for path in (source, tmp_path / "out" / "model.onnx")))

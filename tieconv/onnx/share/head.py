@@ -88,6 +88,9 @@ def _turned(target: Target) -> ir.Value:
     assert isinstance(graph, ir.Graph) and value.shape is not None
     for user, _ in value.uses():
         if is_standard(user, "Transpose") and user.graph is graph:
+            if graph[0] is not user:  # the head may stand before it
+                graph.remove(user)
+                graph.insert_before(graph[0], user)
             return user.outputs[0]
     name = target.names.free(f"{value.name}/Transpose")
     turned = ir.node("Transpose", [value], {"perm": [1, 0]}, name=name)
