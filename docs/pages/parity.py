@@ -64,16 +64,28 @@ does not read are listed and left out; small vectors that an exporter folded awa
 
 **Inputs** are told from name, type and axes: `input_ids`, `attention_mask`, `position_ids`, `token_type_ids`,
 `decoder_input_ids`, and caches as transformers (`input.past_key_values.layers.0.keys`), optimum and onnxruntime-genai
-(`past_key_values.0.key` → `present.0.key`) name them. Anything else is an error that names the input.
-The decoder of a pair (`encoder_hidden_states`: optimum's `decoder_model_merged.onnx`) is no whole model: `not_run`.
+(`past_key_values.0.key` → `present.0.key`) name them. Three more say how a graph runs, and the report says how they
+were fed: `use_cache_branch` of decoders that optimum merged (1.17: false over an empty past for a sequence's first
+tokens, true behind them, so that both branches are measured and a fault in either fails), `num_logits_to_keep` or
+`logits_to_keep` (0, all of them) and `cache_position` (places in the cache). Anything else is an error that names the
+input. The decoder of a pair (`encoder_hidden_states`: optimum's merged decoders of T5 and BART) is no whole model, nor
+is a graph that begins at `inputs_embeds`: `not_run`.
 
-Graphs on `GroupQueryAttention`, as onnxruntime-genai builds them, are fed as the operator takes it, and the report says
-so under `fed` (`structure.notes` in the JSON). It counts each row's tokens instead of a mask, so padding stands behind
-the tokens and left padding is **not run**; several tokens after a past come one sequence at a time. A width of the
-cache that the graph leaves open is the config's. A cache that holds a window (`sliding_window_cache`) has its capacity
-from the start and takes no padding: padding is **not run** then. Of the builder's graphs (0.18) Qwen 2 passes; Gemma
-and Gemma 2 fail, since 5.66 stands in them for the embedding's scale √32 = 5.65685: with the constant mended, Gemma 2
-passes. OPT of mobius-onnx 0.1.0 fails by its layer norms' epsilon, 1e-6 instead of 1e-5.
+A decoder without `position_ids` must count its tokens from the mask, or turn them by rotary embeddings, to be right
+where padding stands in front. The merged GPT-2 of optimum 1.17 does neither: it fails on padded rows, and the reason
+says so.
+
+Graphs on `GroupQueryAttention`, as onnxruntime-genai builds them, are fed as the operator takes it, and the report
+says so under `fed` (`structure.notes` in the JSON). It counts each row's tokens instead of a mask and attends to as
+many from the row's start, so padding stands behind the tokens and left padding is **not run**: it would be attended
+to, and last tokens left out (measured: off by three times the logits' deviation, in a graph that is right elsewhere).
+Several tokens after a past come one sequence at a time. A width of the cache that the graph leaves open is the
+config's. A cache that holds a window (`sliding_window_cache`) has its capacity from the start and takes no padding:
+padding is **not run** then. Of the builder's graphs (0.18) Qwen 2 passes; Gemma and Gemma 2 fail, since 5.66 stands
+in them for the embedding's scale √32 = 5.65685: with the constant mended, Gemma 2 passes. In fp16 for the CPU the
+builder writes MultiHeadAttention, whose mask takes one token after a past: several fail, and with them the gate
+`runs`. int4 graphs are refused by the node that reads a quantised weight. OPT of mobius-onnx 0.1.0 fails by its layer
+norms' epsilon, 1e-6 instead of 1e-5.
 
 Of a graph that failed the report says what is **likely** wrong (`reason` in the JSON), where its own numbers tell: a
 norm with an epsilon that the class has not, a constant within 0.5 % of a factor of the config.

@@ -14,11 +14,12 @@ from tieconv.gate.run import examine, outputs
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.checked import CheckedModel, CheckReport
+    from tieconv.checkpoint.graph import GraphOutcome
     from tieconv.checkpoint.plan import Outcome
     from tieconv.gate.policy import Policy
 
 
-def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome, ...]]:
+def preview_fixes(report: CheckReport) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
     """The plans of the safe remedies of the findings that count; nothing is written."""
     previews = [preview(model, report.counts, plan_action) for model in report.models]
     outcomes = tuple(outcome for _, outcomes in previews for outcome in outcomes)

@@ -5,17 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tieconv.api.biases import plan_bias
+from tieconv.api.graphs import is_graph, plan_graph_dedup
 from tieconv.api.shards import plan_reindex
 from tieconv.api.storage import plan_convert, plan_dedup
 from tieconv.api.ties import plan_retie, plan_set_tie, plan_untie
+from tieconv.errors import RefusedError
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Action
+    from tieconv.onnx.graph_planned import PlannedGraphs
     from tieconv.planned import PlannedWrite
 
 
-def plan_action(action: Action) -> PlannedWrite:
+def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
     """The plan of a remedy. Raises `RefusedError` as the verb does."""
+    if action.verb == "dedup" and is_graph(action.source):
+        return _plan_graph_remedy(action.source)
     names = {"--from": "survivor"}
     options: dict[str, Any] = {
         names.get(flag, flag.lstrip("-").replace("-", "_")): value or True for flag, value in action.options
@@ -36,3 +42,17 @@ def plan_action(action: Action) -> PlannedWrite:
         case ["bias", verb]:
             return plan_bias(verb, action.source, **options)
     raise ValueError(f"{action.verb!r} is no command with a plan")
+
+
+def _plan_graph_remedy(source: str) -> PlannedGraphs:
+    """The plan of `dedup`, where it changes something and every bit that a session computes stays as it is."""
+    planned = plan_graph_dedup(source)
+    rounded = next((matrix.rounded for matrix in planned.matrices if matrix.rounded), "")
+    if rounded:
+        from tieconv.onnx.graph_dedup import fused
+
+        raise RefusedError(f"last bits of F16 may differ on the CPU ({shown(rounded)}); the same bits: {fused(source)}")
+    if not any(matrix.done for matrix in planned.matrices):
+        left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
+        raise RefusedError(f"it stays as it is: {shown(left)}")
+    return planned

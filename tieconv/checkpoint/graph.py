@@ -24,7 +24,8 @@ class SharedMatrix:
 
     ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
     replaces by a second matrix). ``kept`` and ``dropped`` are initializer names, ``nodes`` the rewritten nodes.
-    ``left`` says why copies stay (empty: none do). Bytes are on disk (``stored``) and in a session (``held``).
+    ``left`` says why copies stay (empty: none do), ``rounded`` what beside a head the CPU provider may round otherwise
+    afterwards (empty: nothing). Bytes are on disk (``stored``) and in a session (``held``).
     """
 
     graph: str
@@ -40,6 +41,7 @@ class SharedMatrix:
     held_after: int
     left: str = ""
     copies_promised: int = 1
+    rounded: str = ""
 
     @property
     def done(self) -> bool:

@@ -31,11 +31,25 @@ class Latent:
 
 
 @record
+class QuantisedRead:
+    """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it."""
+
+    role: str
+    name: str
+    operator: str
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``quantised``."""
+        return {"role": self.role, "tensor": self.name, "operator": self.operator}
+
+
+@record
 class GraphRecord:
     """One graph: ``names`` are the tensors of it, by their names in the checkpoint.
 
     ``session_bytes`` is what a session holds of the initializers: every form that a node reads, once. ``embedding``
-    is looked up by token ids, ``head`` makes the logits, ``bias`` is added to them.
+    is looked up by token ids, ``head`` makes the logits, ``bias`` is added to them; ``quantised`` are those of them
+    that are no plain matrices.
     """
 
     file: str
@@ -52,6 +66,7 @@ class GraphRecord:
     bias: str | None
     latent: tuple[Latent, ...]
     session_bytes: int
+    quantised: tuple[QuantisedRead, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """One entry of ``graphs``."""
@@ -65,4 +80,5 @@ class GraphRecord:
             "nodes": self.nodes,
             "session_bytes": self.session_bytes,
             "latent": [found.to_dict() for found in self.latent],
+            "quantised": [found.to_dict() for found in self.quantised],
         }

@@ -34,6 +34,10 @@ def graph_of(inspection: Inspection, name: str) -> GraphRecord:
 
 
 def dedup(inspection: Inspection) -> Remedy:
-    """`tieconv dedup`, which keeps what the graph computes."""
-    # Without the command as data: `check --fix` applies plans of checkpoints alone.
-    return Remedy(Action("dedup", inspection.checkpoint.source).command, True)
+    """`tieconv dedup`, which keeps what the graph computes.
+
+    Copies with a NaN are found while there are two: `check --fix` must not store them once and so end the finding.
+    """
+    action = Action("dedup", inspection.checkpoint.source)
+    hides = any(member.detail.get("nan") for _, member in heads(inspection))
+    return Remedy(action.command, True, None if hides else action)

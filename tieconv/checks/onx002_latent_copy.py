@@ -1,8 +1,8 @@
 """A session makes a second copy of a stored matrix.
 
 ## What it does
-Reports initializers of 64 KiB and more that nodes of one ONNX graph read both as they are and through a Transpose or
-a Cast (or through two different ones).
+Reports initializers of 64 KiB and more that nodes of one ONNX graph read both as they are and through a Transpose, a
+Cast or a Reshape (or through two different ones).
 
 ## Why it matters
 Runtimes compute what depends on initializers alone when a session starts: the Transpose in front of a tied head
@@ -17,7 +17,7 @@ the folded graph store both.
 
 ## How to fix
 `tieconv dedup` lets the head read the matrix as it lies, with `Gemm(transB=1)`. The Cast of a matrix stays: store it
-in the type that the nodes compute in.
+in the type that the nodes compute in. So does the Reshape by which onnxruntime-genai shares an int4 matrix.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import click
 
 from tieconv.api.gate import expand, run_gate
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
+from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.options import name_options, paint, traceback_option, width
 from tieconv.cli.output import guard_output
@@ -127,7 +128,7 @@ def run(arguments: Arguments) -> int:
     report, models = _checked(arguments, policy)
     if arguments.write_baseline:
         return _write_baseline(arguments.write_baseline, policy, report, models)
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[Outcome | GraphOutcome, ...] = ()
     if arguments.fix:
         report, outcomes = _remedied(arguments, policy, report, models)
     _show(arguments, report, outcomes)
@@ -188,7 +189,7 @@ def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[st
 
 def _remedied(
     arguments: Arguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
-) -> tuple[CheckReport, tuple[Outcome, ...]]:
+) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
     """Safe remedies applied where the user said where to, else their plans."""
     from tieconv.api.fixes import fix, preview_fixes  # with all that writes
 
@@ -213,7 +214,7 @@ def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict
     return 0
 
 
-def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome, ...]) -> None:
+def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
     """The result on stdout or in its file; plans after it where it is text, else on stderr."""
     to_file = arguments.output_file is not None
     text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
@@ -221,11 +222,16 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome, ..
         write_text(arguments.output_file, f"{text}\n" if text else "")
     elif text:
         click.echo(text)
-    if outcomes:
-        from tieconv.reporters.plan_text import render as render_plan
+    for outcome in outcomes:
+        click.echo(_plan(outcome), err=to_file or arguments.format != "text")
 
-        for outcome in outcomes:
-            click.echo(render_plan(outcome, paint, width()), err=to_file or arguments.format != "text")
+
+def _plan(outcome: Outcome | GraphOutcome) -> str:
+    from tieconv.reporters import graph_text, plan_text
+
+    if isinstance(outcome, GraphOutcome):
+        return graph_text.render(outcome, paint, width())
+    return plan_text.render(outcome, paint, width())
 
 
 def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.graph_record import GraphRecord, Latent, MatrixRead
+from tieconv.checkpoint.graph_record import GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import (
     ByteRange,
@@ -21,9 +21,10 @@ from tieconv.checkpoint.records import (
 )
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.onnx_external import External, byte_range
-from tieconv.formats.onnx_messages import Model, Tensor, read_model
-from tieconv.formats.onnx_roles import Role, find_roles
-from tieconv.formats.onnx_structure import Origin, Scope, origin, scope_of, scopes
+from tieconv.formats.onnx_messages import Model, Node, Tensor, read_model
+from tieconv.formats.onnx_quantised import quantised_embedding, quantised_head
+from tieconv.formats.onnx_roles import Role, Roles, find_roles
+from tieconv.formats.onnx_structure import Origin, Scope, is_shaped, origin, scope_of, scopes
 from tieconv.formats.onnx_tensor import TYPES, needed_bytes, read_tensor
 from tieconv.formats.protobuf import Wire
 from tieconv.text import shown
@@ -126,7 +127,19 @@ def _read_one(
         bias=labels[id(roles.bias)] if roles.bias is not None else None,
         latent=latent,
         session_bytes=held,
+        quantised=tuple(_quantised(scope, roles, labels)),
     ), tensors
+
+
+def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
+    """What plays a role that no plain matrix plays."""
+    found = {
+        "embedding": quantised_embedding(scope) if roles.embedding is None else None,
+        "head": quantised_head(scope) if roles.head is None else None,
+    }
+    for role, read in found.items():
+        if read is not None:
+            yield QuantisedRead(role, labels[id(read[0])], read[1])
 
 
 def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
@@ -147,18 +160,18 @@ def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
     """The forms of initializers that a session computes when it starts, and the bytes of all that it then holds."""
     inputs = set(scope.graph.inputs) if model.ir_version >= _OLDEST else set(scope.held)
-    forms: dict[int, dict[tuple[object, int], Origin]] = {}
+    forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
     for found in _reads(scope):
         fixed = found.tensor.name not in inputs or scope.held.get(found.tensor.name) is not found.tensor
-        key: tuple[object, int] = (found.perm, found.kind) if fixed else (None, found.tensor.kind)
+        key = (found.perm, found.kind, found.shaped) if fixed else (None, found.tensor.kind, ())
         forms.setdefault(id(found.tensor), {}).setdefault(key, found)
     latent = []
     held = 0
     for tensor, read in forms.items():
-        for (perm, kind), found in read.items():
+        for (perm, kind, shaped), found in read.items():
             size = _form_bytes(found.tensor, kind)
             held += size
-            if perm is not None or kind != found.tensor.kind:
+            if perm is not None or kind != found.tensor.kind or shaped:
                 latent.append(Latent(labels[tensor], found.operators, size, len(read) > 1))
     return tuple(latent), held
 
@@ -169,14 +182,23 @@ def _form_bytes(tensor: Tensor, kind: int) -> int:
     return prod(tensor.dims)
 
 
+def _folds(scope: Scope, node: Node) -> bool:
+    """Whether the node gives an initializer another shape, which a session does once."""
+    return is_shaped(scope, node) and origin(scope, node.inputs[0], shaped=True) is not None
+
+
 def _reads(outer: Scope) -> Iterator[Origin]:
     """Every initializer as a node computes with it, or as an output of a graph gives it."""
     for scope in scopes(outer):
         names: Iterable[str] = (
-            name for node in scope.graph.nodes if node.standard not in _PASSING for name in node.inputs if name
+            name
+            for node in scope.graph.nodes
+            if node.standard not in _PASSING and not _folds(scope, node)
+            for name in node.inputs
+            if name
         )
         for name in (*names, *scope.graph.outputs):
-            found = origin(scope, name)
+            found = origin(scope, name, shaped=True)
             if found is not None:
                 yield found
 

@@ -55,45 +55,64 @@ def scopes(scope: Scope) -> Iterator[Scope]:
 
 @dataclass(frozen=True)
 class Origin:
-    """An initializer behind nodes that only turn it round or cast it; ``perm`` is ``None`` where it lies as stored."""
+    """An initializer behind nodes that only turn it round or cast it; ``perm`` is ``None`` where it lies as stored.
+
+    ``shaped`` are the shapes that it is given on the way, by the names of their constants.
+    """
 
     tensor: Tensor
     perm: tuple[int, ...] | None
     kind: int
     operators: tuple[str, ...]
+    shaped: tuple[str, ...] = ()
 
     @property
     def turned(self) -> bool:
         return self.perm == (1, 0)
 
 
-def origin(scope: Scope, name: str) -> Origin | None:
-    """The initializer that a value is, looked at through Transpose, Cast and Identity."""
+def origin(scope: Scope, name: str, *, shaped: bool = False) -> Origin | None:
+    """The initializer that a value is, looked at through Transpose, Cast and Identity.
+
+    With ``shaped`` also through a Reshape to a constant shape.
+    """
     passed: list[Node] = []
     for _ in range(_STEPS):
         scope, found = scope.find(name)
         if isinstance(found, Tensor):
             return _turned(found, passed)
-        if found is None or found[0].standard not in ("Transpose", "Cast", "Identity") or not found[0].inputs:
+        if found is None or not (_passes(found[0]) or (shaped and is_shaped(scope, found[0]))):
             return None
         passed.append(found[0])
         name = found[0].inputs[0]
     return None
 
 
+def _passes(node: Node) -> bool:
+    return node.standard in ("Transpose", "Cast", "Identity") and bool(node.inputs)
+
+
+def is_shaped(scope: Scope, node: Node) -> bool:
+    """Whether the node gives what it reads a shape that is known when the session starts."""
+    return node.standard == "Reshape" and len(node.inputs) > 1 and is_constant(scope, node.inputs[1])
+
+
 def _turned(tensor: Tensor, passed: list[Node]) -> Origin | None:
     rank, kind = len(tensor.dims), tensor.kind
     perm = list(range(rank))
+    shapes = tuple(node.inputs[1] for node in reversed(passed) if node.standard == "Reshape")
     for node in reversed(passed):
         if node.standard == "Transpose":
             turn = node.integers.get("perm") or list(reversed(range(rank)))
             if sorted(turn) != list(range(rank)):
+                if shapes:
+                    continue  # of other axes: that it is another form is told by its shape
                 return None
             perm = [perm[side] for side in turn]
         elif node.standard == "Cast":
             kind = next(iter(node.integers.get("to", ())), kind)
     operators = tuple(node.standard for node in reversed(passed) if node.standard != "Identity")
-    return Origin(tensor, None if perm == list(range(rank)) else tuple(perm), kind, operators)
+    return Origin(tensor, None if perm == list(range(rank)) else tuple(perm), kind, operators, shapes)
 
 
 def is_constant(scope: Scope, name: str) -> bool:

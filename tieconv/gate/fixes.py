@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.checkpoint.finding import Action
+from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.interrupts import interrupts
@@ -27,7 +29,25 @@ _SIDES = {"retie": "tied", "set-tie true": "tied", "untie": "untied", "set-tie f
 Look = Callable[[str], CheckedModel]
 """Inspects the model at a path and judges its findings."""
 Counts = Callable[[CheckedFinding], bool]
-Plan = Callable[[Action], PlannedWrite]
+
+
+class Planned(Protocol):
+    """A plan of a checkpoint or of graphs; the latter is written in one step of its own."""
+
+    def outcome(self) -> Outcome | GraphOutcome:
+        """The plan as it stands, not executed."""
+        ...
+
+    def check(self, out: str | Path | None = None) -> None:
+        """Every refusal that needs no writing."""
+        ...
+
+    def execute(self, out: str | Path | None = None, *, in_place: bool = False) -> Outcome | GraphOutcome:
+        """Write and prove it, all or nothing."""
+        ...
+
+
+Plan = Callable[[Action], Planned]
 
 
 @dataclass
@@ -73,6 +93,10 @@ class Fixer:
         if planned is None:
             return model, None
         planned.check(out)
+        if not isinstance(planned, PlannedWrite):
+            planned.execute(out)
+            self._finished()
+            return self.look(out), out
         with interrupts() as signals, ExitStack() as stack:
             with signals.shielded():
                 staging = Staging(destination(planned.plan, Target(Path(out))))
@@ -83,7 +107,7 @@ class Fixer:
         return self.look(out), out
 
     def _steps(self, first: PlannedWrite, staging: Staging) -> Path:
-        planned: PlannedWrite | None = first
+        planned: Planned | None = first
         number, at = 0, staging.path
         while planned is not None:
             number += 1
@@ -96,7 +120,7 @@ class Fixer:
             planned = self._next(self.look(str(at)))
         return at
 
-    def _next(self, model: CheckedModel) -> PlannedWrite | None:
+    def _next(self, model: CheckedModel) -> Planned | None:
         """The next remedy that may be applied, its plan made."""
         for action, rules in actions(model, self.counts):
             key = (action.verb, action.options)
@@ -168,9 +192,9 @@ def concerns(action: Action, model: CheckedModel) -> bool:
     )
 
 
-def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome, ...]]:
+def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome | GraphOutcome, ...]]:
     """The plans of the remedies that would be tried first, and why others would not be."""
-    outcomes: list[Outcome] = []
+    outcomes: list[Outcome | GraphOutcome] = []
     refused: list[Fix] = []
     for action, rules in actions(model, counts):
         try:

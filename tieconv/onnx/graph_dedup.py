@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onnx_ir.passes import PreconditionError
 
+from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph import HeadForm, SharedMatrix
 from tieconv.checkpoint.records import Listing
 from tieconv.onnx.graph import GraphFile, graph_names, read_graph
@@ -21,17 +22,16 @@ def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> Planne
         graphs = tuple(read_graph(listing.root, name, files) for name in graph_names(listing))
         for graph in graphs:
             matrices += _share(graph, files, form)
-    notes = tuple(_notes(matrices, form))
+    notes = tuple(_notes(listing, matrices))
     return PlannedGraphs("dedup", form, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 
 
 HELD_TWICE = "a session folds the Transpose of a stored matrix, so it holds that matrix twice"
 
 
-HALF = (
-    "ONNX Runtime's CPU provider computes F16 in F32 and leaves out a rounding where nodes let it, "
-    "so the last bits may differ there (--head-form fused keeps them)"
-)
+def fused(source: str) -> str:
+    """The command that writes the form which keeps every bit on ONNX Runtime."""
+    return Action("dedup", source, (("--head-form", "fused"),)).command
 
 
 def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatrix, ...]:
@@ -43,13 +43,17 @@ def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatr
     return share.matrices
 
 
-def _notes(matrices: list[SharedMatrix], form: HeadForm) -> list[str]:
+def _notes(listing: Listing, matrices: list[SharedMatrix]) -> list[str]:
     """What the user should know of the plan."""
     found = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
         found.append(HELD_TWICE)
-    if form is HeadForm.GEMM and any(matrix.dtype == "FLOAT16" and matrix.nodes for matrix in matrices):
-        found.append(HALF)
+    beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
+    if beside:
+        found.append(
+            "ONNX Runtime's CPU provider computes F16 in F32 and may round otherwise beside a Gemm: the last bits may "
+            f"differ there ({', '.join(beside)}). The same bits: {fused(listing.source)}"
+        )
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
         found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
     return found

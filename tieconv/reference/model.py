@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from inspect import signature
 from typing import Any
@@ -35,6 +35,11 @@ class Batch:
     def positions(self) -> Any:
         """Position ids as generation counts them: from each row's first token."""
         return (self.mask.cumsum(1) - 1).clamp(min=0)
+
+    def until(self, end: int) -> Batch:
+        """The first ``end`` tokens of each row."""
+        types = None if self.types is None else self.types[:, :end]
+        return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types)
 
 
 @dataclass(eq=False)
@@ -81,8 +86,8 @@ class Reference:
             return {"input_ids": batch.ids, "attention_mask": batch.mask, "decoder_input_ids": batch.decoder_ids}
         given = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
         if batch.types is not None:
-            given["token_type_ids"] = batch.types
-        elif batch.placed and "position_ids" in self._accepts:
+            given["token_type_ids"] = batch.types[:, start:]
+        if batch.placed and "position_ids" in self._accepts:
             given["position_ids"] = batch.positions[:, start:]
         return given
 
@@ -103,9 +108,8 @@ class Reference:
         cache, start = DynamicCache(config=self.model.config), 0
         for length in pieces:
             end = start + length
-            seen = Batch(batch.ids[:, :end], batch.mask[:, :end])
             with self._exactly():
-                yield self.model(**self.inputs(seen, start), past_key_values=cache, use_cache=True).logits
+                yield self.model(**self.inputs(batch.until(end), start), past_key_values=cache, use_cache=True).logits
             start = end
 
     @contextmanager

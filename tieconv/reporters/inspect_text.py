@@ -52,7 +52,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     if embedding:
         yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
     else:
-        yield "input embedding", "not stored"
+        yield ("input embedding", *(_quantised(inspection, "embedding") or ("not stored",)))
     yield _output(inspection)
     yield _bias(inspection)
     for entry in inspection.config.declared:
@@ -109,13 +109,20 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 def _output(inspection: Inspection) -> tuple[str, ...]:
     output = inspection.head.output_head
     if output is None:
-        return "output head", "none: this architecture has none, or its name is not known"
+        unknown = ("none: this architecture has none, or its name is not known",)
+        return ("output head", *(_quantised(inspection, "head") or unknown))
     if output.stored:
         return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
     tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
     return "output head", shown(output.name), f"not stored{', and nothing that it is tied to is' if tied else ''}"
+
+
+def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
+    """The matrix of a graph that plays the role and is quantised."""
+    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
+    return (shown(found[0].name), f"quantised ({shown(found[0].operator)}), not compared") if found else ()
 
 
 def _bias(inspection: Inspection) -> tuple[str, ...]:

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 
-from fixtures.onnx_graphs import H, V, embedding, turned, values
+from fixtures.onnx_graphs import Graph, H, V, embedding, turned, values
+from tests.onnx.sessions import outputs, same_bits
+from tests.onnx.stored import tensors
 from tieconv import api
 
 
@@ -93,3 +96,87 @@ def test_cast_by_a_node_is_said(tmp_path: Path) -> None:
     graph.output("logits")
     (matrix,) = api.plan_graph_dedup(graph.save(tmp_path / "model.onnx")).plan.matrices
     assert not matrix.done and "Cast" in matrix.left
+
+
+def test_types_behind_a_transpose_need_no_declaration(tmp_path: Path) -> None:
+    """A head behind a Transpose of which the graph declares nothing computes in the type of its own copy.
+
+    Beside an F64 copy that only a Cast reads, the two F32 copies are shared and the F64 one stays.
+    """
+    table = values(1, (V, H))
+    graph = Graph(opset=18)
+    graph.tensors |= {"embed": table, "head": table.copy(), "wide": table.astype("f8")}
+    x = graph.add("Gather", ["embed", "input_ids"], "x")
+    weight = graph.add("Transpose", ["head"], "turned", perm=[1, 0])
+    graph.add("MatMul", [x, weight], "logits")
+    graph.add("Cast", ["wide"], "narrow", to=TensorProto.FLOAT)
+    graph.add("Gather", ["narrow", "input_ids"], "other")
+    graph.output("logits", ["b", "s", V], TensorProto.FLOAT)
+    graph.output("other", ["b", "s", H], TensorProto.FLOAT)
+    source = graph.save(tmp_path / "in" / "model.onnx")
+    outcome = api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    assert outcome.verified
+    matrices = [array for _, array in tensors(tmp_path / "out" / "model.onnx") if array.ndim == 2]
+    assert sorted(array.dtype.str for array in matrices) == ["<f4", "<f8"]
+    assert same_bits(*(outputs(path, (2, 3), V) for path in (source, tmp_path / "out" / "model.onnx")))
+
+
+def test_a_constant_node_of_the_same_values_stays(tmp_path: Path) -> None:
+    """It is not compared, so a session may hold it too; what can be stored once is, and the proof counts them."""
+    table = values(1, (V, H))
+    graph = Graph(opset=18)
+    graph.tensors |= {"embed": table, "head": np.ascontiguousarray(table.T)}
+    x = graph.add("Gather", ["embed", "input_ids"], "x")
+    graph.add("MatMul", [x, "head"], "logits")
+    graph.nodes.append(helper.make_node("Constant", [], ["fixed"], value=numpy_helper.from_array(table, "fixed")))
+    graph.add("Gather", ["fixed", "input_ids"], "other")
+    graph.output("logits", ["b", "s", V], TensorProto.FLOAT)
+    graph.output("other", ["b", "s", H], TensorProto.FLOAT)
+    source = graph.save(tmp_path / "in" / "model.onnx")
+    outcome = api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    assert outcome.verified and [count for _, count in outcome.proofs[0].copies] == [2]
+    assert same_bits(*(outputs(path, (2, 3), V) for path in (source, tmp_path / "out" / "model.onnx")))
+
+
+def test_a_matrix_turned_twice_is_read_as_it_lies(tmp_path: Path) -> None:
+    """Two Transposes in front of a lookup: a session would fold them into a copy beside the shared one."""
+    table = values(1, (V, H))
+    graph = Graph(opset=18)
+    graph.tensors |= {"embed": table, "head": np.ascontiguousarray(table.T)}
+    turned = graph.add("Transpose", ["embed"], "turned", perm=[1, 0])
+    back = graph.add("Transpose", [graph.add("Identity", [turned], "same")], "back", perm=[1, 0])
+    graph.add("MatMul", [graph.add("Gather", [back, "input_ids"], "x"), "head"], "logits")
+    graph.output("logits", ["b", "s", V], TensorProto.FLOAT)
+    source = graph.save(tmp_path / "in" / "model.onnx")
+    outcome = api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    assert [count for _, count in outcome.proofs[0].copies] == [1]
+    assert same_bits(*(outputs(path, (2, 3), V) for path in (source, tmp_path / "out" / "model.onnx")))
+
+
+def test_a_wider_copy_behind_a_cast_stays(tmp_path: Path) -> None:
+    """An F64 copy that a Cast reads: sharing it would hold F64 and the folded F32. It is left, with the reason."""
+    table = values(1, (V, H))
+    graph = Graph(opset=18)
+    graph.tensors |= {"embed": table, "head": np.ascontiguousarray(table.T).astype("f8")}
+    weight = graph.add("Cast", ["head"], "narrow", to=TensorProto.FLOAT)
+    graph.add("MatMul", [graph.add("Gather", ["embed", "input_ids"], "x"), weight], "logits")
+    graph.output("logits", ["b", "s", V], TensorProto.FLOAT)
+    plan = api.plan_graph_dedup(graph.save(tmp_path / "in" / "model.onnx")).plan
+    assert not any(matrix.done for matrix in plan.matrices)
+    assert any("a Cast reads it" in note for note in plan.notes)
+
+
+def test_a_transpose_behind_the_head_is_taken_forward(tmp_path: Path) -> None:
+    """The form `transpose` lets two heads read one Transpose, wherever the graph has it: nodes stay in order."""
+    table = values(1, (V, H))
+    graph = Graph(opset=18)
+    graph.tensors |= {"embed": table, "head": np.ascontiguousarray(table.T)}
+    x = graph.add("Gather", ["embed", "input_ids"], "x")
+    graph.add("MatMul", [x, "head"], "logits")
+    graph.add("MatMul", [x, graph.add("Transpose", ["embed"], "turned", perm=[1, 0])], "more")
+    for name in ("logits", "more"):
+        graph.output(name, ["b", "s", V], TensorProto.FLOAT)
+    source = graph.save(tmp_path / "in" / "model.onnx")
+    outcome = api.plan_graph_dedup(source.parent, head_form="transpose").execute(tmp_path / "out")
+    assert outcome.verified and [count for _, count in outcome.proofs[0].copies] == [2]
+    assert same_bits(*(outputs(path, (2, 3), V) for path in (source, tmp_path / "out" / "model.onnx")))

@@ -10,6 +10,7 @@ from enum import StrEnum
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity.grouped import grouped_caches
 from tieconv.onnx.parity.reading import DTYPES, Graph, Value
+from tieconv.onnx.parity.switches import BRANCH, PLACES, is_switch, told
 from tieconv.text import shown
 
 
@@ -58,7 +59,7 @@ class Cache:
 class Bindings:
     """The graph's inputs by role; ``logits`` is the name of that output.
 
-    ``notes`` say what the graph left open or cannot be fed.
+    ``switches`` are the inputs that say how it runs; ``notes`` say what it left open or cannot be fed.
     """
 
     kind: Kind
@@ -68,6 +69,7 @@ class Bindings:
     logits: str
     padding: Padding = Padding.FRONT
     notes: tuple[str, ...] = ()
+    switches: tuple[Value, ...] = ()
 
 
 # transformers' exporters, optimum and onnxruntime-genai: input.past_key_values.layers.0.keys, past_key_values.0.key
@@ -76,8 +78,14 @@ _CACHE = re.compile(
     r"\.(?:layers\.)?(?P<layer>\d+)\.(?:(?:decoder|self)\.)?(?P<part>key|value)s?"
 )
 _WINDOW = re.compile(r".*\._sliding_window_tensor")
-_ENCODED = "encoder_hidden_states"
-"""The input of optimum's decoders, merged or not, that the encoder's own graph computes."""
+_HALVES = {
+    "encoder_hidden_states": (
+        "the decoder of a pair",
+        "export the encoder-decoder as one graph: tieconv export MODEL -o OUT",
+    ),
+    "inputs_embeds": ("a decoder without its embedding", "export it with its embedding: tieconv export MODEL -o OUT"),
+}
+"""Inputs that another graph computes: optimum's decoders, merged or not; graphs behind an `embed_tokens.onnx`."""
 _TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS)
 _AXES = {
     Role.IDS: ("batch", "sequence"),
@@ -95,13 +103,12 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
     ``width`` is that of the model's heads, for graphs that leave it open.
 
     Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits;
-    `NotRunError` for the decoder of a pair, which alone is no model.
+    `NotRunError` for the decoder of a pair and for a graph behind the embedding, which alone are no model.
     """
-    if any(value.name == _ENCODED for value in graph.inputs):
-        raise _half(graph)
+    refuse_halves(graph)
     presents = {_place(value.name): value.name for value in graph.outputs if _place(value.name)}
     inputs: dict[Role, Value] = {}
-    caches, windows = [], []
+    caches, windows, switches = [], [], []
     grouped, opened = grouped_caches(graph), 0
     for value in graph.inputs:
         place = _place(value.name)
@@ -113,27 +120,34 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
             caches.append(Cache(_closed(value, width), presents[place], grouped.get(value.name, 0)))
         elif _WINDOW.fullmatch(value.name) and value.dtype == "INT64":
             windows.append(value)
+        elif is_switch(value) and (value.name != BRANCH or presents):
+            switches.append(value)
         else:
             raise _unknown(graph, value)
     if Role.IDS not in inputs or graph.output("logits") is None:
         lacking = "output logits" if Role.IDS in inputs else "input input_ids"
         raise UnreadableError(f"{shown(graph.path)} has no {lacking}", _EXPORT, "onnx.inputs")
     padding = _padding(grouped)
-    notes = tuple(_notes(padding, opened, width, max(grouped.values(), default=0)))
+    fed = told([value.name for value in switches])
+    notes = (*_notes(padding, opened, width, max(grouped.values(), default=0)), *fed)
     kind = _kind(inputs, bool(caches), masked)
-    return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes)
+    return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes, tuple(switches))
 
 
 _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the cache: docs/parity.md"
 
 
-def _half(graph: Graph) -> NotRunError:
-    return NotRunError(
-        f"{shown(graph.path)} is the decoder of a pair: its {_ENCODED} come from another graph, and parity measures "
-        "one graph from token ids to logits",
-        "export the encoder-decoder as one graph: tieconv export MODEL -o OUT",
-        "onnx.half",
-    )
+def refuse_halves(graph: Graph) -> None:
+    """Raise `NotRunError` for a graph whose input another graph computes."""
+    for value in graph.inputs:
+        if value.name in _HALVES:
+            what, hint = _HALVES[value.name]
+            raise NotRunError(
+                f"{shown(graph.path)} is {what}: its {value.name} come from another graph, and parity measures "
+                "one graph from token ids to logits",
+                hint,
+                "onnx.half",
+            )
 
 
 def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:
@@ -186,6 +200,8 @@ def faults(bindings: Bindings) -> Iterator[str]:
         yield from _frozen(value, _AXES[role])
     for cache in bindings.caches:
         yield from _frozen(cache.past, _AXES[Role.PAST])
+    for value in bindings.switches:
+        yield from _frozen(value, ("sequence",)) if value.name == PLACES else ()
     if Role.MASK not in bindings.inputs:
         yield "the graph has no input attention_mask: padded batches cannot be run"
 

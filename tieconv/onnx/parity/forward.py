@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from tieconv.onnx.parity.bindings import Bindings, Padding, Role
 from tieconv.onnx.parity.grouped import behind, in_front
 from tieconv.onnx.parity.reading import Value
+from tieconv.onnx.parity.switches import switched
 from tieconv.onnx.session import Session
 from tieconv.reference import Batch
 
@@ -33,7 +34,7 @@ class GraphModel:
         past, start = self.no_past(batch), 0
         for length in pieces:
             end = start + length
-            logits, past = self._run(Batch(batch.ids[:, :end], batch.mask[:, :end]), start, past)
+            logits, past = self._run(batch.until(end), start, past)
             yield logits
             start = end
 
@@ -62,6 +63,8 @@ class GraphModel:
         batch = behind(batch, start) if self.bindings.padding is Padding.BEHIND else batch
         roles = self.bindings.inputs.items()
         feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
+        for value in self.bindings.switches:
+            feeds[value.name] = self.session.value(switched(value, start, batch.ids.shape[1]))
         return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
 
     def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:
@@ -69,7 +72,7 @@ class GraphModel:
             Role.IDS: batch.ids[:, start:],
             Role.MASK: batch.mask,
             Role.POSITIONS: batch.positions[:, start:],
-            Role.TYPES: batch.types,
+            Role.TYPES: None if batch.types is None else batch.types[:, start:],
             Role.DECODER_IDS: batch.decoder_ids,
         }[role]
         dtype = np.int32 if value.dtype == "INT32" else np.int64
@@ -90,9 +93,11 @@ class GraphModel:
 
 
 def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
-    """The batch with one more token in each row."""
+    """The batch with one more token in each row, of the first type."""
     one = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
-    return Batch(torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, one], 1))
+    types = None if batch.types is None else torch.cat([batch.types, one - 1], 1)
+    more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, one], 1)
+    return replace(batch, ids=more[0], mask=more[1], types=types)
 
 
 def _fixed(side: int | str | None) -> int:

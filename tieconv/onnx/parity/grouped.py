@@ -45,8 +45,11 @@ def _whole(attributes: Mapping[str, object], name: str) -> int:
 def behind(batch: Batch, start: int) -> Batch:
     """The batch with each row's padding behind its tokens; all of it lies before ``start``, or ``start`` is 0."""
     order = _tokens_first(batch.mask)
-    ids = batch.ids if start else batch.ids.gather(1, order)
-    return replace(batch, ids=ids, mask=batch.mask.gather(1, order))
+    mask = batch.mask.gather(1, order)
+    if start:
+        return replace(batch, mask=mask)
+    types = None if batch.types is None else batch.types.gather(1, order)
+    return replace(batch, ids=batch.ids.gather(1, order), mask=mask, types=types)
 
 
 def in_front(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -111,5 +111,4 @@ def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
 
 def prompt(work: Work, cell: Cell) -> Batch:
     """The first tokens of a stepped cell, from which free runs start."""
-    batch = work.batch(cell)
-    return Batch(batch.ids[:, :PROMPT], batch.mask[:, :PROMPT])
+    return work.batch(cell).until(PROMPT)

@@ -18,6 +18,14 @@ DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOU
 """ONNX element types that tieconv computes with, as torch names them."""
 
 
+QUANTISED = frozenset({
+    "DequantizeLinear", "MatMulInteger", "QLinearMatMul", "ConvInteger", "QLinearConv", "MatMulNBits", "MatMulBnb4",
+    "GatherBlockQuantized", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QAttention", "QMoE",
+    "QEmbedLayerNormalization",
+})  # fmt: skip
+"""Operators that compute with weights of a few bits."""
+
+
 @dataclass(frozen=True)
 class Value:
     """An input or output: its ONNX element type and its axes, a symbol or ``None`` where one is free."""
@@ -84,6 +92,20 @@ def read_graph(path: str) -> Graph:
         weights,
         model,
     )
+
+
+def quantised_weights(graph: Graph) -> Iterator[str]:
+    """Sentences about nodes that compute with a quantised matrix."""
+    matrices = {weight.name for weight in graph.weights if len(weight.shape) > 1 and weight.dtype not in DTYPES}
+    nodes = graph.model.graph.all_nodes() if graph.model is not None else ()
+    for node in nodes:
+        for value in node.inputs if node.op_type in QUANTISED else ():
+            if (
+                value is not None
+                and value.name in matrices
+                and str(value.dtype.name if value.dtype else "") not in DTYPES
+            ):
+                yield f"{node.op_type} {node.name} reads {value.name}, a quantised weight"
 
 
 def _value(value: Any) -> Value:

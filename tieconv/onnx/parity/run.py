@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,9 +21,9 @@ from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generat
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.passes import GraphPass, Work, make_work, run_floor, run_graph, run_reference
-from tieconv.onnx.parity.reading import DTYPES, Graph, read_graph
+from tieconv.onnx.parity.reading import DTYPES, Graph, quantised_weights, read_graph
 from tieconv.onnx.parity.store import LogitStore
-from tieconv.onnx.parity.suspects import suspects
+from tieconv.onnx.parity.suspects import suspects, uncounted
 from tieconv.onnx.parity.weights import weight_identity
 from tieconv.onnx.session import open_session
 from tieconv.onnx.session_provider import CUDA
@@ -128,8 +129,15 @@ def _file(path: str) -> str:
     return os.path.join(path, "model.onnx") if os.path.isdir(path) else path
 
 
+_FLOATS = "parity measures fp32, fp16 and bf16 graphs: give the one that was quantised from"
+_QUANTISED = "parity.quantised"
+
+
 def _precision(graph: Graph) -> str:
-    """The float type that holds most of the weights, as torch names it."""
+    """The float type that holds most of the weights, as torch names it. Raises `RefusedError` for a quantised one."""
+    quantised = next(quantised_weights(graph), None)
+    if quantised is not None:
+        raise RefusedError(f"{shown(graph.path)}: {shown(quantised)}: torch has no floor for that", _FLOATS, _QUANTISED)
     stored: Counter[str] = Counter()
     for weight in graph.weights:
         stored[weight.dtype] += weight.nbytes
@@ -137,8 +145,8 @@ def _precision(graph: Graph) -> str:
     if dtype not in DTYPES:
         raise RefusedError(
             f"{shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}: torch has no floor for that",
-            "parity measures fp32, fp16 and bf16 graphs: give the one that was quantised from",
-            "parity.quantised",
+            _FLOATS,
+            _QUANTISED,
         )
     return DTYPES[dtype]
 
@@ -200,7 +208,7 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
     passed = _all_passed(gates)
-    likely = () if passed else suspects(subject.graph, subject.config, epsilons, subject.precision)
+    likely = () if passed else _likely(subject, judged, epsilons)
     return subject.report(
         Verdict.PASSED if passed else Verdict.FAILED,
         reason="; ".join(likely),
@@ -212,6 +220,11 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         metrics=_metrics(subject, judged, tf32, dtype) | {"free_run": free},
         histograms=tuple(judged.histograms()),
     )
+
+
+def _likely(subject: _Subject, judged: Judged, epsilons: frozenset[float]) -> Iterator[str]:
+    yield from suspects(subject.graph, subject.config, epsilons, subject.precision)
+    yield from uncounted(judged.cases, subject.bindings)
 
 
 def _all_passed(gates: tuple[Gate, ...]) -> bool:

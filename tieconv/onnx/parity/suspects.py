@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import isclose
 from typing import Any
 
 import torch
 
+from tieconv.checkpoint.parity import Case
+from tieconv.onnx.parity.bindings import Bindings, Kind, Role
 from tieconv.onnx.parity.folds import factors
+from tieconv.onnx.parity.limits import CELL_LIMIT
 from tieconv.onnx.parity.reading import DTYPES, Graph
 from tieconv.text import shown
 
@@ -23,16 +26,27 @@ def suspects(graph: Graph, config: Any, epsilons: Collection[float], precision: 
 
     They explain a verdict and are no part of it.
     """
-    scalars = {weight.name: _value(weight) for weight in graph.weights if _is_scalar(weight)}
+    scalars: dict[str, set[float]] = {}  # branches may have one name for two numbers
+    for weight in filter(_is_scalar, graph.weights):
+        scalars.setdefault(weight.name, set()).add(_value(weight))
     for epsilon in sorted(set(_epsilons(graph, scalars))):
         if epsilons and not any(isclose(epsilon, own, rel_tol=_SAME) for own in epsilons):
             known = ", ".join(f"{own:g}" for own in sorted(epsilons))
             yield f"a norm adds {epsilon:g}, those of the model's class {known}"
     rounding = float(torch.finfo(getattr(torch, precision)).eps)
-    for name, value in scalars.items():
+    for name, value in ((name, value) for name, values in scalars.items() for value in sorted(values)):
         for factor in sorted(set(factors(config))):
             if isclose(value, factor, rel_tol=_NEAR) and not isclose(value, factor, rel_tol=rounding):
                 yield f"the constant {shown(name)} is {value:.6g}, near the config's factor {factor:.6g}"
+
+
+def uncounted(cases: Iterable[Case], bindings: Bindings) -> Iterator[str]:
+    """A sentence where padding in front alone makes a graph err that is told no positions."""
+    if Role.POSITIONS in bindings.inputs or bindings.kind not in (Kind.CACHED, Kind.PLAIN):
+        return
+    wrong = {bool(case.padding) for case in cases if case.ratio is None or case.ratio > CELL_LIMIT}
+    if wrong == {True}:
+        yield "only rows with padding in front err, and the graph takes no position_ids: it counts the padding too"
 
 
 def _is_scalar(weight: Any) -> bool:
@@ -43,7 +57,7 @@ def _value(weight: Any) -> float:
     return float(weight.array().reshape(-1)[0])
 
 
-def _epsilons(graph: Graph, scalars: dict[str, float]) -> Iterator[float]:
+def _epsilons(graph: Graph, scalars: Mapping[str, set[float]]) -> Iterator[float]:
     """Of norms as operators, and of those in pieces: what is added before a root."""
     for node in graph.model.graph.all_nodes():
         attribute = node.attributes.get("epsilon")
@@ -51,4 +65,5 @@ def _epsilons(graph: Graph, scalars: dict[str, float]) -> Iterator[float]:
             yield float(attribute.value)
         before = node.inputs[0].producer() if node.op_type == "Sqrt" and node.inputs[0] is not None else None
         if before is not None and before.op_type == "Add":
-            yield from (scalars[value.name] for value in before.inputs if value is not None and value.name in scalars)
+            for value in before.inputs:
+                yield from scalars.get(str(value.name), ()) if value is not None else ()

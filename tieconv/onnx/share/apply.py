@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -14,20 +15,29 @@ from tieconv.onnx.graph import GraphFile
 from tieconv.onnx.graph_bytes import Stored
 from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, to_rewrite
 from tieconv.onnx.share.find import Member
-from tieconv.onnx.share.head import MICROSOFT, folded
+from tieconv.onnx.share.head import MICROSOFT, folded, rounded
 from tieconv.onnx.share.interface import Target
 from tieconv.onnx.share.patterns import pattern_of
 from tieconv.onnx.share.uses import describe, remove_unread
 
 
-def apply(
-    file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting
-) -> tuple[ir.Value, tuple[str, ...], tuple[str, ...]]:
-    """The value that stays, the names that went and the nodes that were rewritten."""
+@dataclass(frozen=True)
+class Applied:
+    """The value that stays, the names that went, the nodes that were rewritten, and what may be rounded otherwise."""
+
+    kept: ir.Value
+    dropped: tuple[str, ...]
+    nodes: tuple[str, ...]
+    rounded: str
+
+
+def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting) -> Applied:
+    """Rewrite every use that does not yet read what stays."""
     reads = to_rewrite(reads_of(members), choice, setting.form)
     kept = _keeper(file, members, choice, setting, reads)
     target = Target(kept, choice.dtype, setting.form, setting.opset, setting.names)
     nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
+    loose = next((told for read in reads if (told := rounded(read.use, target))), "")
     for read in reads:
         pattern_of(read.use).rewrite(read.use, target)
     gone = [member.stored for member in members if member.stored.value is not kept]
@@ -38,7 +48,7 @@ def apply(
         _drop(stored)
     if setting.form is HeadForm.FUSED and reads:
         file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    return kept, names, nodes
+    return Applied(kept, names, nodes, loose)
 
 
 def _drop(stored: Stored) -> None:

@@ -52,16 +52,16 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
     # A factor of one has no turn, since the session drops its node beforehand.
     while dtype in _NARROW:
         found, turn = len(before) + len(behind), alpha
-        while alpha == turn and (first := _scale(_maker(x, node), alpha)) is not None:
+        while alpha == turn and (first := scale(_maker(x, node), alpha)) is not None:
             x, alpha = first.of, first.alpha
             before.insert(0, first.node)
         turn = alpha
-        while alpha == turn and (after := _scale(_only_user(last), alpha)) is not None:
+        while alpha == turn and (after := scale(only_user(last), alpha)) is not None:
             last, alpha = after.node, after.alpha
             behind.append(after.node)
         if len(before) + len(behind) == found:
             break
-    narrow, widen = _cast(_maker(x, node)), _cast(_only_user(last))
+    narrow, widen = _cast(_maker(x, node)), _cast(only_user(last))
     rank = _rank(x) or (_rank(narrow.inputs[0]) if narrow is not None else None)
     if dtype is ir.DataType.FLOAT or rank == MATRIX:  # there are no Reshapes, or no casts worth a change of places
         narrow = widen = None
@@ -77,7 +77,7 @@ class _Scale:
     alpha: np.float32
 
 
-def _scale(node: ir.Node | None, alpha: np.float32) -> _Scale | None:
+def scale(node: ir.Node | None, alpha: np.float32) -> _Scale | None:
     """A product or a quotient with one constant number, which ``alpha`` can take in; ``None`` for any other node."""
     if node is None or not is_standard(node, "Mul", "Div"):
         return None
@@ -110,7 +110,8 @@ def _maker(value: ir.Value, node: ir.Node) -> ir.Node | None:
     return maker if maker is not None and maker.graph is node.graph else None
 
 
-def _only_user(node: ir.Node) -> ir.Node | None:
+def only_user(node: ir.Node) -> ir.Node | None:
+    """The one node of the same graph that reads what the node computes."""
     uses = list(node.outputs[0].uses())
     if len(uses) != 1 or node.outputs[0].is_graph_output():
         return None

@@ -59,16 +59,30 @@ def to_rewrite(reads: Sequence[Read], choice: Choice, form: HeadForm) -> list[Re
 def _settled(read: Read, choice: Choice, form: HeadForm) -> bool:
     if read.stored is not choice.keeper:
         return False
-    if not read.use.flipped:
-        return True
     node = read.use.node
+    if not read.use.flipped:
+        return node is None or not _turns(node.inputs[read.use.index])
     return form is HeadForm.TRANSPOSE and node is not None and is_standard(node, "MatMul")
+
+
+def _turns(value: ir.Value | None) -> bool:
+    """Whether the value is turned on the way, and so turned back: a session folds that into a copy."""
+    maker = value.producer() if value is not None else None
+    if maker is None or not is_standard(maker, "Identity", "Transpose"):
+        return False
+    return is_standard(maker, "Transpose") or _turns(maker.inputs[0])
+
+
+CAST = "a Cast reads it, which a session folds into another matrix"
 
 
 def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, str]:
     """The first form that every use can be made to read; else ``None`` and what stands in the way of the best."""
     reads = reads_of(members)
     why = ""
+    types = {member.stored.value.dtype for member in members}
+    if len(types) > 1 and any(read.use.node is not None and is_standard(read.use.node, "Cast") for read in reads):
+        return None, CAST
     for choice in _candidates(members, reads, setting):
         target = Target(choice.source.value, choice.dtype, setting.form, setting.opset, setting.names)
         refusals = (pattern_of(read.use).refuses(read.use, target) for read in to_rewrite(reads, choice, setting.form))

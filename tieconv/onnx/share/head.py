@@ -8,6 +8,7 @@ from tieconv.checkpoint.graph import HeadForm
 from tieconv.onnx.graph import sides
 from tieconv.onnx.share.around import Around, around
 from tieconv.onnx.share.interface import Names, Target, constant, dtype_of, replace
+from tieconv.onnx.share.rounding import beside
 from tieconv.onnx.share.uses import MATRIX, Use, drop, drop_unread, is_standard
 
 MICROSOFT = "com.microsoft"
@@ -56,9 +57,16 @@ class MatMulHead:
 
 def folded(use: Use, target: Target) -> tuple[ir.Node, ...]:
     """The nodes beside a head that are rewritten with it."""
-    if use.node is None or not use.flipped or target.form is not HeadForm.GEMM or not is_standard(use.node, "MatMul"):
-        return ()
-    return around(use.node, target.dtype).nodes
+    return around(use.node, target.dtype).nodes if use.node is not None and _becomes_gemm(use, target) else ()
+
+
+def rounded(use: Use, target: Target) -> str:
+    """What beside a head may be rounded otherwise once it is a Gemm; empty where nothing can."""
+    return beside(use.node, target.dtype) if use.node is not None and _becomes_gemm(use, target) else ""
+
+
+def _becomes_gemm(use: Use, target: Target) -> bool:
+    return use.flipped and target.form is HeadForm.GEMM and use.node is not None and is_standard(use.node, "MatMul")
 
 
 def _rank(value: ir.Value | None) -> int | None:
@@ -80,6 +88,9 @@ def _turned(target: Target) -> ir.Value:
     assert isinstance(graph, ir.Graph) and value.shape is not None
     for user, _ in value.uses():
         if is_standard(user, "Transpose") and user.graph is graph:
+            if graph[0] is not user:  # the head may stand before it
+                graph.remove(user)
+                graph.insert_before(graph[0], user)
             return user.outputs[0]
     name = target.names.free(f"{value.name}/Transpose")
     turned = ir.node("Transpose", [value], {"perm": [1, 0]}, name=name)

@@ -80,6 +80,8 @@ def replace(old: ir.Node, nodes: Sequence[ir.Node], names: Names) -> None:
 
 def dtype_of(use: Use, default: ir.DataType) -> ir.DataType:
     """The type that the node reads."""
+    if use.dtype is not None:
+        return use.dtype
     value = use.node.inputs[use.index] if use.node is not None else None
     return default if value is None or value.dtype is None else value.dtype
 

@@ -21,6 +21,8 @@ from tieconv.sources.local import FileSet
 OLDEST_OPSET = 11
 _INPUT = "it is an input of the graph, so a caller may replace it"
 _CAST = "it is also read through a Cast, which a session folds into a second matrix of that type"
+_FORMS = 2
+"""Of a copy that stays a session may hold what is stored, and that turned or cast."""
 OLDEST_IR = 4
 """Before it every initializer is an input, which a caller may replace."""
 
@@ -93,28 +95,40 @@ class SharePass(InPlacePass):
             parts = [part for part in _parts(free) if len(part) > 1]
             chosen = [(part, choose(part, setting)[0]) for part in parts]
             made = [
-                self._apply(Group(tuple(part), ("identical",)), part, choice, setting, why)
+                self._apply(Group(tuple(part), ("identical",)), part, choice, setting, why, group)
                 for part, choice in chosen
                 if choice is not None
             ]
             return made or [_left(group, why, self._file.name)]
         return [_left(group, _INPUT, self._file.name)] if fixed else []
 
-    def _apply(self, group: Group, members: list[Member], choice: Choice, setting: Setting, left: str) -> SharedMatrix:
+    def _apply(
+        self,
+        group: Group,
+        members: list[Member],
+        choice: Choice,
+        setting: Setting,
+        left: str,
+        whole: Group | None = None,
+    ) -> SharedMatrix:
+        """Share ``members``; those of ``whole`` beside them stay, each of them in two forms at most."""
+        whole = whole or group
         stored, held = _stored_bytes(members), _held_bytes(members)
         kinds = group.kinds
         if "folded" not in kinds and any(_turned_by_node(member) for member in members):
             kinds = (*kinds, "folded")
-        kept, dropped, nodes = apply(self._file, members, choice, setting)
+        applied = apply(self._file, members, choice, setting)
+        kept = applied.kept
         assert kept.const_value is not None and kept.dtype is not None
         size = kept.const_value.nbytes
         copies = 2 if any(use.flipped for use in uses_of(kept)) else 1
+        others = len(whole.members) - len(members) + _constants(self._file.model, kept.const_value)
         return SharedMatrix(
             graph=self._file.name,
             kinds=kinds,
             kept=str(kept.name),
-            dropped=dropped,
-            nodes=nodes,
+            dropped=applied.dropped,
+            nodes=applied.nodes,
             dtype=kept.dtype.name,
             shape=sides(kept.const_value.shape),
             stored_before=stored,
@@ -122,7 +136,8 @@ class SharePass(InPlacePass):
             held_before=held,
             held_after=copies * size,
             left=left,
-            copies_promised=copies,
+            copies_promised=copies + _FORMS * others,
+            rounded=applied.rounded,
         )
 
     def left(self, why: str) -> None:
@@ -136,6 +151,18 @@ def interface(model: ir.Model) -> dict[str, Any]:
         side: [(value.name, str(value.type), str(value.shape)) for value in values]
         for side, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs))
     }
+
+
+def _constants(model: ir.Model, matrix: ir.TensorProtocol) -> int:
+    """Constant nodes that hold a matrix of the same sides: they are not compared, and a session may hold them too."""
+    sides_ = sorted(sides(matrix.shape))
+    tensors = (
+        ir.convenience.get_const_tensor(node.outputs[0])
+        for graph in model.graphs()
+        for node in graph
+        if is_standard(node, "Constant")
+    )
+    return sum(tensor is not None and sorted(sides(tensor.shape)) == sides_ for tensor in tensors)
 
 
 def _is_cast_too(stored: Stored) -> bool:

@@ -17,12 +17,14 @@ SMALL = 8
 class Use:
     """Input ``index`` of ``node`` reads the matrix; ``flipped`` where it reads it transposed.
 
-    ``node`` is ``None`` where the matrix itself is an output of the graph.
+    ``node`` is ``None`` where the matrix itself is an output of the graph. ``dtype`` is the type that it reads, which
+    the value behind a Transpose need not declare.
     """
 
     node: ir.Node | None
     index: int
     flipped: bool
+    dtype: ir.DataType | None = None
 
 
 def is_standard(node: ir.Node, *names: str) -> bool:
@@ -30,15 +32,16 @@ def is_standard(node: ir.Node, *names: str) -> bool:
     return node.domain in _STANDARD and node.op_type in names
 
 
-def uses_of(value: ir.Value, *, flipped: bool = False) -> Iterator[Use]:
-    """The nodes that compute with the value; Transpose and Identity are looked through."""
+def uses_of(value: ir.Value, *, flipped: bool = False, dtype: ir.DataType | None = None) -> Iterator[Use]:
+    """The nodes that compute with the value, of type ``dtype``; Transpose and Identity are looked through."""
+    dtype = dtype or value.dtype
     if value.is_graph_output():
-        yield Use(None, 0, flipped)
+        yield Use(None, 0, flipped, dtype)
     for node, index in tuple(value.uses()):
         if _passes_on(node):
-            yield from uses_of(node.outputs[0], flipped=flipped != is_standard(node, "Transpose"))
+            yield from uses_of(node.outputs[0], flipped=flipped != is_standard(node, "Transpose"), dtype=dtype)
         else:
-            yield Use(node, index, flipped)
+            yield Use(node, index, flipped, dtype)
 
 
 def _passes_on(node: ir.Node) -> bool:

@@ -1,0 +1,124 @@
+"""`tieconv check --fix` on ONNX graphs: `dedup` with its proof where every bit stays, else a reason."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+pytest.importorskip("onnxruntime")
+
+from fixtures import exporters
+from fixtures.onnx_graphs import build
+from tests.cli.run import run
+from tests.cli.stored import snapshot
+from tests.onnx.sessions import outputs, same_bits
+from tests.onnx.share.test_bits import made
+from tests.onnx.stored import copies, tensors
+from tieconv import api
+
+V = 96
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of this project are found."""
+    monkeypatch.chdir(tmp_path_factory.mktemp("here"))
+
+
+@pytest.fixture
+def graphs(tmp_path: Path) -> Path:
+    """A directory of one graph with a transposed copy, and a file beside it."""
+    folder = tmp_path / "model"
+    shutil.copytree(exporters.HERE / "mobius-gpt2", folder)
+    (folder / "LICENSE").write_text("free")
+    return folder
+
+
+def codes(path: Path) -> set[str]:
+    return {finding.rule for finding in api.inspect(path).findings}
+
+
+def test_the_plan_is_printed(graphs: Path) -> None:
+    """Without a target nothing is written, and the plan of `dedup` stands beneath the finding."""
+    before = snapshot(graphs)
+    result = run("check --fix", graphs)
+    assert result.exit_code == 1 and snapshot(graphs) == before
+    assert f"next: tieconv dedup {graphs} -o OUT" in result.stdout
+    assert "1 matrix is stored once" in result.stdout and "head as gemm" in result.stdout
+
+
+def test_in_place(graphs: Path) -> None:
+    """The directory, its names kept, holds the matrix once; the gate passes, and a second run writes nothing."""
+    result = run("check --fix --in-place", graphs)
+    assert (result.exit_code, codes(graphs)) == (0, set())
+    assert f"fixed: ONX001: tieconv dedup {graphs}" in result.stderr
+    assert (graphs / "LICENSE").read_text() == "free"
+    wte = next(array for name, array in tensors(graphs / "model.onnx") if name == "transformer.wte.weight")
+    assert copies(graphs / "model.onnx", wte) == ["transformer.wte.weight"]
+    after = snapshot(graphs)
+    assert run("check --fix --in-place", graphs).exit_code == 0 and snapshot(graphs) == after
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_out(graphs: Path, tmp_path: Path, lone: bool) -> None:
+    """A directory to a directory, a lone graph to a graph with its data beside it; the source stays as it was."""
+    before = snapshot(graphs)
+    out = tmp_path / "new" / ("small.onnx" if lone else "small")
+    out.parent.mkdir()
+    result = run("check --fix", graphs / "model.onnx" if lone else graphs, "-o", out)
+    assert result.exit_code == 0 and snapshot(graphs) == before and codes(out) == set()
+    assert f"wrote {out}: verified, and checked again" in result.stderr
+    names = {path.name for path in (out.parent if lone else out).iterdir()}
+    assert names == ({"small.onnx", "small.onnx.data"} if lone else {"model.onnx", "model.onnx.data", "LICENSE"})
+
+
+def test_the_same_bits(tmp_path: Path) -> None:
+    """What `--fix` writes computes what the graph computed."""
+    source = build("soft_cap", tmp_path / "in" / "model.onnx")
+    assert run("check --fix", source.parent, "-o", tmp_path / "out").exit_code == 0
+    assert same_bits(*(outputs(path, (2, 7), V) for path in (source, tmp_path / "out" / "model.onnx")))
+
+
+def test_other_roundings_are_left(tmp_path: Path) -> None:
+    """F16 whose last bits may differ: nothing is written, and the reason names the command that keeps them."""
+    source = made(tmp_path, 160, "f2", [("Add", 1.0), ("Norm", 1.0)], [])
+    before = snapshot(tmp_path)
+    result = run("check --fix --in-place", source)
+    assert result.exit_code == 1 and snapshot(tmp_path) == before
+    assert f"the same bits: tieconv dedup {source} --head-form fused -o OUT" in result.stderr
+
+
+def test_a_nan_is_not_hidden(tmp_path: Path) -> None:
+    """Stored once, a matrix with a NaN would be found no more: the error stays, and so does the graph."""
+    source = build("soft_cap", tmp_path / "in" / "model.onnx", external=False)
+    model = onnx.load(source)
+    for tensor in model.graph.initializer:
+        array = numpy_helper.to_array(tensor).copy()
+        if array.ndim == 2:
+            array[(3, 5) if array.shape[0] == V else (5, 3)] = np.nan
+            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, source)
+    assert codes(source) == {"ONX004"}
+    before = snapshot(source.parent)
+    result = run("check --fix --in-place", source)
+    assert result.exit_code == 1 and snapshot(source.parent) == before and codes(source) == {"ONX004"}
+    assert "fixed" not in result.stderr
+
+
+def test_what_dedup_leaves_is_left(tmp_path: Path) -> None:
+    """Copies that a caller may replace: the reason is that of `dedup`."""
+    source = build("soft_cap", tmp_path / "in" / "model.onnx", external=False)
+    model = onnx.load(source)
+    for tensor in model.graph.initializer:
+        if len(tensor.dims) == 2:
+            model.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    onnx.save(model, source)
+    before = snapshot(source.parent)
+    result = run("check --fix --in-place", source)
+    assert result.exit_code == 1 and snapshot(source.parent) == before
+    assert "it stays as it is: it is an input of the graph, so a caller may replace it" in result.stderr

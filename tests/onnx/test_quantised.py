@@ -1,0 +1,147 @@
+"""Quantised weights: never measured as if they were float, and every copy that a session makes of them is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fixtures import exporters
+from fixtures.onnx_graphs import build
+from tests.cli.run import run
+from tieconv import api
+from tieconv.errors import RefusedError
+from tieconv.reporters import schemas
+
+V, H = 96, 32
+
+
+def int4(path: Path) -> Path:
+    """Embedding and head on one int4 matrix, as onnxruntime-genai shares it: the embedding reads it through a Reshape.
+
+    Tables of positions in F32 are most of its bytes.
+    """
+    rng = np.random.default_rng(0)
+    tensors = {
+        "head_Q4": rng.integers(0, 256, (V, 1, H // 2), np.uint8),
+        "head_scales": rng.standard_normal((V, 1)).astype("f4"),
+        "two axes": np.array([V, H // 2]),
+        "table": rng.standard_normal((256, H)).astype("f4"),
+    }
+    bits = {"bits": 4, "block_size": 32}
+    nodes = [
+        helper.make_node("Reshape", ["head_Q4", "two axes"], ["flat"]),
+        helper.make_node(
+            "GatherBlockQuantized", ["flat", "input_ids", "head_scales"], ["found"], domain="com.microsoft",
+            gather_axis=0, quantize_axis=1, **bits,
+        ),
+        helper.make_node("Gather", ["table", "input_ids"], ["place"]),
+        helper.make_node("Add", ["found", "place"], ["x"]),
+        helper.make_node(
+            "MatMulNBits", ["x", "head_Q4", "head_scales"], ["logits"], name="/lm_head/MatMul_Q4", K=H, N=V,
+            domain="com.microsoft", **bits,
+        ),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
+    return path
+
+
+def test_a_folded_reshape_is_told(tmp_path: Path) -> None:
+    """A session holds the matrix in both shapes; what is told is what ONNX Runtime.s optimised model holds."""
+    path = int4(tmp_path / "model.onnx")
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    initializers = onnx.load(tmp_path / "optimised.onnx").graph.initializer
+    (graph,) = api.inspect(path).checkpoint.graphs
+    assert graph.session_bytes == sum(numpy_helper.to_array(tensor).nbytes for tensor in initializers)
+    (latent,) = graph.latent
+    assert (latent.name, latent.operators, latent.extra) == ("head_Q4", ("Reshape",), True)
+    assert latent.nbytes == V * H // 2
+
+
+def test_parity_refuses_by_what_reads_it(tmp_path: Path) -> None:
+    """However few of the bytes they are: the refusal names the node and the weight, exit 2."""
+    path, checkpoint = int4(tmp_path / "model.onnx"), exporters.HERE / "checkpoints" / "optimum-llama"
+    with pytest.raises(RefusedError, match="MatMulNBits /lm_head/MatMul_Q4 reads head_Q4, a quantised weight"):
+        api.parity(path, checkpoint, provider="cpu")
+    assert run("parity", path, checkpoint).exit_code == 2
+
+
+def test_activations_are_no_folded_shapes(tmp_path: Path) -> None:
+    """A Reshape of what is computed folds nothing, and its shape is in the session."""
+    (before,) = api.inspect(exporters.HERE / "genai-qwen2" / "model.onnx").checkpoint.graphs
+    assert {latent.operators for latent in before.latent} == {("Transpose",)}
+    model = onnx.load(int4(tmp_path / "model.onnx"))
+    model.graph.node[4].input[0] = "shaped"
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0, 0, H]), "same"))
+    model.graph.node.insert(4, helper.make_node("Reshape", ["x", "same"], ["shaped"]))
+    (plain,) = api.inspect(tmp_path / "model.onnx").checkpoint.graphs
+    onnx.save(model, tmp_path / "model.onnx")
+    (shaped,) = api.inspect(tmp_path / "model.onnx").checkpoint.graphs
+    assert shaped.session_bytes == plain.session_bytes + 24 and shaped.latent == plain.latent
+
+
+def told(path: Path) -> list[tuple[str, str, str]]:
+    found = json.loads(run("inspect --json", path).stdout)
+    jsonschema.validate(found, json.loads((Path(schemas.__path__[0]) / "inspect.schema.json").read_text()))
+    return [(read["role"], read["tensor"], read["operator"]) for read in found["graphs"][0]["quantised"]]
+
+
+def test_an_int4_pair_is_named(tmp_path: Path) -> None:
+    """Head and embedding by what computes with them; that they are not compared is said."""
+    model = onnx.load(int4(path := tmp_path / "model.onnx"))
+    del model.graph.node[2:4]  # the table, a plain matrix that tokens look up
+    model.graph.node[2].input[0] = "found"
+    onnx.save(model, path)
+    assert told(path) == [("embedding", "head_Q4", "GatherBlockQuantized"), ("head", "head_Q4", "MatMulNBits")]
+    text = run("inspect", path).stdout
+    assert "output head      head_Q4" in text and "quantised (MatMulNBits), not compared" in text
+
+
+def test_a_dynamically_quantised_head_is_named(tmp_path: Path) -> None:
+    """ONNX Runtime's own `quantize_dynamic`: the head is a MatMulInteger."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    source = build("soft_cap", tmp_path / "model.onnx", external=False)
+    quantize_dynamic(source, tmp_path / "int8.onnx", op_types_to_quantize=["MatMul"])
+    ((role, name, operator),) = told(tmp_path / "int8.onnx")
+    assert (role, operator) == ("head", "MatMulInteger") and name.endswith("_quantized")
+    assert told(source) == []
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_dequantised_head_is_named(tmp_path: Path, turned: bool) -> None:
+    """QDQ: the MatMul reads a DequantizeLinear of the int8 matrix, as it lies or through a Transpose."""
+    matrix = np.random.default_rng(0).integers(-9, 9, (V, H) if turned else (H, V), np.int8)
+    nodes = [
+        helper.make_node("Gather", ["embed", "input_ids"], ["x"]),
+        helper.make_node("DequantizeLinear", ["head", "scale"], ["float head"]),
+        helper.make_node("Transpose" if turned else "Identity", ["float head"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["logits"]),
+    ]
+    tensors = {"embed": np.ones((V, H), "f4"), "head": matrix, "scale": np.array(0.1, "f4")}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", V])],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "model.onnx")
+    assert told(tmp_path / "model.onnx") == [("head", "head", "DequantizeLinear")]
+    assert api.inspect(tmp_path / "model.onnx").head.input_embedding is not None
