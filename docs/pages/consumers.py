@@ -76,8 +76,8 @@ Names: transformers 5 finds a tensor under its old and its new name, and with or
 transformers 4 does not know GPT-NeoX's head as `lm_head.weight`; of the classes that hold a language model 4.57 knows
 the new names of some (LLaVA, Gemma 3, PaliGemma, Qwen2-VL and others), 4.48 of none. Either adds the prefix to all
 names of a file or to none: a file that has it nowhere, such as the hub's gpt2, counts as corrupted once it holds a
-head, and in a file that has it a name without it is not known. Which names each class takes there, and which table's values tied
-names have, is recorded in `tests/families/older.json`.
+head, and in a file that has it a name without it is not known. Which names each class takes there, and which table's
+values tied names have, is recorded in `tests/families/older.json`.
 
 Head biases: a stored bias whose values no parameter takes is listed in `dropped`, whatever becomes of the head.
 transformers 5 takes the inner name of an untied pair (`cls.predictions.decoder.bias`), transformers 4.57 the outer
