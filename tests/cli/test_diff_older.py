@@ -121,6 +121,22 @@ def test_a_head_that_transformers_4_alone_ties(tmp_path: Path) -> None:
     assert [str(one.outcome) for one in (older, newer, five)] == ["unknown", "unknown", "untied"]
 
 
+@pytest.mark.parametrize("verb", ["untie", "set-tie false"])
+def test_levels_that_the_versions_read_otherwise(tmp_path: Path, verb: str) -> None:
+    """transformers 5 reads the top level, 4 the nested one: where that says tied, 4 begins to use the head."""
+    zoo.build("Idefics3ForConditionalGeneration", tie=False).save_pretrained(tmp_path / "a")
+    values = json.loads((tmp_path / "a" / "config.json").read_text())
+    configure(
+        tmp_path / "a", tie_word_embeddings=False, text_config=values["text_config"] | {"tie_word_embeddings": True}
+    )
+    result = run(verb, tmp_path / "a", "-o", tmp_path / "b")
+    assert result.exit_code == 0
+    said = " ".join(result.stdout.split())
+    assert "lm_head.weight was stored apart although transformers 4 reads the config as tied" in said
+    assert not same(tmp_path / "a", tmp_path / "b")[0]
+    assert "stored apart" not in run(verb, tmp_path / "b").stdout
+
+
 def test_a_name_that_one_version_does_not_know(models: Path, tmp_path: Path) -> None:
     """A head beside names without the prefix: transformers 5 reads it, 4 refuses the file."""
     a = Path(shutil.copytree(models / "gpt2-unprefixed", tmp_path / "a"))
