@@ -77,6 +77,13 @@ outcomes are recorded beside it, and is loaded with the installed transformers i
 """
 
 NOTES = """\
+Names: transformers 5 finds a tensor under its old and its new name, and with or without the base model's prefix.
+transformers 4 does not know GPT-NeoX's head as `lm_head.weight`; of the classes that hold a language model 4.57 knows
+the new names of some (LLaVA, Gemma 3, PaliGemma, Qwen2-VL and others), 4.48 of none. Either adds the prefix to all
+names of a file or to none: a file that has it nowhere, such as the hub's gpt2, counts as corrupted once it holds a
+head, and in a file that has it a name without it is not known. Which names each class takes there, and which table's
+values tied names have, is recorded in `tests/families/older.json`.
+
 Head biases: a stored bias whose values no parameter takes is listed in `dropped`, whatever becomes of the head.
 transformers 5 takes the inner name of an untied pair (`cls.predictions.decoder.bias`), transformers 4.57 the outer
 one, and its RoBERTa-like classes the inner one. transformers 4.48 starts the bias of such a class at zero where the
@@ -97,6 +104,7 @@ _STATES: dict[str, tuple[str, ...]] = {
     "embedding, non-zero bias": ("E", "B"),
 }
 _EMBEDDING, _HEAD, _BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
+_NORM = "model.norm.weight"  # the rest of the model, as far as names go
 _ROWS, _WIDTH = 8, 4
 
 
@@ -144,11 +152,12 @@ def _predicted(flag: bool | None, stored: tuple[str, ...]) -> tuple[Prediction, 
         "H": (_HEAD, [_ROWS, _WIDTH], 1.0),
         "X": (_HEAD, [_ROWS, _WIDTH], 2.0),
         "B": (_BIAS, [_ROWS], 3.0),
+        "N": (_NORM, [_ROWS], 4.0),
     }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        (folder / "model.safetensors").write_bytes(_weights([values[key] for key in stored]))
+        (folder / "model.safetensors").write_bytes(_weights([values[key] for key in (*stored, "N")]))
         return api.inspect(folder, consumers="all").consumers
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import jsonschema
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from transformers import FSMTConfig, FSMTForConditionalGeneration
@@ -98,9 +99,7 @@ def test_keep_flag_leaves_the_config_alone(model, tmp_path: Path) -> None:
     assert "lm_head.weight" in names(out)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl", "gpt2-unprefixed"]
-)
+@pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl"])
 @pytest.mark.parametrize("how", ["-o", "--in-place", "--hardlink"])
 def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, how: str) -> None:
     """Untie, then retie: the files are the first ones again, byte for byte, in each way of writing."""
@@ -117,6 +116,30 @@ def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, how
         ok("retie", tmp_path / "untied", "-o", tmp_path / "back", *extra)
         assert snapshot(tmp_path / "back") == before
         assert snapshot(folder) == before
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch", "safetensors --max-shard-size 40KB"])
+def test_a_head_beside_bare_names_brings_the_prefix(model, tmp_path: Path, form: str) -> None:
+    """transformers 4 refuses a head in a file without the prefix: the base model's names get it, in any layout."""
+    folder, out, back = tmp_path / "bare", tmp_path / "out", tmp_path / "back"
+    ok(f"convert --to {form}", model("gpt2-unprefixed"), "-o", folder)
+    result = ok("untie", folder, "-o", out)
+    assert "rename 28 tensors transformer. before each name" in " ".join(result.stdout.split())
+    ok("retie", out, "-o", back)
+    first, untied, last = (_stored(path) for path in (folder, out, back))
+    named = {f"transformer.{name}": tensor for name, tensor in first.items()}
+    assert last.keys() == named.keys() and all(torch.equal(last[name], named[name]) for name in named)
+    assert untied.keys() - last.keys() == {"lm_head.weight"}
+    assert torch.equal(untied["lm_head.weight"], first["wte.weight"])
+    assert tieconv.diff(folder, out).same_function and tieconv.diff(folder, back).same_function
+    older = tieconv.inspect(out, consumers="transformers<5").consumers
+    assert [str(found.outcome) for found in older] == ["untied", "untied"]
+
+
+def _stored(folder: Path) -> dict[str, torch.Tensor]:
+    found = [load_torch(path) for path in sorted(folder.glob("*.safetensors"))]
+    found += [torch.load(path, weights_only=True) for path in sorted(folder.glob("*.bin"))]
+    return {name: tensor for tensors in found for name, tensor in tensors.items()}
 
 
 def test_a_sharded_untie_leaves_the_shards_alone(model, tmp_path: Path) -> None:

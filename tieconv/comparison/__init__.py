@@ -106,6 +106,9 @@ def _reasons(
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
         yield f"{count(len(tensors), 'parameter')} differing, first {shown(first.name)}{where}"
+    for one, two in zip(views(a), views(b), strict=False):
+        if one.trouble != two.trouble:
+            yield f"{one.loader} makes another model of one of them: {one.trouble or two.trouble}"
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"

@@ -5,17 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
+from tieconv.checkpoint.family import Family, FlagMeaning, Role, TieGroup, Tying
+from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.families import locate
+from tieconv.families.last import last_read
+from tieconv.families.older import corrupt, unread
+from tieconv.families.older_tables import NO_VALUES, TIES_V4, sources
 from tieconv.families.reading import FLAG, levels, reading_v4
 from tieconv.families.unset import bias_unset
+from tieconv.text import shown
 
 HEAD_BIAS = "head bias"
 """The name under which every head bias is compared, whatever it is called."""
 
 DERIVED_KEY = "scale_decoder_outputs"
+
+_OLDER = "4.57"
+"""The release of transformers 4 that counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,14 @@ class Source:
 class View:
     """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
 
-    ``bias_unset``: a head bias that is absent does not start at zero.
+    ``bias_unset``: a head bias that is absent does not start at zero. ``trouble`` says why the parameters that the
+    table tells are not the whole model; empty where they are.
     """
 
     loader: str
     sources: dict[str, Source]
     bias_unset: bool
+    trouble: str = ""
 
 
 def views(inspection: Inspection) -> tuple[View, ...]:
@@ -43,23 +52,47 @@ def views(inspection: Inspection) -> tuple[View, ...]:
     unset = bias_unset(inspection.family)
     found = [View("transformers 5", _sources(inspection, 5), unset)]
     if inspection.family.default_v4 is not None or not inspection.family.architecture:
-        found.append(View("transformers 4", _sources(inspection, 4), unset))
+        found.append(View("transformers 4", _sources(inspection, 4), unset, _trouble(inspection)))
     return tuple(found)
+
+
+def _trouble(inspection: Inspection) -> str:
+    """What transformers 4 stops at, or leaves without values; names as both models of a comparison have them."""
+    key, tensors = _Keys(inspection), inspection.checkpoint.tensors
+    odd = corrupt(inspection.family, tensors, _OLDER)
+    if odd is not None:
+        return f"it refuses the file, where {shown(key.of(odd))} stands beside names without the prefix"
+    if inspection.family.architecture in TIES_V4 and reading_v4(inspection):
+        return "it ties the head, as transformers 5 does not"
+    empty = [
+        key.of(member.name)
+        for group, tie in _grouped(inspection)
+        for member, place in zip(tie.members, _given(inspection, group, tie, _unseen(inspection)), strict=True)
+        if place == NO_VALUES
+    ]
+    return f"{', '.join(map(shown, empty))}: left without values" if empty else ""
 
 
 def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     tensors, key = inspection.checkpoint.tensors, _Keys(inspection)
-    unseen = _unindexed(inspection) if version == 4 else frozenset()
+    unseen = _unseen(inspection) if version == 4 else frozenset()
     found = {key.of(name): Source(record) for name, record in tensors.items() if name not in unseen}
-    for tie in inspection.ties:
-        if tie.role is not Role.OUTPUT_BIAS:
-            _tie(found, key, inspection, tie, version)
+    for group, tie in _grouped(inspection):
+        if version == 5:
+            _tie(found, key, inspection, tie)
+        else:
+            _tie_v4(found, key, inspection, group, tie, unseen)
     _join_biases(found, key, inspection, version)
     head = inspection.head.output_head
     factor = _scale(inspection, version)
     if head is not None and factor != 1.0 and key.of(head.name) in found:
         found[key.of(head.name)] = Source(found[key.of(head.name)].record, factor)
     return found
+
+
+def _unseen(inspection: Inspection) -> frozenset[str]:
+    """Stored names that transformers 4 does not read: it does not know them, or no index names them."""
+    return _unindexed(inspection) | unread(inspection.family, inspection.checkpoint.tensors, _OLDER)
 
 
 def _unindexed(inspection: Inspection) -> frozenset[str]:
@@ -85,27 +118,58 @@ class _Keys:
         return self.stored.get(name, name).removeprefix(self.start)
 
 
-def _tie(found: dict[str, Source], key: _Keys, inspection: Inspection, tie: Tie, version: int) -> None:
-    """Give the names of a group that are tied the values that the loader gives them."""
+def _grouped(inspection: Inspection) -> Iterator[tuple[TieGroup, Tie]]:
+    """The groups of the table of which a name is stored, but for the biases', and what the file holds of each."""
+    family, tensors, ties = inspection.family, inspection.checkpoint.tensors, iter(inspection.ties)
+    for group in family.groups:
+        if any(locate(family, name, tensors) is not None for name in (group.canonical, *group.members)):
+            tie = next(ties)
+            if group.role is not Role.OUTPUT_BIAS:
+                yield group, tie
+
+
+def _tie(found: dict[str, Source], key: _Keys, inspection: Inspection, tie: Tie) -> None:
+    """Give the absent names of a group that is tied the values that transformers 5 gives them."""
     canonical = next((member for member in tie.members if member.state is State.CANONICAL), None)
-    tensors = inspection.checkpoint.tensors
-    unseen = canonical is not None and version == 4 and canonical.name in _unindexed(inspection)
-    if canonical is None or unseen or (version == 4 and not tie.canonical_stored):
-        return  # transformers 4 leaves a group whose canonical name is absent without values
-    source = Source(tensors[canonical.name])
+    if canonical is None or not tie.declared:
+        return
     for member in tie.members:
-        if (not member.stored or version == 4) and _ties(inspection, tie, member, version):
-            found[key.of(member.name)] = source
+        if not member.stored:
+            found[key.of(member.name)] = Source(inspection.checkpoint.tensors[canonical.name])
 
 
-def _ties(inspection: Inspection, tie: Tie, member: Member, version: int) -> bool:
-    """Whether the loader ties one name. In version 4 the flag decides over the head of every class."""
-    head = inspection.head.output_head
-    always = not tie.gated and not (head is not None and member.name == head.name)
-    if version == 5 or always or inspection.family.tying is Tying.NEVER:
+def _tie_v4(
+    found: dict[str, Source],
+    key: _Keys,
+    inspection: Inspection,
+    group: TieGroup,
+    tie: Tie,
+    unseen: frozenset[str],
+) -> None:
+    """The same for every name of a group in transformers 4, which drops what is stored under tied names."""
+    places = _given(inspection, group, tie, unseen)
+    for member, place in zip(tie.members, places, strict=True):
+        if place is None or place == NO_VALUES:
+            found.pop(key.of(member.name), None)
+        else:
+            found[key.of(member.name)] = Source(inspection.checkpoint.tensors[tie.members[place].name])
+
+
+def _given(inspection: Inspection, group: TieGroup, tie: Tie, unseen: frozenset[str]) -> tuple[int | None, ...]:
+    """For each name of a group the place of the name whose values it has in transformers 4."""
+    names = (group.canonical, *group.members)
+    stored = [member.stored and member.name not in unseen for member in tie.members]
+    last = last_read(inspection, names, [member.name for member in tie.members])
+    tied = _tied_v4(inspection, names, tie)
+    return sources(inspection.family, names, stored, _OLDER, tied=tied, last=last)
+
+
+def _tied_v4(inspection: Inspection, names: tuple[str, ...], tie: Tie) -> bool:
+    """Whether transformers 4 ties a group. The flag decides over the head of every class."""
+    family, older = inspection.family, reading_v4(inspection)
+    if older is None or family.tying is Tying.NEVER:
         return tie.declared
-    older = reading_v4(inspection)
-    return tie.declared if older is None else older
+    return older if family.output_head in names else older or not tie.gated
 
 
 def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, version: int) -> None:
@@ -120,7 +184,7 @@ def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, v
     for name in names:
         found.pop(key.of(name), None) if name else None
     read = _read_bias(family, [name if name in tensors else None for name in names], inspection, version)
-    if version == 4 and read in _unindexed(inspection):
+    if version == 4 and read in _unseen(inspection):
         return
     if read is None or (read == bias.name and bias.state is BiasState.ZERO and not bias_unset(family)):
         return

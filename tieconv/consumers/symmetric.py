@@ -28,7 +28,8 @@ def judge(inspection: Inspection) -> Verdict:
     found = files.by_name(inspection)
     if found is not None:
         return found
-    odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+    told = (group for group in groups(inspection) if group.declared or not inspection.family.misfit)
+    odd = next((name for group in told if (name := misshapen(inspection, group))), None)
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
     try:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
+from dataclasses import dataclass
 from functools import partial
 
 from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers import classes, facts, files
+from tieconv.consumers.as_read import as_read
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
-from tieconv.families.last import DECODER_IS_HEAD, LAST_WINS
+from tieconv.families.last import last_read
+from tieconv.families.older import corrupt, unread
+from tieconv.families.older_tables import NO_VALUES, TIES_V4, sources
 from tieconv.families.reading import reading_v4
 from tieconv.text import shown
-
-_ONE_MODULE = frozenset({*LAST_WINS, "blenderbot-small", "mvp", "pop2piano", "udop"})
-"""Types whose encoder and decoder are given one embedding module, whatever the flag says. Measured by loading files
-that hold the shared table alone; those of the other types then start with random numbers."""
-_ONE_MODULE_IN = {"4.48": _ONE_MODULE | {"bigbird_pegasus"}, "4.57": _ONE_MODULE | {"longt5"}}
 
 _INNER_BIAS = (
     "albert",
@@ -39,12 +38,39 @@ _INNER_BIAS = (
 )
 """Types whose outer bias is set to the inner one after loading; the others do it the other way round."""
 
+_SHARED_UNCLEAR = ("longt5", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "switch_transformers")
+"""Types of which 4.48, with an untied head, fills the shared table from the others where it is not stored."""
+
 _FLAT_ONLY = ("qwen2_vl", "qwen2_5_vl")
 """Types whose config has no nested level in transformers 4.48."""
 
 
 def judge(inspection: Inspection, *, version: str) -> Verdict:
     """What transformers 4 makes of the head, the embedding and the names tied to them."""
+    family, stored = inspection.family, inspection.checkpoint.tensors
+    lost = unread(family, stored, version)
+    found = _judge(as_read(inspection, lost), version, corrupt(family, stored, version))
+    return _without(inspection, version, found, lost) if lost else found
+
+
+def _without(inspection: Inspection, version: str, found: Verdict, lost: Collection[str]) -> Verdict:
+    """The verdict with what becomes of stored names that this version does not know."""
+    if found.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
+        return found
+    names = sorted(lost)
+    dropped = tuple(name for name in names if name in facts.class_bias(inspection))
+    told = (
+        f"{listed(names)} {'is a name' if len(names) == 1 else 'are names'} that transformers {version} does not know"
+    )
+    values = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
+    others = [member for member in values if member.name in lost and not facts.same(member)]
+    alone = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in values}
+    loses = bool(others) or any(facts.in_file(inspection, name) in lost for name in alone if name)
+    outcome = Outcome.DISCARDED if loses and found.outcome is not Outcome.RANDOM else found.outcome
+    return Verdict(outcome, f"{found.detail}; {told}", (*found.tensors, *names), (*found.dropped, *dropped))
+
+
+def _judge(inspection: Inspection, version: str, stops_at: str | None) -> Verdict:
     found = files.by_name(inspection, configured=version != "4.48") or _odd_metadata(inspection)
     if found is not None:
         return found
@@ -53,9 +79,16 @@ def judge(inspection: Inspection, *, version: str) -> Verdict:
         return unknown(f"transformers {version} has no model of type {shown(inspection.family.model_type)}")
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
+    if stops_at is not None:
+        start = f"{inspection.family.prefix}."
+        detail = f"{shown(stops_at)} is stored and no name starts with {shown(start)}: transformers 4 takes that for a"
+        return error(f"{detail} corrupted file", stops_at)
     if _too_new(inspection, version):
         return error(f"the config of {shown(inspection.family.model_type)} has no text_config in transformers 4.48")
-    odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+    apart = inspection.family.misfit and not tied
+    odd = (
+        None if apart else next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+    )
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
     return _with_bias(inspection, version, _weights(inspection, version, tied, pair), pair)
@@ -86,53 +119,65 @@ def _too_new(inspection: Inspection, version: str) -> bool:
 
 def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Verdict:
     words = [group for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
-    if not tied and inspection.family.model_type in DECODER_IS_HEAD and words:
-        return _decoder_is_head(words[0], pair, version)
     head_group = next((group for group in words if inspection.family.output_head in group.names), None)
+    if tied and inspection.family.architecture in TIES_V4:
+        return unknown("its head is tied in transformers 4 and not in 5, and was not compared with the embedding")
     tied = tied and head_group is not None and inspection.family.tying is not Tying.NEVER
     if version == "4.48" and _is_unclear(inspection, words, tied, pair):
         return unknown("what transformers 4.48 does where one of these tables is missing was not understood")
-    random: list[str] = []
-    lost: list[str] = []
+    found = _Found([], [], [])
     for group in words:
-        together = list(
-            _together(inspection, group, version, tied if group is head_group else tied or not group.gated, pair.head)
+        gone = _sort(inspection, group, version, tied if group is head_group else tied or not group.gated, found)
+        if gone is not None:
+            return gone
+    grouped = {member.name for group in words for member in group.members}
+    held = ((pair.embedding, pair.has_embedding), (pair.head, pair.has_head))
+    found.random += [name for name, stored in held if not stored and name not in grouped]
+    one = head_group is not None and found.one(pair)
+    return _verdict(one, pair, found)
+
+
+@dataclass
+class _Found:
+    """What becomes of the names: ``random`` start so, ``lost`` are not used, ``taken`` have another one's values."""
+
+    random: list[str]
+    lost: list[str]
+    taken: list[tuple[str, str]]
+
+    def one(self, pair: Pair) -> bool:
+        """Whether the head and the embedding have the same stored name's values."""
+        given = dict(self.taken)
+        return given.get(pair.head, pair.head) == given.get(pair.embedding, pair.embedding)
+
+
+def _sort(inspection: Inspection, group: Group, version: str, tied: bool, found: _Found) -> Verdict | None:
+    """Add what becomes of the names of one group to ``found``; a verdict where the loader gets no further."""
+    members = group.members
+    stored = [member.stored for member in members]
+    last = last_read(inspection, group.names, [member.name for member in members])
+    taken = sources(inspection.family, group.names, stored, version, tied=tied, last=last)
+    if NO_VALUES in taken:
+        return _without_values(
+            [member.name for member, place in zip(members, taken, strict=True) if place == NO_VALUES]
         )
-        base = _base(together, pair.head)
-        if base.name == pair.head and len(together) > 1 and version == "4.57":
-            return _without_values([member.name for member in together])
-        undecided = next((member for member in together if member.state is State.UNREAD), None)
-        if undecided is not None:
-            return unknown(f"{shown(undecided.name)} was not compared with {shown(base.name)}")
-        random += [] if base.stored else [member.name for member in together]
-        lost += [member.name for member in together if member.stored and _differs(base, member)]
-        random += [member.name for member in group.members if member not in together and not member.stored]
-    if head_group is None:
-        random += [
-            name for name, held in ((pair.embedding, pair.has_embedding), (pair.head, pair.has_head)) if not held
-        ]
-    return _verdict(tied, pair, list(dict.fromkeys(random)), lost)
-
-
-def _decoder_is_head(group: Group, pair: Pair, version: str) -> Verdict:
-    """Untied, where the decoder's table and the head are one parameter all the same, with the head's values."""
-    decoder, head = group.members[0], next(member for member in group.members if member.name == pair.head)
-    if decoder.stored and not head.stored and version == "4.57":
-        return _without_values([head.name, decoder.name])
-    random = [] if head.stored else [decoder.name, head.name]
-    random += [] if pair.has_embedding else [pair.embedding]
-    if random or not decoder.stored:
-        return _verdict(False, pair, random, [])
-    if State.UNREAD in (decoder.state, head.state):
-        return unknown(f"{shown(head.name)} was not compared with {shown(decoder.name)}")
-    if facts.same(decoder) and facts.same(head):
-        return _verdict(False, pair, [], [])
-    detail = f"{shown(decoder.name)} is silently replaced by {shown(head.name)}"
-    return verdict(Outcome.DISCARDED, detail, [decoder.name])
+    for own, (member, place) in enumerate(zip(members, taken, strict=True)):
+        if place is None:
+            found.random.append(member.name)
+        elif place != own or len(set(taken)) < len(taken):
+            base = members[place]
+            if State.UNREAD in (base.state, member.state):
+                odd = member if member.state is State.UNREAD else base
+                return unknown(f"{shown(odd.name)} was not compared with the tensor that it is tied to")
+            found.taken.append((member.name, base.name))
+            found.lost += [member.name] if member.stored and _differs(base, member) else []
+    return None
 
 
 def _is_unclear(inspection: Inspection, words: list[Group], tied: bool, pair: Pair) -> bool:
     """Whether encoder and decoder tables that BART and its kin share on construction are partly missing."""
+    if not tied and inspection.family.model_type in _SHARED_UNCLEAR:
+        return any(not group.members[0].stored for group in words)
     if not inspection.family.bias_is_row:
         return False
     if tied:
@@ -140,34 +185,19 @@ def _is_unclear(inspection: Inspection, words: list[Group], tied: bool, pair: Pa
     return pair.has_head and not all(member.stored for group in words for member in group.members)
 
 
-def _base(together: list[Member], head: str) -> Member:
-    """The member whose values all of them get: the first one stored, the head last."""
-    stored = [member for member in together if member.stored]
-    return next((member for member in stored if member.name != head), stored[0] if stored else together[0])
-
-
-def _verdict(tied: bool, pair: Pair, random: list[str], lost: list[str]) -> Verdict:
+def _verdict(tied: bool, pair: Pair, found: _Found) -> Verdict:
+    random, lost = list(dict.fromkeys(found.random)), found.lost
     if random:
         one = len(random) == 1
         state = "is not stored and starts" if one else "are not stored and start"
         return verdict(Outcome.RANDOM, f"{listed(random)} {state} with random numbers", random)
     if lost:
-        return verdict(
-            Outcome.DISCARDED,
-            f"{listed(lost)} {'is' if len(lost) == 1 else 'are'} silently replaced by {shown(pair.embedding)}",
-            lost,
-        )
+        taken = shown(dict(found.taken)[lost[0]])
+        detail = f"{listed(lost)} {'is' if len(lost) == 1 else 'are'} silently replaced by {taken}"
+        return verdict(Outcome.DISCARDED, detail, lost)
     if tied:
         return verdict(Outcome.TIED, facts.tied(pair), (pair.head, pair.embedding))
     return verdict(Outcome.UNTIED, facts.separate(pair), (pair.head, pair.embedding))
-
-
-def _together(inspection: Inspection, group: Group, version: str, tied: bool, head: str) -> Iterator[Member]:
-    """The members that become one parameter, the canonical one first."""
-    for place, member in enumerate(group.members):
-        shared = inspection.family.model_type in _ONE_MODULE_IN[version] and member.name != head
-        if place == 0 or tied or shared:
-            yield member
 
 
 def _differs(base: Member, member: Member) -> bool:

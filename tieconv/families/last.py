@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 
@@ -32,3 +34,10 @@ def one_table(inspection: Inspection) -> tuple[str, ...]:
         if tie.role is Role.WORD_EMBEDDING and any(member.state not in _ALIKE for member in stored):
             return tuple(member.name for member in stored) if len(stored) > 1 else ()
     return ()
+
+
+def last_read(inspection: Inspection, told: Sequence[str], names: Sequence[str]) -> int | None:
+    """The place of the stored table, no head, that comes last in the files; ``told`` are its names in the table."""
+    order = {name: place for place, name in enumerate(inspection.checkpoint.tensors)}
+    held = [place for place, name in enumerate(names) if name in order and told[place] != inspection.family.output_head]
+    return max(held, key=lambda place: order[names[place]], default=None)

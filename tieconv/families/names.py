@@ -39,5 +39,7 @@ def variants(family: Family, name: str) -> Iterator[str]:
     if not family.prefix:
         return
     start = family.prefix + "."
-    for spelling in spellings:
+    # A head that is renamed has its place outside the base model under the new name alone.
+    renamed = name == family.output_head and len(spellings) > 1
+    for spelling in spellings[1:] if renamed else spellings:
         yield spelling.removeprefix(start) if spelling.startswith(start) else start + spelling

@@ -23,6 +23,8 @@ from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits, with_text
 from tieconv.plans.guards import guard_lone_config
+from tieconv.plans.older_notes import older_notes
+from tieconv.plans.prefix import give_prefix
 from tieconv.text import count, shown
 
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin")
@@ -46,6 +48,8 @@ def build(
     checkpoint = inspection.checkpoint
     text, changes = (None, ()) if tied is None else set_flag(inspection, tied)
     guard_lone_config(inspection, bool(changes))
+    promises = give_prefix(inspection, edits, promises)
+    notes = (*notes, *older_notes(inspection, edits.after(), tied))
     files = edits.files()
     if text is not None:
         files = with_text(files, text, changes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import FlagMeaning, Knowledge
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.families.reading import FLAG, levels_read
+from tieconv.families.reading import FLAG, levels_read, reading_v4
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import again, refuse
 from tieconv.text import shown
@@ -60,11 +60,12 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
     return -exponent
 
 
-def told_apart(tie: Tie, member: Member) -> tuple[str, ...]:
-    """What transformers 5 and 4 made of a stored member that differs, where the config says tied; else nothing."""
-    if not tie.declared:
+def told_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
+    """What transformers 5 and 4 made of a stored member that differs, where one reads the config as tied."""
+    if not tie.declared and not (tie.gated and reading_v4(inspection)):
         return ()
-    what = f"{shown(member.name)} was stored apart although the config says tied ({is_apart(member)})"
+    says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
+    what = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
     return (f"{what}: it stays as stored, which is how transformers 5 reads it; transformers 4 discards it",)
 
 

@@ -208,7 +208,7 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
             note
             for tie, member in decided
             if member.state not in ALIKE and member.stored
-            for note in told_apart(tie, member)
+            for note in told_apart(inspection, tie, member)
         )
     half = found_half(inspection)
     copies = [

@@ -56,7 +56,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
         is_head = head is not None and member.name == head.name
         empty = bool(member.detail.get("empty"))
         if member.state not in ALIKE and not empty:
-            notes += _already_apart(tie, member)
+            notes += _already_apart(inspection, tie, member)
         if is_head and exponent:
             _write_scaled(edits, inspection, member, source, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
@@ -79,14 +79,14 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
         )
 
 
-def _already_apart(tie: Tie, member: Member) -> tuple[str, ...]:
+def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
     if member.state is State.TRANSPOSED or "shape" in member.detail:
         refuse(
             f"{shown(member.name)} cannot be loaded as it is stored: {is_apart(member)}",
             "write it in the shape of the embedding first",
             "untie.shape",
         )
-    return told_apart(tie, member)
+    return told_apart(inspection, tie, member)
 
 
 def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:

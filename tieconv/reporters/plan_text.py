@@ -42,14 +42,30 @@ def render(outcome: Outcome, paint: Paint = plain, width: int | None = None, *, 
 
 
 def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
-    kept = 0
+    kept, moved = 0, _moved(plan)
+    if moved:
+        yield (
+            "rename",
+            count(len(moved), "tensor"),
+            f"{shown(moved[0].to.removesuffix(moved[0].name))} before each name",
+        )
     for operation in plan.operations:
         if isinstance(operation, KeepTensor):
             kept += 1
-            continue
-        yield _row(plan, operation)
+        elif operation not in moved:
+            yield _row(plan, operation)
     yield "keep", count(kept, "tensor"), "byte for byte"
     yield from _files(plan, hardlink)
+
+
+def _moved(plan: Plan) -> list[RenameTensor]:
+    """The renamings that only put one prefix before names; nothing where they are few enough to be told one by one."""
+    renamed = [operation for operation in plan.operations if isinstance(operation, RenameTensor)]
+    starts = {
+        operation.to.removesuffix(operation.name) for operation in renamed if operation.to.endswith(operation.name)
+    }
+    one = len(renamed) > 2 and len(starts) == 1 and all(operation.to.endswith(operation.name) for operation in renamed)
+    return renamed if one else []
 
 
 def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:

@@ -1,0 +1,69 @@
+"""The base model's prefix for a file that has it nowhere, once a plan adds what stands outside the base model.
+
+The hub's gpt2 holds ``wte.weight`` for ``transformer.wte.weight``. transformers 4 adds the prefix to every name of
+such a file, and stops at a name of the head's: with a head, the file needs the prefix itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
+from tieconv.checkpoint.plan import Promises
+from tieconv.families.older import corrupt
+from tieconv.plans.edits import Edits
+
+_RELEASE = "4.57"
+
+Rename = Callable[[str], str]
+
+
+def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> Promises:
+    """Rename in ``edits`` what belongs to the base model, where its names would be refused; the promises, renamed."""
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    after = edits.after()
+    if corrupt(family, after, _RELEASE) is None or corrupt(family, tensors, _RELEASE) is not None:
+        return promises
+    start = f"{family.prefix}."
+    outside = {name for name in _told(family) if not name.startswith(start)}
+
+    def to(name: str) -> str:
+        return name if name in outside or name.startswith(start) else start + name
+
+    for name in tensors:
+        if name not in edits.drops and name not in edits.additions and to(name) != name:
+            held = edits.renames.get(name)
+            edits.renames[name] = RenameTensor(name, to(held.to if held else name))
+    edits.operations[:] = _operations(edits, to)
+    edits.additions.update(
+        {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
+    )
+    return _promises(promises, to)
+
+
+def _told(family: Family) -> Iterator[str]:
+    yield from (name for name in (family.output_head, *family.output_biases) if name is not None)
+    for group in family.groups:
+        yield from (group.canonical, *group.members)
+
+
+def _operations(edits: Edits, to: Rename) -> Iterator[Operation]:
+    """The operations under the names that are written; those that only rename come first."""
+    operations = tuple(operation for operation in edits.operations if not isinstance(operation, RenameTensor))
+    yield from edits.renames.values()
+    for operation in operations:
+        if isinstance(operation, CopyTensor | FillTensor | ScaleTensor):
+            yield replace(operation, name=to(operation.name))
+        else:
+            yield operation
+
+
+def _promises(promises: Promises, to: Rename) -> Promises:
+    ties = (
+        replace(tie, canonical=to(tie.canonical), stored=tuple(map(to, tie.stored)), absent=tuple(map(to, tie.absent)))
+        for tie in promises.ties
+    )
+    return replace(promises, ties=tuple(ties))
