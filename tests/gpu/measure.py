@@ -182,7 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stages = plan(given.parts, small=given.small)
     deadline = start + (given.limit_seconds or 86_400.0) - _GRACE
     with tempfile.TemporaryDirectory() as scratch:
-        run = Run(record, given.provider, (given.work or Path(scratch)).resolve(), given.small, deadline)
+        # A rehearsal's models are never taken for the whole ones.
+        work = (given.work or Path(scratch)).resolve() / ("small" if given.small else "whole")
+        run = Run(record, given.provider, work, given.small, deadline)
         for groups, jobs in stages:
             run.groups(groups, min(given.jobs, jobs or given.jobs))
     order: dict[str, list[str]] = {part: [] for part in PARTS}
