@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 MEASURED = Path(__file__).parents[1] / "measured" / "gpu.json"
+STANDIN = MEASURED.with_name("gpu_standin.json")
 INTRO = Path(__file__).with_name("gpu_text.md")
 SCHEMA, CUDA = "tieconv.gpu/1", "CUDAExecutionProvider"
 Row = dict[str, Any]
 
 
 def page() -> str:
-    """The text, then every part of the committed document."""
+    """The text, then every part of the committed documents."""
     text = INTRO.read_text(encoding="utf-8")
-    return "\n".join((text, *figures(read(MEASURED)), ""))
+    return "\n".join((text, *figures(read(MEASURED)), "", *without_device(read_standin(STANDIN)), ""))
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -27,6 +28,18 @@ def read(path: Path) -> dict[str, Any] | None:
     wrong = next(_wrong(found), None)
     if wrong:
         raise ValueError(f"{path} is no measurement on a GPU: {wrong}")
+    return found
+
+
+def read_standin(path: Path) -> dict[str, Any]:
+    """The document of the stand-in at ``path``, of which nothing was computed."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    parts = found["parts"]
+    apart = (found["schema"], found["provider"], found["small"]) != (SCHEMA, "standin", False)
+    if apart or any(rows for part, rows in parts.items() if part not in ("placement", "memory")):
+        raise ValueError(f"{path} is no measurement of the stand-in")
+    if any(row["memory"] != "stand-in" for row in parts["memory"]):
+        raise ValueError(f"{path}: memory of another device")
     return found
 
 
@@ -55,7 +68,7 @@ def figures(measured: dict[str, Any] | None) -> Iterator[str]:
             + ", ".join(f"`{part}`" for part in PARTS)
             + ". The same code is"
         )
-        yield "tested on the CPU and against a stand-in for onnxruntime, which proves no figure of a GPU."
+        yield "tested on the CPU and against an imitation of onnxruntime, which proves no figure of a GPU."
         return
     yield from _machine(measured)
     for part, (title, table) in PARTS.items():
@@ -70,6 +83,37 @@ def figures(measured: dict[str, Any] | None) -> Iterator[str]:
     if left:
         yield ""
         yield f"Not run for want of time: {', '.join(f'`{name}`' for name in left)}."
+
+
+def without_device(measured: dict[str, Any]) -> Iterator[str]:
+    """What onnxruntime's CUDA provider did before it would compute."""
+    machine, rows = measured["machine"], measured["parts"]
+    ort, packages = machine["onnxruntime"], machine["packages"]
+    yield "## Without a GPU: what goes there"
+    yield ""
+    yield "onnxruntime-gpu's own CUDA provider on a stand-in for the device, which has memory and computes nothing. So"
+    yield "this is which nodes the provider takes, and what it copies to the device and how often. It proves no logits,"
+    yield "no time, and not that a device runs it. With onnxruntime-gpu, a CPU build of torch and a C compiler:"
+    yield "`python -m tests.gpu.measure -o docs/measured/gpu_standin.json --provider standin`."
+    yield ""
+    yield f"{measured['date']}, tieconv {measured['tieconv']}: onnxruntime {ort['version']} for CUDA {ort['cuda']};"
+    yield f"transformers {packages.get('transformers')}; torch {packages.get('torch')}. The device says that its"
+    yield "compute capability is 9.0."
+    yield ""
+    yield from _placement(rows["placement"])
+    yield from _errors(rows["placement"])
+    yield ""
+    yield "**Memory** of the large model's session, its head in each form and as transformers' own exporter writes it."
+    yield from _memory(rows["memory"])
+    yield from _errors(rows["memory"])
+
+
+def _placement(rows: list[Row]) -> Iterator[str]:
+    placed = [row for row in rows if "placement" in row]
+    models = len({row["model"] for row in placed})
+    yield f"**Placement**: {len(placed)} of {len(rows)} graphs ({models} models in three precisions) start on CUDA with"
+    yield f"every product, norm, attention and lookup of a weight there. On the CPU, for shapes: {_elsewhere(placed)}."
+    yield from _not_run(rows)
 
 
 def _machine(measured: dict[str, Any]) -> Iterator[str]:
@@ -192,7 +236,10 @@ def _memory(rows: list[Row]) -> Iterator[str]:
     default = {(row["precision"], row["form"]): row for row in rows if row.get("arena") == "default"}
     for row in (row for row in rows if row.get("arena") == "exact"):
         other = default.get((row["precision"], row["form"]), {})
-        exact = (*(_mib(row[name]) for name in ("matrix", "stored", "loaded", "ran")), f"{row['beyond_stored']:.2f}")
+        exact = (
+            *(_mib(row[name]) for name in ("matrix", "stored", "loaded", "ran")),
+            f"{round(row['beyond_stored'], 2) + 0.0:.2f}",
+        )
         yield _line(row["precision"], row["form"], *exact, *(_mib(other.get(name)) for name in ("loaded", "ran")))
     yield from _not_run(rows)
 

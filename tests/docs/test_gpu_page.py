@@ -66,7 +66,7 @@ def document(**more: Any) -> dict[str, Any]:
             "memory": [
                 {"key": f"fp32/{form}/{arena}", "form": form, "arena": arena, **memory, "loaded": loaded << 29,
                  "ran": loaded << 29, "beyond_stored": beyond}
-                for form, loaded, beyond in (("gemm", 3, 0.0), ("transformers", 5, 1.0))
+                for form, loaded, beyond in (("gemm", 3, -0.001), ("transformers", 5, 1.0))
                 for arena in ("exact", "default")
             ],
             "latency": [
@@ -88,7 +88,7 @@ def test_without_a_document_nothing_was_run(gpu: Any, tmp_path: Path, monkeypatc
     """Each part is named as not run, and no table of figures is shown; the command is."""
     monkeypatch.setattr(gpu, "MEASURED", tmp_path / "gpu.json")
     text = gpu.page()
-    told = text.partition("## Measured")[2]
+    told = text.partition("## Measured")[2].partition("## Without a GPU")[0]
     assert "Nothing was measured on a GPU yet" in told
     assert all(f"`{part}`" in told for part in PARTS)
     assert "|" not in told
@@ -145,6 +145,70 @@ def test_a_cpu_run_becomes_no_page(
     """A rehearsal, and any row that did not run on CUDA, stops the generator."""
     with pytest.raises(ValueError, match="no measurement on a GPU"):
         page(gpu, tmp_path / "gpu.json", document(**more), monkeypatch)
+
+
+def standin(**more: Any) -> dict[str, Any]:
+    """A measurement as the stand-in gives it."""
+    made = document()
+    memory = [row | {"memory": "stand-in"} for row in made["parts"]["memory"]]
+    rows = [
+        {
+            "key": "llama/fp32",
+            "model": "llama",
+            "precision": "fp32",
+            "placement": {CUDA: {"Gemm": 1}, CPU: {"Shape": 3}},
+        },
+        {"key": "bert/bf16", "verdict": "not_run", "reason": "1 heavy node runs on the CPU: MatMul"},
+        {"key": "opt/fp16", "error": "RuntimeError: no", "about": ["opt", "fp16"]},
+    ]
+    parts = {part: [] for part in PARTS} | {"memory": memory, "placement": rows}
+    return made | {"provider": "standin", "rehearsal": True, "small": False, "parts": parts} | more
+
+
+def test_what_the_standin_says(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a heading of its own, behind what was measured: what is placed and copied, and that nothing is proved of a
+    device; what could not start is told."""
+    (tmp_path / "standin.json").write_text(json.dumps(standin()))
+    monkeypatch.setattr(gpu, "STANDIN", tmp_path / "standin.json")
+    measured, _, told = page(gpu, tmp_path / "gpu.json", document(), monkeypatch).partition("## Without a GPU")
+    assert "stand-in" not in measured.partition("## Measured")[2]
+    assert "computes nothing" in told
+    assert "1 of 3 graphs (1 models in three precisions) start on CUDA" in told
+    assert "On the CPU, for shapes: Shape." in told
+    assert "**Not run**: bert/bf16: 1 heavy node runs on the CPU" in told
+    assert "**Not measured**, opt/fp16: RuntimeError: no" in told
+    assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in told
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"provider": "cpu"},
+        {"small": True},
+        {"schema": "tieconv.gpu/2"},
+        {"parts": {"placement": [], "memory": [], "verdicts": [{"key": "llama/fp32", "verdict": "passed"}]}},
+        {"parts": {"placement": [], "memory": [{"key": "fp32/gemm/exact", "memory": "device"}]}},
+    ],
+)
+def test_only_the_standins_rows_stand_there(gpu: Any, tmp_path: Path, more: dict[str, Any]) -> None:
+    """A rehearsal, a verdict, or memory of anything else stops the generator."""
+    (tmp_path / "standin.json").write_text(json.dumps(standin(**more)))
+    with pytest.raises(ValueError, match=r"no measurement of the stand-in|memory of another device"):
+        gpu.read_standin(tmp_path / "standin.json")
+
+
+def test_the_committed_figures_are_what_the_export_promises(gpu: Any) -> None:
+    """The matrix is on the device twice in transformers' own export and behind a Transpose, and once else; no graph
+    of ours leaves a heavy node on the CPU."""
+    parts = gpu.read_standin(gpu.STANDIN)["parts"]
+    assert len({row["model"] for row in parts["placement"]}) >= 19
+    assert all("placement" in row for row in parts["placement"])
+    exact = {
+        (row["precision"], row["form"]): row["beyond_stored"] for row in parts["memory"] if row["arena"] == "exact"
+    }
+    assert len(exact) == 12
+    for (_, form), beyond in exact.items():
+        assert (beyond > 0.9) if form in ("transformers", "transpose") else (beyond < 0.1)
 
 
 def test_parts_are_those_of_the_script(gpu: Any) -> None:

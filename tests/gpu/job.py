@@ -25,6 +25,7 @@ FORMS_PART = "forms"
 _MAKERS = {
     "verdicts": ("tests.gpu.verdicts", "verdict_row"),
     "faults": ("tests.gpu.verdicts", "fault_row"),
+    "placement": ("tests.gpu.verdicts", "placement_row"),
     "refusals": ("tests.gpu.refusals", "refusal_row"),
     "memory": ("tests.gpu.memory", "memory_row"),
     "latency": ("tests.gpu.latency", "latency_rows"),

@@ -3,6 +3,7 @@
 python -m tests.gpu.measure -o gpu.json                          everything, on CUDA
 python -m tests.gpu.measure -o gpu.json --limit-seconds 540      stop in time; the same command goes on
 python -m tests.gpu.measure -o try.json --provider cpu --small   a rehearsal, which no page reads
+python -m tests.gpu.measure -o dry.json --provider standin       without a GPU: what goes there, nothing computed
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.job import FORMS_PART, MARK, Spec, key_of
-from tests.gpu.record import PARTS, OtherMeasurementError, Record
+from tests.gpu.record import PARTS, PLACEMENT, OtherMeasurementError, Record
+from tests.gpu.standin import STANDIN, build, provider_library, without_standin
 
 ROOT = Path(__file__).parents[2]
 PRECISIONS = ("fp32", "fp16", "bf16")
+STANDIN_PARTS = (PLACEMENT, "memory")
+"""What needs no kernel."""
 _GRACE = 5.0
 """Seconds that are kept back to write the document."""
 
@@ -41,6 +45,7 @@ class Run:
     work: Path
     small: bool
     deadline: float
+    libraries: str = ""
     left: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,6 +80,8 @@ class Run:
             "OMP_NUM_THREADS": threads, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))),
         }  # fmt: skip
+        if self.libraries:
+            environment["LD_LIBRARY_PATH"] = self.libraries
         command = [sys.executable, "-m", "tests.gpu.job", json.dumps(given)]
         with (
             tempfile.TemporaryFile("w+") as noise,
@@ -118,6 +125,8 @@ def outcome(row: dict[str, Any]) -> str:
         return f"{row['median']} ms"
     if "loaded" in row:
         return f"{row['loaded'] / 1e6:.0f} MB, {row['beyond_stored']:+.2f} of the matrix beyond what is stored"
+    if "verdict" not in row:
+        return ", ".join(f"{sum(counts.values())} nodes on {name}" for name, counts in row["placement"].items())
     ratio = (row.get("gates") or {}).get("rms_ratio", {}).get("value")
     return f"{row['verdict']} on {row.get('active')} {'' if ratio is None else ratio}".rstrip()
 
@@ -142,10 +151,11 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
     by_model: dict[str, list[Spec]] = {name: [] for name in tiny(small=small)}
     large: list[list[Spec]] = []
     alone: list[list[Spec]] = []
-    if "verdicts" in parts:
-        for name, specs in by_model.items():
-            specs += [("verdicts", name, precision) for precision in PRECISIONS]
-        large += [[("verdicts", LARGE, precision)] for precision in PRECISIONS]
+    for part in ("verdicts", PLACEMENT):
+        if part in parts:
+            for name, specs in by_model.items():
+                specs += [(part, name, precision) for precision in PRECISIONS]
+            large += [[(part, LARGE, precision)] for precision in PRECISIONS]
     if "faults" in parts:
         for label, places in planted().items():
             for name, precision in places:
@@ -166,9 +176,10 @@ def plan(parts: Sequence[str], *, small: bool) -> list[tuple[list[list[Spec]], i
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what is not yet in the document; 0 where every row was measured."""
     given = _parser().parse_args(arguments)
-    from tests.gpu.machine import describe, without_gpu
+    from tests.gpu.machine import describe
 
-    reason = without_gpu() if given.provider == "cuda" else ""
+    parts = given.parts or (STANDIN_PARTS if given.provider == STANDIN else PARTS)
+    reason = _why_not(given.provider, parts)
     if reason:
         print(f"nothing was measured: {reason}", file=sys.stderr)
         return 2
@@ -179,19 +190,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     record.write()
-    stages = plan(given.parts, small=given.small)
+    stages = plan(parts, small=given.small)
     deadline = start + (given.limit_seconds or 86_400.0) - _GRACE
     with tempfile.TemporaryDirectory() as scratch:
-        run = Run(record, given.provider, (given.work or Path(scratch)).resolve(), given.small, deadline)
+        # A rehearsal's models are never taken for the whole ones.
+        work = (given.work or Path(scratch)).resolve() / ("small" if given.small else "whole")
+        libraries = _device(Path(scratch)) if given.provider == STANDIN else ""
+        run = Run(record, given.provider, work, given.small, deadline, libraries)
         for groups, jobs in stages:
             run.groups(groups, min(given.jobs, jobs or given.jobs))
-    order: dict[str, list[str]] = {part: [] for part in PARTS}
+    order: dict[str, list[str]] = {part: [] for part in (*PARTS, PLACEMENT)}
     for spec in measured(stages):
         order[spec[0]] += keys(spec)
     record.finish(time.monotonic() - start, run.left, order)
-    wrong = [row["key"] for part in given.parts for row in record.document["parts"][part] if "error" in row]
+    wrong = [row["key"] for part in parts for row in record.document["parts"][part] if "error" in row]
     print(f"{given.output}: {len(wrong)} rows with errors, {len(run.left)} left for another run", file=sys.stderr)
     return 1 if wrong or run.left else 0
+
+
+def _why_not(provider: str, parts: Sequence[str]) -> str:
+    """Why ``parts`` cannot be measured on ``provider`` here; empty where they can."""
+    from tests.gpu import machine
+
+    if provider == STANDIN:
+        computed = set(parts) - set(STANDIN_PARTS)
+        return f"{', '.join(sorted(computed))} cannot be without a GPU" if computed else without_standin()
+    return machine.without_gpu() if provider == "cuda" else ""
+
+
+def _device(folder: Path) -> str:
+    """Where the stand-in lies, made in ``folder``."""
+    import onnxruntime
+
+    made = folder / "libraries"
+    made.mkdir()
+    build(provider_library(), onnxruntime.cuda_version, made)
+    return str(made)
 
 
 def measured(stages: Sequence[tuple[Sequence[Sequence[Spec]], int]]) -> list[Spec]:
@@ -202,8 +236,8 @@ def measured(stages: Sequence[tuple[Sequence[Sequence[Spec]], int]]) -> list[Spe
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    parser.add_argument("--provider", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--parts", type=_parts, default=PARTS, help=f"of {','.join(PARTS)}; all of them")
+    parser.add_argument("--provider", choices=("cuda", "cpu", STANDIN), default="cuda")
+    parser.add_argument("--parts", type=_parts, help=f"of {','.join(PARTS)}; all of them")
     parser.add_argument("--limit-seconds", type=float, default=0.0)
     parser.add_argument("--jobs", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)))
     parser.add_argument("--work", type=Path, help="keep models and graphs here, for the next run")
@@ -213,8 +247,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _parts(text: str) -> tuple[str, ...]:
     found = tuple(text.split(","))
-    if set(found) - set(PARTS):
-        raise argparse.ArgumentTypeError(f"parts are {', '.join(PARTS)}")
+    if set(found) - {*PARTS, PLACEMENT}:
+        raise argparse.ArgumentTypeError(f"parts are {', '.join((*PARTS, PLACEMENT))}")
     return found
 
 

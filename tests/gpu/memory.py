@@ -10,6 +10,7 @@ import onnxruntime as ort
 import torch
 
 from tests.gpu.models import Workshop, matrix_bytes
+from tests.gpu.standin import STANDIN, free_bytes
 from tests.onnx.stored import disk
 from tieconv.checkpoint.exported import PRECISIONS
 from tieconv.checkpoint.parity import ProviderUse
@@ -22,6 +23,7 @@ from tieconv.reference import Batch
 
 ARENAS = {"exact": "kSameAsRequested", "default": "kNextPowerOfTwo"}
 """The allocator asks the device for what is needed, or (onnxruntime's default) for the next power of two."""
+MEMORY = {"cuda": "device", "cpu": "host", STANDIN: "stand-in"}
 
 
 def memory_row(workshop: Workshop, provider: str, precision: str, form: str, arena: str) -> dict[str, Any]:
@@ -36,7 +38,7 @@ def memory_row(workshop: Workshop, provider: str, precision: str, form: str, are
     stored = disk(graph.parent)
     return {
         "precision": precision, "form": form, "arena": arena, "active": session.use.active,
-        "memory": "device" if provider == "cuda" else "host", "matrix": matrix, "stored": stored,
+        "memory": MEMORY[provider], "matrix": matrix, "stored": stored,
         "loaded": loaded, "ran": ran, "beyond_stored": round((loaded - stored) / matrix, 3),
     }  # fmt: skip
 
@@ -61,7 +63,7 @@ def open_with(graph: Path, provider: str, arena: str, dtype: str) -> Session:
     made = ort.InferenceSession(str(graph), options, providers=[(CUDA, asked), CPU], enable_fallback=0)
     if made.get_providers()[0] != CUDA:
         raise RuntimeError("onnxruntime gave a session on the CPU")
-    return Session(made, ort, ProviderUse(provider, CUDA))
+    return Session(made, ort, ProviderUse("cuda", CUDA))
 
 
 def run_once(session: Session, graph: Path) -> None:
@@ -73,6 +75,8 @@ def run_once(session: Session, graph: Path) -> None:
 
 def _free(provider: str) -> int:
     """Bytes that the device has free; on a CPU, less what this process holds."""
+    if provider == STANDIN:
+        return free_bytes()
     if provider == "cuda":
         torch.cuda.synchronize()
         return int(torch.cuda.mem_get_info()[0])

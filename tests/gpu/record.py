@@ -13,6 +13,8 @@ from tieconv.version import VERSION
 
 SCHEMA = "tieconv.gpu/1"
 PARTS = ("verdicts", "faults", "refusals", "memory", "latency")
+PLACEMENT = "placement"
+"""A part of its own where nothing can be computed; else a verdict has it."""
 Row = dict[str, Any]
 
 
@@ -37,7 +39,7 @@ class Record:
             "machine": machine,
             "seconds": 0.0,
             "left": [],
-            "parts": {part: [] for part in PARTS},
+            "parts": {part: [] for part in (*PARTS, PLACEMENT)},
         }
         if path.exists():
             self._resume(json.loads(path.read_text(encoding="utf-8")))

@@ -252,6 +252,20 @@ def test_a_process_that_dies_blames_one_row(tmp_path: Path, monkeypatch: pytest.
     assert found["left"] == [f"refusals/{case}" for case in CASES[1:]]
 
 
+@pytest.mark.parametrize(("given", "folder"), [(["--small"], "small"), ([], "whole")])
+def test_a_rehearsals_models_are_not_measured_later(tmp_path: Path, monkeypatch, given: list[str], folder: str) -> None:
+    """One ``--work`` for a rehearsal and the run proper: the small large model is not taken for the large one."""
+    told = tmp_path / "python"
+    told.write_text('#!/bin/sh\necho "$3" >&2\nexit 3\n')
+    told.chmod(0o755)
+    monkeypatch.setattr(measure.sys, "executable", str(told))
+    output = tmp_path / "out.json"
+    asked = ["-o", str(output), "--provider", "cpu", "--parts", "refusals", "--work", str(tmp_path / "work"), *given]
+    assert measure.main(asked) == 1
+    (row,) = read(output)["parts"]["refusals"]
+    assert json.loads(row["error"].partition("status 3: ")[2])["work"] == str(tmp_path / "work" / folder)
+
+
 def test_a_run_stops_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its limit the run ends with what it has, says what is left, and blames nobody."""
     slow = tmp_path / "python"

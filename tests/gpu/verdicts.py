@@ -10,6 +10,7 @@ from typing import Any
 import tieconv
 from tests.gpu.machine import loaded_libraries
 from tests.gpu.models import Workshop
+from tests.gpu.standin import STANDIN
 from tests.onnx import faults
 from tests.onnx.table import FAULTS
 from tieconv.checkpoint.exported import PRECISIONS
@@ -52,6 +53,13 @@ def verdict_row(workshop: Workshop, provider: str, name: str, precision: str) ->
         row["placement"] = placement(graph, provider, PRECISIONS[precision])
         row["libraries"] = loaded_libraries() if provider == "cuda" else []
     return row
+
+
+def placement_row(workshop: Workshop, provider: str, name: str, precision: str) -> dict[str, Any]:
+    """Where the nodes go on CUDA, nothing being computed; `NotRunError` for a heavy one on the CPU."""
+    asked = "cuda" if provider == STANDIN else provider
+    found = placement(workshop.graph(name, precision), asked, PRECISIONS[precision])
+    return {"model": name, "precision": precision, "placement": found}
 
 
 def fault_row(workshop: Workshop, provider: str, name: str, precision: str, label: str) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def test_a_package_without_its_library(runtime: SimpleNamespace, tmp_path: Path)
 
 def test_nothing_is_found(runtime: SimpleNamespace) -> None:
     """Where all is in place, what onnxruntime said is passed on, and how it is made to say more."""
-    found = diagnose(runtime, "CUBLAS failure 3: the resource allocation failed", load=loader())
-    assert found.why.startswith("CUBLAS failure 3")
+    said = "[ONNXRuntimeError] : 1 : FAIL : cuda_call.cc:154 void CudaCall() [with THRW = true] "
+    found = diagnose(runtime, said + "CUBLAS failure 3: the resource allocation failed ; GPU=0", load=loader())
+    assert found.why == "CUBLAS failure 3: the resource allocation failed"
+    assert diagnose(runtime, "another reason", load=loader()).why == "another reason"
     assert "print_debug_info" in found.hint

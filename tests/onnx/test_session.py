@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 from dataclasses import dataclass, field
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from tieconv.errors import MissingPackageError, NotRunError
+from tieconv.onnx.parity.bindings import Kind
 from tieconv.onnx.parity.forward import as_tensor
+from tieconv.onnx.parity.passes import Work, run_graph
+from tieconv.onnx.parity.store import LogitStore
 from tieconv.onnx.session import open_session
 from tieconv.onnx.session_diagnosis import UNKNOWN, Cause
 from tieconv.onnx.session_provider import CPU, CUDA
@@ -42,6 +45,7 @@ class Runtime:
     providers: list[str] = field(default_factory=lambda: [CUDA, CPU])
     starts: bool = True
     fails: str = ""
+    run_fails: str = ""
     parts: list[Part] = field(default_factory=lambda: [Part(CUDA, [Node("MatMul", "head")])])
     asked: list[Any] = field(default_factory=list)
     entries: dict[str, str] = field(default_factory=dict)
@@ -68,6 +72,18 @@ class Runtime:
             def get_providers(self) -> list[str]:
                 names = [entry if isinstance(entry, str) else entry[0] for entry in runtime.asked]
                 return names if runtime.starts else [CPU]
+
+            def io_binding(self) -> Any:
+                return SimpleNamespace(
+                    bind_output=lambda name, device: None,
+                    synchronize_inputs=lambda: None,
+                    synchronize_outputs=lambda: None,
+                    get_outputs=list,
+                )
+
+            def run_with_iobinding(self, binding: Any) -> None:
+                if runtime.run_fails:
+                    raise RuntimeError(runtime.run_fails)
 
             if placement:
 
@@ -236,6 +252,50 @@ def test_a_driver_that_says_no(monkeypatch, packages, capfd, said: str, code: st
     assert any("the CPU was used" in note for note in session.use.notes)
     assert runtime.severity == 2
     assert capfd.readouterr() == ("", "")
+
+
+NO_CUDNN = (
+    "Non-zero status code returned while running ReduceMax node. Name:'max' Status Message: cuDNN is unavailable for "
+    "CUDA Execution Provider: dlopen failed for libcudnn.so: libcudnn.so: cannot open shared object file"
+)
+"""What onnxruntime-gpu 1.31.1 says: it loads cuDNN when the first node needs it, so that a session starts without."""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "why"),
+    [
+        (NO_CUDNN, "session.cudnn", "a node of the graph needs cuDNN, which onnxruntime 1.31.1 does not find"),
+        (NO_CUDNN.replace("cuDNN", "cuFFT"), "session.cufft", "needs cuFFT"),
+        (
+            "cuda_call.cc:146 std::conditional_t<THRW> CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED ; GPU=0",
+            "session.device",
+            "failed while the graph ran: CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED",
+        ),
+        ("CUDA failure 209: no kernel image is available ; GPU=0", "session.architecture", "no kernels"),
+    ],
+)
+def test_a_device_that_fails_while_the_graph_runs(monkeypatch, packages, said: str, code: str, why: str) -> None:
+    """A library or the device is to blame, so nothing was measured; a node that fails is the graph's own fault."""
+    runtime = Runtime(run_fails=said).install(monkeypatch)
+    session = open_session("model.onnx", "cuda")
+    with pytest.raises(NotRunError) as refused:
+        session.run({}, [], "")
+    assert (refused.value.code, refused.value.active) == (code, CUDA)
+    assert why in refused.value.message
+    assert refused.value.hint
+    runtime.run_fails = "Non-zero status code returned while running Mul node: right operand cannot broadcast"
+    with pytest.raises(RuntimeError, match="cannot broadcast"):
+        session.run({}, [], "")
+
+
+def test_a_device_without_cudnn_is_no_verdict(monkeypatch, packages) -> None:
+    """parity does not call a graph wrong on a machine without cuDNN."""
+    Runtime(run_fails=NO_CUDNN).install(monkeypatch)
+    session = open_session("model.onnx", "cuda")
+    graph = SimpleNamespace(logits=lambda batch: session.run({}, [], ""))
+    work = Work(Kind.PLAIN, SimpleNamespace(vocab_size=8), types=False)
+    with pytest.raises(NotRunError, match="needs cuDNN"), LogitStore() as store:
+        run_graph(graph, work, store, "graph")  # type: ignore[arg-type]
 
 
 def test_a_full_device(monkeypatch, packages) -> None:

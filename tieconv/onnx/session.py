@@ -12,7 +12,7 @@ import numpy as np
 
 from tieconv.checkpoint.parity import ProviderUse
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.session_diagnosis import UNKNOWN, diagnose
+from tieconv.onnx.session_diagnosis import UNKNOWN, diagnose, failed_while_run
 from tieconv.onnx.session_placement import check_placement
 from tieconv.onnx.session_provider import CPU, CUDA, Choice, choose, runtime, versions
 from tieconv.text import shown
@@ -45,15 +45,26 @@ class Session:
         return self.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(zeros, ELEMENTS[dtype])
 
     def run(self, feeds: Mapping[str, Any], outputs: Collection[str], host: str) -> dict[str, Any]:
-        """The named outputs as values: ``host`` in main memory, the others where the session runs."""
+        """The named outputs as values: ``host`` in main memory, the others where the session runs.
+
+        Raises `NotRunError` where the device or a library of it fails, which says nothing of the graph.
+        """
         binding = self.inner.io_binding()
         for name, value in feeds.items():
             binding.bind_ortvalue_input(name, value)
         for name in outputs:
             binding.bind_output(name, "cpu" if name == host else self.device)
-        binding.synchronize_inputs()
-        self.inner.run_with_iobinding(binding)
-        binding.synchronize_outputs()
+        try:
+            binding.synchronize_inputs()
+            self.inner.run_with_iobinding(binding)
+            binding.synchronize_outputs()
+        except Exception as error:
+            cause = (
+                failed_while_run(self.ort, str(error)) if self.device == "cuda" and not out_of_memory(error) else None
+            )
+            if cause is None:
+                raise
+            raise NotRunError(cause.why, cause.hint, cause.code, active=CUDA) from error
         return dict(zip(outputs, binding.get_outputs(), strict=True))
 
 

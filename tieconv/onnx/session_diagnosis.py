@@ -19,6 +19,8 @@ UNKNOWN = "session.fallback"
 _DRIVER = "nvidia-smi must list a GPU: install the NVIDIA driver; in a container, start it with its GPU (--gpus all)"
 _ABSENT = re.compile(r"(lib[\w-]+\.so(?:\.\d+)*): cannot open shared object file")
 _FAILURE = re.compile(r"CUDA failure (\d+)")
+_CALL = re.compile(r"\b(?:CUDA|CUBLAS|CUDNN|CUFFT) failure \d+: [^;]*")
+_UNAVAILABLE = re.compile(r"\b(cuDNN|cuFFT) is unavailable")
 _OLDEST = {13: "580", 12: "525"}
 """The oldest driver that runs each major of CUDA (NVIDIA's release notes, table 2)."""
 
@@ -41,11 +43,32 @@ def diagnose(ort: Any, said: str = "", load: Load = ctypes.CDLL) -> Cause:
         or _libraries(ort, load)
         or _device(ort, load)
         or Cause(
-            shown(said, 300) or "its libraries load and a device answers, so the cause is not known",
+            _call(said) or shown(said, 300) or "its libraries load and a device answers, so the cause is not known",
             f"what onnxruntime says of it: python -c 'import onnxruntime as o; o.print_debug_info()'; then {INSTALL}",
             UNKNOWN,
         )
     )
+
+
+def failed_while_run(ort: Any, said: str, load: Load = ctypes.CDLL) -> Cause | None:
+    """What failed while a graph ran on CUDA; ``None`` where the device and its libraries did not.
+
+    onnxruntime loads cuDNN and cuFFT when the first node needs them: a session starts without.
+    """
+    absent, failure = _UNAVAILABLE.search(said), _call(said)
+    if absent:
+        why = f"a node of the graph needs {absent[1]}, which onnxruntime {ort.__version__} does not find"
+        return Cause(why, INSTALL, f"session.{absent[1].lower()}")
+    if failure:
+        told = f"the device or its libraries failed while the graph ran: {failure}"
+        return _said(ort, said, load) or Cause(told, "nvidia-smi, then the same command again", "session.device")
+    return None
+
+
+def _call(said: str) -> str:
+    """The failed call without the C++ around it: "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED"."""
+    found = _CALL.search(said)
+    return shown(found[0].strip(), 300) if found else ""
 
 
 def _major(ort: Any) -> int:

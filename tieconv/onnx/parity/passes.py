@@ -78,7 +78,7 @@ class GraphPass:
 
 
 def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> GraphPass:
-    """Every cell through the graph. Raises `NotRunError` where memory runs out."""
+    """Every cell through the graph. Raises `NotRunError` where memory runs out or the device fails."""
     found = GraphPass()
     for cell in work.cells:
         batch = work.batch(cell)
@@ -86,6 +86,8 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> Gr
             cached = work.kind is Kind.CACHED
             logits = cached_logits(graph.steps, batch, cell) if cached else graph.logits(batch)
             store.put((name, cell), work.judged(cell, logits))
+        except NotRunError:
+            raise
         except Exception as error:
             # Each status of the runtime is an exception class of its own, all made in C++.
             if out_of_memory(error):
