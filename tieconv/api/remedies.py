@@ -49,9 +49,9 @@ def _plan_graph_remedy(source: str) -> PlannedGraphs:
     planned = plan_graph_dedup(source)
     rounded = next((matrix.rounded for matrix in planned.matrices if matrix.rounded), "")
     if rounded:
-        from tieconv.onnx.graph_dedup import fused
+        from tieconv.onnx.graph_dedup import same_bits
 
-        raise RefusedError(f"last bits of F16 may differ on the CPU ({shown(rounded)}); the same bits: {fused(source)}")
+        raise RefusedError(f"the last bits may differ beside {shown(rounded)}{same_bits(source, [rounded])}")
     if not any(matrix.done for matrix in planned.matrices):
         left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
         raise RefusedError(f"it stays as it is: {shown(left)}")

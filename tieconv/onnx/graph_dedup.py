@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onnx_ir.passes import PreconditionError
 
 from tieconv.checkpoint.finding import Action
@@ -12,6 +14,7 @@ from tieconv.onnx.graph_packages import has_onnxruntime
 from tieconv.onnx.graph_planned import PlannedGraphs, states_of
 from tieconv.onnx.graph_proof import NOT_INSTALLED
 from tieconv.onnx.share import SharePass
+from tieconv.onnx.share.apply import LEFT
 from tieconv.sources.local import FileSet, open_files
 
 
@@ -29,9 +32,11 @@ def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> Planne
 HELD_TWICE = "a session folds the Transpose of a stored matrix, so it holds that matrix twice"
 
 
-def fused(source: str) -> str:
-    """The command that writes the form which keeps every bit on ONNX Runtime."""
-    return Action("dedup", source, (("--head-form", "fused"),)).command
+def same_bits(source: str, rounded: Sequence[str]) -> str:
+    """The command for the form that keeps every bit on ONNX Runtime, where one does."""
+    if list(rounded) == [LEFT]:
+        return ""
+    return f"; the same bits: {Action('dedup', source, (('--head-form', 'fused'),)).command}"
 
 
 def _share(graph: GraphFile, files: FileSet, form: HeadForm) -> tuple[SharedMatrix, ...]:
@@ -50,10 +55,8 @@ def _notes(listing: Listing, matrices: list[SharedMatrix]) -> list[str]:
         found.append(HELD_TWICE)
     beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
     if beside:
-        found.append(
-            "ONNX Runtime's CPU provider computes F16 in F32 and may round otherwise beside a Gemm: the last bits may "
-            f"differ there ({', '.join(beside)}). The same bits: {fused(listing.source)}"
-        )
+        told = f"ONNX Runtime may round otherwise, in the last bits, beside {', '.join(beside)}"
+        found.append(told + same_bits(listing.source, beside))
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
         found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
     return found

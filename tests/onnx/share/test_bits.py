@@ -19,7 +19,7 @@ from tieconv import api
 
 V = 96
 FACTORS = [0.3, 30.0, 0.25, 1.0, 7.0**0.5, -1.7]
-TYPES = {"f4": TensorProto.FLOAT, "f2": TensorProto.FLOAT16}
+TYPES = {"f4": TensorProto.FLOAT, "f2": TensorProto.FLOAT16, "f8": TensorProto.DOUBLE}
 STEPS = st.one_of(
     st.tuples(st.sampled_from(["Mul", "Div", "MulLeft"]), st.sampled_from(FACTORS)),
     st.tuples(st.sampled_from(["Cast", "Tanh", "Add", "Scale", "Norm", "Shared"]), st.just(1.0)),
@@ -50,6 +50,12 @@ class Chain:
         if kind in {"Mul", "Div", "MulLeft"}:
             inputs = [at, self.constant(np.array(factor))]
             self.at = graph.add(kind[:3], inputs[::-1] if kind == "MulLeft" else inputs, self.name())
+        elif kind == "Deep":  # one number of three axes, beside a value of which no shape is declared
+            self.at = graph.add("Mul", [at, self.constant(np.full((1, 1, 1), factor))], self.name())
+        elif kind == "Computed":  # one number that a node computes
+            self.at = graph.add(
+                "Mul", [at, graph.add("Neg", [self.constant(np.array(factor))], self.name())], self.name()
+            )
         elif kind == "Cast":
             self.dtype = "f2" if self.dtype == "f4" else "f4"
             self.at = graph.add("Cast", [at], self.name(), to=TYPES[self.dtype])
@@ -170,6 +176,48 @@ def test_another_rounding_is_said(dtype: str, before: Steps, behind: Steps) -> N
             api.plan_graph_dedup(source.parent, head_form="fused").execute(Path(folder) / "fused")
             assert differing(source, Path(folder) / "fused" / "model.onnx") == []
             assert told(source, "fused") == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "before", "behind"),
+    [
+        ("f4", [("Deep", 0.3)], []),
+        ("f4", [], [("Deep", 0.3)]),
+        ("f4", [("Computed", 0.3)], []),
+        ("f4", [], [("Mul", 0.3), ("Computed", 0.7)]),
+        ("f8", [("Mul", 0.3)], []),
+        ("f8", [], [("Div", 7.0)]),
+    ],
+    ids=str,
+)
+def test_a_factor_that_stays_a_node_is_said(tmp_path: Path, dtype: str, before: Steps, behind: Steps) -> None:
+    """What the Gemm cannot take in is no longer fused by the session: told with the form that has the same bits."""
+    source = made(tmp_path, 160, dtype, before, behind)
+    api.plan_graph_dedup(source.parent).execute(tmp_path / "out")
+    (note,) = told(source)
+    assert note.endswith(f"tieconv dedup {source.parent} --head-form fused -o OUT")
+    api.plan_graph_dedup(source.parent, head_form="fused").execute(tmp_path / "fused")
+    assert differing(source, tmp_path / "fused" / "model.onnx") == []
+
+
+@pytest.mark.parametrize("before", [[("Norm", 1.0)], [("Scale", 1.0)], [("Add", 1.0), ("Scale", 1.0)], []], ids=str)
+def test_a_vector_beside_a_head_is_no_factor(tmp_path: Path, before: Steps) -> None:
+    """The weight of a norm changes nothing, and nothing is told."""
+    assert told(made(tmp_path, 160, "f4", before, [("Scale", 1.0)])) == []
+
+
+def test_a_matrix_on_the_left_is_said(tmp_path: Path) -> None:
+    """Transposes around it are fused by rules of the session's own; no form of the head is offered for it."""
+    graph = Graph(opset=18)
+    matrix = graph.tensors["W"] = values(1, (V, 160), "f4")
+    graph.tensors["T"] = np.ascontiguousarray(matrix.T)
+    columns = graph.add("Gather", ["T", "input_ids"], "columns", axis=1)
+    graph.add("MatMul", ["W", graph.add("Transpose", [columns], "turned", perm=[1, 0, 2])], "logits")
+    graph.output("logits", ["b", V, "s"], TensorProto.FLOAT)
+    source = graph.save(tmp_path / "in" / "model.onnx")
+    assert told(source) == [
+        "ONNX Runtime may round otherwise, in the last bits, beside a MatMul with the matrix on its left"
+    ]
 
 
 def nodes(path: Path) -> list[onnx.NodeProto]:

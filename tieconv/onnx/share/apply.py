@@ -18,7 +18,10 @@ from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.head import MICROSOFT, folded, rounded
 from tieconv.onnx.share.interface import Target
 from tieconv.onnx.share.patterns import pattern_of
-from tieconv.onnx.share.uses import describe, remove_unread
+from tieconv.onnx.share.uses import describe, is_standard, remove_unread
+
+LEFT = "a MatMul with the matrix on its left"
+"""What no form of the head changes."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,9 @@ def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: S
     kept = _keeper(file, members, choice, setting, reads)
     target = Target(kept, choice.dtype, setting.form, setting.opset, setting.names)
     nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
-    loose = next((told for read in reads if (told := rounded(read.use, target))), "")
+    loose = next(
+        (told for read in reads if (told := rounded(read.use, target))), _on_the_left(members) if reads else ""
+    )
     for read in reads:
         pattern_of(read.use).rewrite(read.use, target)
     gone = [member.stored for member in members if member.stored.value is not kept]
@@ -49,6 +54,12 @@ def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: S
     if setting.form is HeadForm.FUSED and reads:
         file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
     return Applied(kept, names, nodes, loose)
+
+
+def _on_the_left(members: Sequence[Member]) -> str:
+    """Told where a MatMul has the matrix on its left: a session fuses Transposes around it by rules of its own."""
+    nodes = (read.use.node for read in reads_of(members) if read.use.index == 0)
+    return LEFT if any(node is not None and is_standard(node, "MatMul") for node in nodes) else ""
 
 
 def _drop(stored: Stored) -> None:

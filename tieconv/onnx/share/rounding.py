@@ -1,4 +1,4 @@
-"""Where a Gemm's neighbours may be rounded otherwise than a MatMul's: in F16 on the CPU, and nowhere else."""
+"""Where a Gemm's neighbours may be rounded otherwise than a MatMul's: a factor that stays a node; F16 on the CPU."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ _HALF = {ir.DataType.FLOAT16, ir.DataType.UNDEFINED}
 
 
 def beside(node: ir.Node, dtype: ir.DataType) -> str:
-    """What beside an F16 head may be rounded otherwise once Reshapes stand around it; empty where nothing can.
+    """What beside a head may be rounded otherwise once Reshapes stand around it; empty where nothing can.
 
+    A factor that the Gemm does not take in, as it cannot be told to be one number or stands beside F64, is no longer
+    fused by the session.
     The CPU provider computes F16 in F32 and leaves out the rounding between two nodes of which it has no F16 kernel
     (insert_cast_transformer.cc). One with a kernel it computes in F32 too where no neighbour has one: the Reshapes are
     such neighbours.
     """
     found = around(node, dtype)
     last = (node, *found.behind)[-1]
-    told = _across_casts(found.x.producer(), only_user(last), dtype)
+    told = _factor(found.x.producer(), only_user(last)) or _across_casts(found.x.producer(), only_user(last), dtype)
     if told or dtype is not ir.DataType.FLOAT16:
         return told
     if len(found.before) + len(found.behind) > 1:
@@ -43,6 +45,38 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     if len(readers) != 1:
         return f"{len(readers)} readers of its product"
     return next((describe(user) for user in readers if user is not None and not is_standard(user, *_PLAIN)), "")
+
+
+def _factor(*nodes: ir.Node | None) -> str:
+    """The product or quotient with what may be one constant number, such as the session fuses into a MatMul."""
+    for node in nodes:
+        if node is not None and is_standard(node, "Mul", "Div"):
+            places = (1,) if node.op_type == "Div" else (0, 1)
+            if any(_may_be_number(node.inputs[place]) for place in places):
+                return describe(node)
+    return ""
+
+
+def _may_be_number(value: ir.Value | None) -> bool:
+    """Whether a session may find one number here: a constant of one element, or what it computes from constants."""
+    if value is None or value.is_graph_input():
+        return False
+    tensor = ir.convenience.get_const_tensor(value)
+    if tensor is not None:
+        return tensor.size == 1
+    sides = None if value.shape is None else [side for side in value.shape if side != 1]
+    return not sides and not _depends_on_inputs(value, set())
+
+
+def _depends_on_inputs(value: ir.Value, seen: set[ir.Value]) -> bool:
+    """Whether an input of the graph, or of a branch of it, is among what the value is computed from."""
+    if value in seen or ir.convenience.get_const_tensor(value) is not None:
+        return False
+    seen.add(value)
+    maker = value.producer()
+    if maker is None:
+        return True
+    return any(_depends_on_inputs(given, seen) for given in maker.inputs if given is not None)
 
 
 def _reads_again(head: ir.Node, factors: Sequence[ir.Node]) -> bool:
