@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = Run(record, given.provider, work, given.small, deadline, libraries)
         for groups, jobs in stages:
             run.groups(groups, min(given.jobs, jobs or given.jobs))
-    order: dict[str, list[str]] = {part: [] for part in (*PARTS, PLACEMENT)}
+    order: dict[str, list[str]] = {part: [] for part in record.document["parts"]}
     for spec in measured(stages):
         order[spec[0]] += keys(spec)
     record.finish(time.monotonic() - start, run.left, order)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.gpu.machine import source
+from tests.gpu.standin import STANDIN
 from tieconv.version import VERSION
 
 SCHEMA = "tieconv.gpu/1"
@@ -39,7 +40,7 @@ class Record:
             "machine": machine,
             "seconds": 0.0,
             "left": [],
-            "parts": {part: [] for part in (*PARTS, PLACEMENT)},
+            "parts": {part: [] for part in (*PARTS, *((PLACEMENT,) if provider == STANDIN else ()))},
         }
         if path.exists():
             self._resume(json.loads(path.read_text(encoding="utf-8")))
