@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -283,3 +284,22 @@ def test_files_are_closed(tmp_path: Path) -> None:
         assert descriptors() == before + 1
         raise RuntimeError
     assert descriptors() == before
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in it is not said to be absent, nor sought on the Hub (root may enter: planted)."""
+
+    def closed(path: str, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "lstat", closed)
+    with pytest.raises(UnreadableError, match="cannot be opened: permission denied") as error:
+        locate("closed/model.safetensors")
+    assert code(error) == "path.unreadable" and "hf://" not in (error.value.hint or "")
+
+
+def test_a_device_that_is_named_is_not_to_be_moved() -> None:
+    """The hint is about MODEL, not about a directory that it would lie in."""
+    with pytest.raises(UnsafePathError, match="is a character device") as error:
+        locate("/dev/null")
+    assert code(error) == "path.not-regular" and "model directory, a weight file" in (error.value.hint or "")
