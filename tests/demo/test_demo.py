@@ -39,6 +39,12 @@ def alignment(out: Path) -> dict[str, object]:
     return found
 
 
+def test_the_next_command_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a space is quoted."""
+    monkeypatch.chdir(tmp_path)
+    assert "next: open 'a toy/report.html', or tieconv inspect 'a toy/tied'" in run("demo --steps 1 -o 'a toy'").stderr
+
+
 def test_effect_is_there_already(shown: tuple[Path, Result]) -> None:
     """After a few steps the tied table is nearer to the untied head than to the untied input, beyond chance."""
     found = {entry["name"]: entry for entry in alignment(shown[0])["measures"]}  # type: ignore[attr-defined]

@@ -206,7 +206,7 @@ def test_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("source", "hint"), [
     ("org/name", "hf://org/name"), ("./name", "give a model"), ("name", "give a model"), ("a/b/c", "give a model"),
-    ("/x/y", "give a model"), ("../x", "give a model"), ("org/", "give a model"), ("\x1b[2J/x", "hf://\\x1b[2J/x"),
+    ("/x/y", "give a model"), ("../x", "give a model"), ("org/", "give a model"), ("\x1b[2J/x", "give a model"),
 ])  # fmt: skip
 def test_nothing_there(source: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -303,3 +303,14 @@ def test_a_device_that_is_named_is_not_to_be_moved() -> None:
     with pytest.raises(UnsafePathError, match="is a character device") as error:
         locate("/dev/null")
     assert code(error) == "path.not-regular" and "model directory, a weight file" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["models/*", "my models/one", "model/model.safetensors", "a/b/c", ".cache/x", "a/"])
+def test_what_is_no_name_of_the_hub_is_not_sought_there(name: str, tmp_path: Path) -> None:
+    """A pattern that the shell did not expand, a file, a path of another depth."""
+    with pytest.raises(UnreadableError, match="no such file") as error:
+        locate(name)
+    assert "hf://" not in (error.value.hint or "")
+    with pytest.raises(UnreadableError) as other:
+        locate("no-such-org/Name-1.5B")
+    assert other.value.hint == "for the model on the Hub write hf://no-such-org/Name-1.5B"

@@ -110,7 +110,8 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 def _output(inspection: Inspection) -> tuple[str, ...]:
     output = inspection.head.output_head
     if output is None:
-        return "output head", "none: this architecture has none, or its name is not known"
+        known = inspection.family.knowledge is Knowledge.TABLE
+        return "output head", "none: this architecture has none" if known else "none found: its name is not known"
     if output.stored:
         return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
     if output.tied_to:

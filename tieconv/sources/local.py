@@ -181,11 +181,14 @@ _WANTED = "give a model directory, a weight file or an index"
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
 
 
+_REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".onnx")
+
+
 def _hint_for_missing(source: str) -> str:
     if page := _PAGE.fullmatch(source):
         return f"for the model on the Hub write hf://{shown(page[1])}"
-    parts = source.split("/")
-    if len(parts) == 2 and all(part and not part.startswith(".") for part in parts):
+    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
     return _WANTED
 
