@@ -256,3 +256,11 @@ def test_no_hint_is_a_command_that_changes_nothing(model, line: str) -> None:
     assert "set-tie false" not in hint and "tieconv untie" not in hint
     apart = run(line, model("llama-diverged")).stderr.splitlines()[1]
     assert "set-tie false" in apart or "tieconv untie" in apart
+
+
+def test_a_budget_that_is_too_small_names_the_survivor_and_the_next_step(model) -> None:
+    """Whole words, and hints that can be followed: for an untied model none that untie it."""
+    near = run("retie --from embed --max-kl 0.01", model("llama-diverged")).stderr
+    assert "the KL where the embedding survives is bounded by" in near and "add --text FILE" in near
+    apart = run("retie --from embed --max-kl 0.01", model("llama-untied")).stderr
+    assert apart.splitlines()[1] == "hint: they are apart and may stay so"

@@ -22,7 +22,7 @@ from tieconv.planned import PlannedWrite
 MOST = 8
 """Remedies applied to one model: more than any model needs, fewer than a loop takes."""
 
-_YOURS = "it is yours to decide: it changes, or settles, what the model computes"
+_YOURS = "yours to decide, since it changes, or settles, what the model computes"
 _SIDES = {"retie": "tied", "set-tie true": "tied", "untie": "untied", "set-tie false": "untied"}
 
 Look = Callable[[str], CheckedModel]
