@@ -66,4 +66,7 @@ def test_a_full_disk_behind_stdout(models: Path) -> None:
 
 
 def shell(words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(f"{sys.executable} -m tieconv {words}", shell=True, capture_output=True, text=True)
+    """The program in a shell, whose redirections are the test."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = f"{sys.executable} -m tieconv {words}"
+    return subprocess.run(line, env=environment, shell=True, capture_output=True, text=True, check=False)
