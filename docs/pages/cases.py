@@ -86,7 +86,7 @@ def _finding(finding: Finding, source: Path) -> list[str]:
     text = _without(finding.message, source)
     lines = [f"{finding.level} [{finding.rule}](rules.md{target}): {_marked(text)}", ""]
     if finding.remedy:
-        note = "" if finding.remedy.safe else " (that changes what the model computes, or decides it)"
+        note = "" if finding.remedy.safe else " (yours to decide: it changes, or settles, what the model computes)"
         lines += [f"Fix: `{_without(finding.remedy.command, source)}`{note}", ""]
     return lines
 

@@ -77,12 +77,14 @@ def test_text_has_ceilings(trio: tuple[Path, Path, Path]) -> None:
     tied, untied, second = trio
     lines = ok("analyze", tied, "--against", untied, "--second", second).stdout.splitlines()
     (head,) = (line for line in lines[lines.index("Alignment") :] if line.split()[:2] == ["figure", "value"])
-    assert head.split() == ["figure", "value", "floor", "ceiling", "n"]
+    assert head.split() == ["figure", "value", "floor", "ceiling", "n", "meaning"]
     measures = {m["name"]: m for m in sections(tied, "--against", untied, "--second", second)["Alignment"]["measures"]}
     (row,) = (line for line in lines if line.strip().startswith("rsa E→T"))
     assert f"{measures['rsa E→T']['ceiling']:.3g}" == row[head.index("ceiling") :].split()[0]
     bare = next(line for line in lines[lines.index("Rows") :] if line.split()[:2] == ["figure", "value"])
     assert "ceiling" not in bare
+    letters = ["T:", "tied", "table", "of", f"{tied};", "E:"]
+    assert any(line.split()[:6] == letters and "U': " in line for line in lines)
 
 
 def test_html(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -307,3 +308,16 @@ def test_python_api(model, tmp_path: Path) -> None:
     assert outcome.verified
     with pytest.raises(ValueError, match="polish"):
         tieconv.plan_bias("polish", tmp_path / "out")
+
+
+def test_a_magnitude_is_told_as_inspect_tells_it(model) -> None:
+    """Four digits, not the seventeen of a float."""
+    folder = model("bert-mlm")
+    (told,) = re.findall(r"largest magnitude ([\d.]+)", refused("bias strip", folder))
+    assert f"largest magnitude {told}\n" in ok("inspect", folder).stdout
+
+
+def test_the_group_lists_whole_sentences() -> None:
+    """No command's line ends in an ellipsis."""
+    text = ok("bias --help").stdout
+    assert "..." not in text.partition("Commands:")[2] and "zero end cut off." in text

@@ -387,3 +387,16 @@ def test_heavy_modules_stay_out(models: Path) -> None:
 def test_options_that_do_not_go_together(models: Path, line: str) -> None:
     """Exit 2 and a sentence, before anything is read."""
     assert refused(f"check {line}", models / "t5")
+
+
+def test_the_models_of_a_directory_are_named_beside_other_things(model, tmp_path: Path) -> None:
+    """The command of the hint checks models alone: a pattern would take the file, and the directory without one."""
+    home = tmp_path / "my models"
+    (home / "logs").mkdir(parents=True)
+    (home / "notes.txt").write_text("x")
+    shutil.copytree(model("llama-tied"), home / "b")
+    shutil.copytree(home / "b", home / "a")
+    hint = json.loads(run("check --format json", home).stdout)["models"][0]["failure"]["hint"]
+    command = hint.partition("tieconv ")[2]
+    assert command == f"check '{home}/a' '{home}/b'"
+    assert run(command).exit_code == 0

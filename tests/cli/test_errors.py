@@ -43,3 +43,30 @@ def test_a_dumb_terminal_gets_no_colour(tmp_path: Path, monkeypatch: pytest.Monk
     nowhere = ["inspect", str(tmp_path / "nowhere")]
     assert stderr(nowhere, terminal=True, TERM="xterm").startswith("\x1b[31merror")
     assert stderr(nowhere, terminal=True, TERM="dumb").startswith("error: ")
+
+
+@pytest.mark.parametrize(("line", "code"), [("inspect nope", 2), ("inspect {}", 0), ("rules --select X", 2)])
+def test_a_closed_stderr_leaves_the_exit_code(models: Path, line: str, code: int) -> None:
+    """An error that nobody can read is no answer: 2, not the 1 of a finding."""
+    words = line.format(models / "llama-tied")
+    assert shell(f"{words} 2>&-").returncode == code
+
+
+def test_a_closed_stdout_is_an_error(models: Path) -> None:
+    """A result that goes nowhere was not given."""
+    done = shell(f"inspect {models / 'llama-tied'} >&-")
+    assert done.returncode == 2 and done.stderr.startswith("error: standard output is closed\nhint: ")
+    assert shell(f"inspect {models / 'llama-tied'} >&- 2>&- <&-").returncode == 2
+
+
+def test_a_full_disk_behind_stdout(models: Path) -> None:
+    """The error is not about a file of the model."""
+    done = shell(f"inspect {models / 'llama-tied'} > /dev/full")
+    assert done.returncode == 2 and done.stderr.startswith("error: a file or standard output: no space left")
+
+
+def shell(words: str) -> subprocess.CompletedProcess[str]:
+    """The program in a shell, whose redirections are the test."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = f"{sys.executable} -m tieconv {words}"
+    return subprocess.run(line, env=environment, shell=True, capture_output=True, text=True, check=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.resources import files
@@ -212,3 +213,13 @@ def test_no_word_is_cut_on_a_narrow_terminal(name: str, models: Path) -> None:
     broken, whole = render(inspection, width=80), render(inspection)
     assert broken.split() == whole.split()
     assert [line for line in broken.splitlines() if len(line) > 80 and str(models) not in line] == []
+
+
+def test_a_missing_head_is_told_as_what_it_is(tmp_path: Path, model) -> None:
+    """A class that has none has none; of an unknown one only the name is not known."""
+    folder = model("bert-mlm")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForSequenceClassification"]}))
+    assert re.search(r"output head +none: this architecture has none\n", ok("inspect", folder).stdout)
+    (folder / "config.json").write_text(json.dumps({"model_type": "mine", "architectures": ["MineForCausalLM"]}))
+    assert "this architecture has none" not in ok("inspect", folder).stdout

@@ -239,3 +239,28 @@ def test_an_unknown_architecture_needs_names(model) -> None:
 def test_python_api(model, tmp_path: Path) -> None:
     """The same plan as a function."""
     assert tieconv.plan_set_tie("auto", model("llama-diverged")).execute(tmp_path / "out").verified
+
+
+@pytest.mark.parametrize("line", ["set-tie true", "set-tie auto", "retie"])
+def test_an_absent_head_that_is_decided_is_told(model, line: str) -> None:
+    """Nothing in an untied model without a head says what the head is: the plan says what it becomes."""
+    note = f"{H} was not stored although the config says untied"
+    assert note in ok(line, model("llama-headless-config")).stdout
+    assert note not in ok(line, model("llama-tied")).stdout
+
+
+@pytest.mark.parametrize("line", ["set-tie true", "retie"])
+def test_no_hint_is_a_command_that_changes_nothing(model, line: str) -> None:
+    """Of a model that is untied and says so no hint is to untie it."""
+    hint = run(line, model("llama-untied")).stderr.splitlines()[1]
+    assert "set-tie false" not in hint and "tieconv untie" not in hint
+    apart = run(line, model("llama-diverged")).stderr.splitlines()[1]
+    assert "set-tie false" in apart or "tieconv untie" in apart
+
+
+def test_a_budget_that_is_too_small_names_the_survivor_and_the_next_step(model) -> None:
+    """Whole words, and hints that can be followed: for an untied model none that untie it."""
+    near = run("retie --from embed --max-kl 0.01", model("llama-diverged")).stderr
+    assert "the KL where the embedding survives is bounded by" in near and "add --text FILE" in near
+    apart = run("retie --from embed --max-kl 0.01", model("llama-untied")).stderr
+    assert apart.splitlines()[1] == "hint: they are apart and may stay so"

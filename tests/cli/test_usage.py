@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +64,30 @@ def test_without_a_command_the_help_is_shown(line: str) -> None:
     assert result.exit_code == 2 and result.stdout == "" and "Commands:" in result.stderr
     if not line:
         assert "Start with `tieconv inspect MODEL`" in result.stderr and "`tieconv explain RULE`" in result.stderr
+
+
+def test_a_model_that_may_not_be_read_is_no_wrong_usage(model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told as unreadable, with the path, and the others are checked (root may read everything: planted)."""
+    closed, fine = tmp_path / "closed", model("llama-tied")
+    closed.mkdir()
+    real, access = os.walk, os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: Path(path) != closed and access(path, mode, **more))
+
+    def walk(top: str, onerror: Callable[[OSError], None], **more: object) -> Iterator[object]:
+        if Path(top) == closed:
+            onerror(PermissionError(errno.EACCES, "Permission denied", str(top)))
+        yield from real(top, onerror=onerror, **more)
+
+    monkeypatch.setattr(os, "walk", walk)
+    result = run("check", closed, fine)
+    assert result.exit_code == 2 and f"{closed} cannot be opened: permission denied" in result.stdout
+    assert f"{fine}: ok" in result.stdout
+    assert "cannot be opened: permission denied" in refused("inspect", closed)
+
+
+@pytest.mark.parametrize("model_too", [False, True])
+def test_parity_tells_of_the_graph_first(model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_too) -> None:
+    """A model where the graph belongs: not an error about the directory that MODEL then stands for."""
+    monkeypatch.chdir(tmp_path)
+    folder = model("llama-tied")
+    assert refused("parity", folder, *([folder] if model_too else [])) == f"{folder}/model.onnx: no such file"

@@ -39,6 +39,12 @@ def alignment(out: Path) -> dict[str, object]:
     return found
 
 
+def test_the_next_command_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory with a space is quoted."""
+    monkeypatch.chdir(tmp_path)
+    assert "next: open 'a toy/report.html', or tieconv inspect 'a toy/tied'" in run("demo --steps 1 -o 'a toy'").stderr
+
+
 def test_effect_is_there_already(shown: tuple[Path, Result]) -> None:
     """After a few steps the tied table is nearer to the untied head than to the untied input, beyond chance."""
     found = {entry["name"]: entry for entry in alignment(shown[0])["measures"]}  # type: ignore[attr-defined]
@@ -120,7 +126,7 @@ def test_existing_directory_is_left_alone(tmp_path: Path) -> None:
     """OUT must not exist, and a missing parent is an error; nothing is trained or left behind."""
     (tmp_path / "there").mkdir()
     assert "exists" in refused("demo -o", tmp_path / "there")
-    assert "none" in refused("demo -o", tmp_path / "none" / "toy")
+    assert refused("demo -o", tmp_path / "none" / "toy").endswith("toy cannot be made: no such file or directory")
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
 
 

@@ -230,7 +230,7 @@ def test_other_commands_say_so(graph: Path, command: str) -> None:
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         "error: model.onnx is an ONNX graph, which this command does not take",
-        "hint: tieconv inspect, check, dedup and untie take graphs",
+        "hint: tieconv inspect, check, dedup and untie take graphs; tieconv parity compares one with its checkpoint",
     ]
 
 

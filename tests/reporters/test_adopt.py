@@ -149,6 +149,7 @@ def test_the_hook_and_its_recipe_are_what_pre_commit_reads(tmp_path: Path) -> No
         ("model-00001-of-00002.safetensors", True),
         ("a/b/model.safetensors.index.json", True),
         ("pytorch_model.bin", True),
+        ("onnx/model.onnx", True),
         ("config.json", True),
         ("x/adapter_config.json", True),
         ("modeling_mine.py", True),

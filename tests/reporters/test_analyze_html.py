@@ -165,6 +165,12 @@ def test_bars_end_at_their_values() -> None:
     assert ceilings[1] == pytest.approx(float(start) + 2 * float(long), abs=0.21)
 
 
+def test_a_ceiling_below_chance_is_none() -> None:
+    """Two seeds that agree by less than chance (their rows as stored, say) set no limit that a bar could pass."""
+    (plot,) = plots(Section("alignment", "", (Measure("identity U→T", 0.03, 0.001, -0.03),)))
+    assert 'class="floor"' in plot.drawing and 'class="ceiling"' not in plot.drawing
+
+
 def test_row_map_counts_equal_rows() -> None:
     """Equal rows are grey, all others coloured, and the sentence counts them."""
     (plot,) = plots(Section("relation", "", (), {"row_difference": (0.0, 0.0, 1.0, 2.0)}))

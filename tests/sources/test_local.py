@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -205,7 +206,7 @@ def test_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(("source", "hint"), [
     ("org/name", "hf://org/name"), ("./name", "give a model"), ("name", "give a model"), ("a/b/c", "give a model"),
-    ("/x/y", "give a model"), ("../x", "give a model"), ("org/", "give a model"), ("\x1b[2J/x", "hf://\\x1b[2J/x"),
+    ("/x/y", "give a model"), ("../x", "give a model"), ("org/", "give a model"), ("\x1b[2J/x", "give a model"),
 ])  # fmt: skip
 def test_nothing_there(source: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -283,3 +284,33 @@ def test_files_are_closed(tmp_path: Path) -> None:
         assert descriptors() == before + 1
         raise RuntimeError
     assert descriptors() == before
+
+
+def test_a_directory_that_may_not_be_entered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in it is not said to be absent, nor sought on the Hub (root may enter: planted)."""
+
+    def closed(path: str, **_: object) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "lstat", closed)
+    with pytest.raises(UnreadableError, match="cannot be opened: permission denied") as error:
+        locate("closed/model.safetensors")
+    assert code(error) == "path.unreadable" and "hf://" not in (error.value.hint or "")
+
+
+def test_a_device_that_is_named_is_not_to_be_moved() -> None:
+    """The hint is about MODEL, not about a directory that it would lie in."""
+    with pytest.raises(UnsafePathError, match="is a character device") as error:
+        locate("/dev/null")
+    assert code(error) == "path.not-regular" and "model directory, a weight file" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize("name", ["models/*", "my models/one", "model/model.safetensors", "a/b/c", ".cache/x", "a/"])
+def test_what_is_no_name_of_the_hub_is_not_sought_there(name: str, tmp_path: Path) -> None:
+    """A pattern that the shell did not expand, a file, a path of another depth."""
+    with pytest.raises(UnreadableError, match="no such file") as error:
+        locate(name)
+    assert "hf://" not in (error.value.hint or "")
+    with pytest.raises(UnreadableError) as other:
+        locate("no-such-org/Name-1.5B")
+    assert other.value.hint == "for the model on the Hub write hf://no-such-org/Name-1.5B"

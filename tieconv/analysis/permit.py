@@ -12,7 +12,7 @@ from tieconv.checkpoint.analysis import Kinship
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.errors import RefusedError
 from tieconv.sources.local import FileSet
-from tieconv.text import shown
+from tieconv.text import command, shown
 
 
 def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
@@ -27,24 +27,27 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
         why = "the tied class applies the factor itself" if found.subject.flip.taken_up else "there is one table"
         return f"the probabilities do not move: {why}"
     if found.subject.flip.barred:
-        _refuse(found, found.subject.flip.reason, "leave them apart with: tieconv untie")
+        _refuse(found, found.subject.flip.reason, _apart(evidence))
     if not one_shape(found.subject):
         _refuse(found, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
     if related.kind in REFUSED | MAPPED:
-        _refuse(found, sentence(related).rstrip("."), "leave them apart with: tieconv untie")
+        _refuse(found, sentence(related).rstrip("."), _apart(evidence))
+    kept = "embedding" if survivor == "embed" else survivor
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
         return f"the KL is at most {certified:.3g} nats a token whatever the input, of {max_kl:g} allowed: certified"
     if text is None:
         known = "cannot be bounded" if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
-        _refuse(found, f"the KL where the {survivor} survives {known} from the weights alone", _measure(related.kind))
+        _refuse(found, f"the KL where the {kept} survives {known} from the weights alone", _measure(related.kind))
     effect = found.measured.effects.get(f"{survivor} survives") if found.measured else None
     worst = effect.worst if effect else None
     if effect is None or worst is None or not worst <= max_kl:  # a NaN is within no budget
         known = f"was measured as up to {worst:.3g}, more than {max_kl:g}"
         told = "could not be measured" if worst is None or isnan(worst) else known
         _refuse(
-            found, f"the KL where the {survivor} survives {told}", "compare the survivors: tieconv analyze --text FILE"
+            found,
+            f"the KL where the {kept} survives {told}",
+            f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
         )
     return (
         f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token, of {max_kl:g} allowed: measured over "
@@ -55,7 +58,13 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
 def _measure(kind: Kinship) -> str:
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
         return "put the factors into the norm: --fold-norm in place of --from and --max-kl"
-    return "measure it on a text: --text FILE"
+    return "measure it on a text: add --text FILE"
+
+
+def _apart(evidence: Inspection) -> str:
+    if not evidence.config.effective:
+        return "they are apart and may stay so"
+    return f"leave them apart with: {command('untie', evidence.checkpoint.source)}"
 
 
 def _refuse(found: Findings, why: str, hint: str) -> NoReturn:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from tieconv.api.evidence import inspect
 from tieconv.api.graphs import refuse_graphs
 from tieconv.checkpoint.inspection import Depth
+from tieconv.errors import UnreadableError
 from tieconv.opened import on_disk
+from tieconv.text import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,10 +84,20 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
     from tieconv.onnx.parity.run import run_parity
 
+    _check_graph(str(onnx))  # before MODEL, which may be the one that was left out
     refuse_graphs(model)
     evidence = inspect(on_disk(model), depth=Depth.HEADER)
-
     return run_parity(str(onnx), evidence, provider, reference)
+
+
+def _check_graph(onnx: str) -> None:
+    graph = os.path.join(onnx, "model.onnx") if os.path.isdir(onnx) else onnx
+    if not os.path.lexists(graph):
+        raise UnreadableError(
+            f"{shown(graph)}: no such file",
+            "give the graph, or a directory that holds model.onnx, and then the model: tieconv parity ONNX MODEL",
+            "path.absent",
+        )
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -31,7 +31,7 @@ def refuse_graphs(*paths: str | Path) -> None:
         if is_graph(path):
             raise UnreadableError(
                 f"{shown(os.path.basename(os.path.abspath(path)))} is an ONNX graph, which this command does not take",
-                "tieconv inspect, check, dedup and untie take graphs",
+                "tieconv inspect, check, dedup and untie take graphs; tieconv parity compares one with its checkpoint",
                 "format.unsupported",
             )
 

@@ -84,6 +84,12 @@ class Section:
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     detail: Mapping[str, object] = field(default_factory=dict)
 
+    @property
+    def legend(self) -> str:
+        """What the letters stand for that name the measures' tables; empty where none does."""
+        tables = self.detail.get("tables")
+        return "; ".join(f"{key}: {name}" for key, name in tables.items()) if isinstance(tables, Mapping) else ""
+
     def to_dict(self) -> dict[str, object]:
         """One entry of ``sections``."""
         return {

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.record import record
+
+_CASES = re.compile(r"\s*\(C\d+(?:, C\d+)*\)|: C\d+(?=\))")
 
 
 @record
@@ -22,6 +25,11 @@ class Rule:
     level: Level
     documentation: str
     find: Callable[[Inspection], Iterable[Finding]]
+
+    @property
+    def told(self) -> str:
+        """The documentation without the numbers of cases, which only the pages that list them can resolve."""
+        return _CASES.sub("", self.documentation)
 
     def finding(
         self,

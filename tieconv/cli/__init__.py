@@ -73,5 +73,6 @@ def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
 
     MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or hf://org/name[@revision],
-    for dedup and untie also an ONNX graph or a directory of them; left out, it is the current directory.
+    for inspect, check, dedup and untie also an ONNX graph or a directory of them; left out, it is the current
+    directory.
     """

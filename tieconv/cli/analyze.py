@@ -31,7 +31,8 @@ def command(model: str, as_json: bool, page: str | None, **options: Any) -> None
     """What the embedding and the head of MODEL are to each other, and whether they may be tied.
 
     Also which rows have no token, which are zeros or copies, which look untrained, and what the bias is made of.
-    Exits 0 whatever it finds, and 2 when MODEL cannot be read.
+    Each figure stands between its floor, which is chance or rounding, and its ceiling, the most to be expected; n is
+    the rows or tokens that it was measured over. Exits 0 whatever it finds, and 2 when MODEL cannot be read.
     """
     if page is not None:
         guard_output(page, [model])

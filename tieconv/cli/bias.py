@@ -11,7 +11,15 @@ from tieconv.cli.options import json_option, model_argument, name_options, trace
 from tieconv.cli.write import WriteArguments, finish
 
 
-@click.group("bias", short_help="Add, remove, unify or resize the head bias; the tie stays as it is.")
+class _Whole(click.Group):
+    """A group that lists its commands with their whole sentences, as `tieconv --help` does."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
+
+
+@click.group("bias", cls=_Whole, short_help="Add, remove, unify or resize the head bias; the tie stays as it is.")
 def command() -> None:
     """Change the head bias and leave the tie as it is.
 

@@ -14,7 +14,7 @@ from tieconv.api.gate import expand, run_gate
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
-from tieconv.cli.options import name_options, paint, traceback_option, width
+from tieconv.cli.options import MODEL_PATH, name_options, paint, traceback_option, width
 from tieconv.cli.output import guard_output
 from tieconv.errors import SettingsError
 from tieconv.gate.assemble import find_settings, load_baseline, load_settings, make_policy
@@ -73,7 +73,7 @@ class Arguments:
 
 
 @click.command("check", short_help="The gate for CI: rules over models, exit 1 on a finding.")
-@click.argument("models", nargs=-1, type=click.Path(), metavar="[MODEL]...")
+@click.argument("models", nargs=-1, type=MODEL_PATH, metavar="[MODEL]...")
 @click.option("--select", multiple=True, metavar="RULES", help="Only these: TIE001, TIE, or ALL; with commas.")
 @click.option("--ignore", multiple=True, metavar="RULES", help="Not these; of --select and --ignore the longer wins.")
 @click.option(

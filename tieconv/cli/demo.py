@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tieconv.cli.options import json_option, traceback_option
+from tieconv.text import path_word
 
 
 @click.command("demo")
@@ -42,4 +43,5 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
     with click.progressbar(length=3 * steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
         found = run(Path(output), steps=steps, seed=seed, step_done=lambda: bar.update(1))
     click.echo(str(found) if as_json else render(found))
-    click.echo(f"next: open {Path(output) / 'report.html'}, or tieconv inspect {Path(output) / 'tied'}", err=True)
+    page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
+    click.echo(f"next: open {page}, or tieconv inspect {tied}", err=True)

@@ -7,12 +7,12 @@ import sys
 import click
 
 from tieconv.api.comparison import diff
-from tieconv.cli.options import json_option, name_options, paint, traceback_option, width
+from tieconv.cli.options import MODEL_PATH, json_option, name_options, paint, traceback_option, width
 
 
 @click.command("diff")
-@click.argument("a", type=click.Path())
-@click.argument("b", type=click.Path())
+@click.argument("a", type=MODEL_PATH)
+@click.argument("b", type=MODEL_PATH)
 @name_options
 @json_option
 @traceback_option

@@ -45,6 +45,7 @@ class ErrorBoundary(click.Group):
             return super().make_context(*args, **kwargs)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        _have_streams()
         _print_anything()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
         if "--traceback" in argv:
@@ -57,9 +58,23 @@ class ErrorBoundary(click.Group):
         except MemoryError:
             _stop("out of memory", "close other programs, or report this: memory is meant to be bounded", 2)
         except OSError as error:
-            _stop(f"{shown(error.filename or 'a file')}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2)
+            _stop(
+                f"{shown(error.filename or 'a file or standard output')}: {(error.strerror or str(error)).lower()}",
+                _SYSTEM_HINT,
+                2,
+            )
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one too
             _stop(f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2)
+
+
+def _have_streams() -> None:
+    """Make up for streams that the caller closed: no file may get their numbers, and a result needs a place."""
+    if sys.stderr is None:
+        while os.open(os.devnull, os.O_RDWR) < 2:
+            continue
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8")
+    if sys.stdout is None:
+        _stop("standard output is closed", "send it somewhere: > FILE, or > /dev/null", 2)
 
 
 def _print_anything() -> None:

@@ -19,7 +19,7 @@ def command(rule: str) -> None:
     found = find_rule(rule)
     columns = width()
     click.echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
-    text = found.documentation.strip()
+    text = found.told.strip()
     click.echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 

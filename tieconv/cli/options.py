@@ -21,10 +21,13 @@ _COLOURS: dict[str, dict[str, Any]] = {
     "quiet": {"dim": True},
 }
 
+MODEL_PATH = click.Path(readable=False)
+"""What may not be read is told by what reads it, with the file and the next step, and the other models go on."""
+
 
 def model_argument(function: F) -> F:
     """`MODEL`, the current directory where it is left out."""
-    return click.argument("model", default=".", type=click.Path(), callback=_not_in_place)(function)
+    return click.argument("model", default=".", type=MODEL_PATH, callback=_not_in_place)(function)
 
 
 def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:

@@ -8,14 +8,14 @@ import click
 
 from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
-from tieconv.cli.options import choice_option, json_option, paint, traceback_option, width
+from tieconv.cli.options import MODEL_PATH, choice_option, json_option, paint, traceback_option, width
 from tieconv.errors import DestinationError, NotRunError
 from tieconv.text import shown
 
 
 @click.command("parity")
-@click.argument("onnx", type=click.Path())
-@click.argument("model", default=".", type=click.Path())
+@click.argument("onnx", type=MODEL_PATH)
+@click.argument("model", default=".", type=MODEL_PATH)
 @choice_option(
     "--provider",
     "auto",

@@ -7,13 +7,13 @@ import sys
 import click
 
 from tieconv.api import hub
-from tieconv.cli.options import json_option, paint, traceback_option
+from tieconv.cli.options import MODEL_PATH, json_option, paint, traceback_option
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
 
 @click.command("push", short_help="Open a pull request on the Hub with exactly the files that differ.")
-@click.argument("directory", type=click.Path(), metavar="DIR")
+@click.argument("directory", type=MODEL_PATH, metavar="DIR")
 @click.argument("target", metavar="hf://org/name")
 @click.option(
     "--create-pr/--no-pr", "pull_request", default=True, show_default=True, help="--no-pr commits to the branch itself."

@@ -51,5 +51,5 @@ def _document(rule: Rule) -> dict[str, str]:
         "name": rule.name,
         "level": str(rule.level),
         "summary": summary(rule),
-        "documentation": rule.documentation,
+        "documentation": rule.told,
     }

@@ -30,7 +30,7 @@ def judge(inspection: Inspection) -> Verdict:
         return found
     kind, pair = classes.kind("llama.cpp", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
-        return unknown(f"what llama.cpp does with {shown(inspection.family.architecture)} was not read")
+        return unknown(f"what llama.cpp does with {shown(inspection.family.architecture)} is not known")
     if not pair.has_embedding:
         return error(f"{shown(pair.embedding)} is not stored, and token_embd.weight is required", pair.embedding)
     bias = facts.stored_bias(inspection)

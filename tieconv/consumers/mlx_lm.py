@@ -25,7 +25,7 @@ def judge(inspection: Inspection) -> Verdict:
     model_type = inspection.family.model_type
     kind, pair = classes.kind("mlx-lm", _SAME_FILE.get(model_type, model_type)), facts.pair(inspection)
     if kind is None or pair is None:
-        return unknown(f"what mlx-lm does with models of type {shown(model_type)} was not read")
+        return unknown(f"what mlx-lm does with models of type {shown(model_type)} is not known")
     if not pair.has_embedding:
         return error(f"{shown(pair.embedding)} is missing from the file", pair.embedding)
     bias = facts.stored_bias(inspection)

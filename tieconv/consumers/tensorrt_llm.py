@@ -18,7 +18,7 @@ def _unclear(inspection: Inspection) -> Verdict | None:
         inspection, "TensorRT-LLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pth"
     )
     if found is None and (inspection.family.architecture not in _READ or facts.pair(inspection) is None):
-        return unknown(f"what TensorRT-LLM does with {shown(inspection.family.architecture)} was not read")
+        return unknown(f"what TensorRT-LLM does with {shown(inspection.family.architecture)} is not known")
     return found
 
 
@@ -28,12 +28,12 @@ def engine(inspection: Inspection) -> Verdict:
     if found is not None or pair is None:
         return found or unknown("the table does not name both the embedding and the head")
     if facts.class_bias(inspection):
-        return unknown("what becomes of a head bias was not read")
+        return unknown("what becomes of a head bias is not known")
     names = (pair.head, pair.embedding)
     if pair.has_head and pair.has_embedding:
         return verdict(Outcome.UNTIED, facts.separate(pair), names)
     if not pair.has_head and not pair.has_embedding:
-        return unknown("what becomes of a model without either name was not read")
+        return unknown("what becomes of a model without either name is not known")
     kept, other = names if pair.has_head else names[::-1]
     return verdict(
         Outcome.TIED, f"{shown(other)} is not stored and becomes {shown(kept)}, whatever the flag says", names
@@ -48,14 +48,14 @@ def pytorch(inspection: Inspection) -> Verdict:
     if facts.flags_agree(inspection) is None:
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")
     if facts.class_bias(inspection):
-        return unknown("what becomes of a head bias was not read")
+        return unknown("what becomes of a head bias is not known")
     return _by_flag(pair, inspection.config.effective)
 
 
 def _by_flag(pair: Pair, tied: bool) -> Verdict:
     names = (pair.head, pair.embedding)
     if not pair.has_embedding or (not tied and not pair.has_head):
-        return unknown("what becomes of a name that is not stored was not read")
+        return unknown("what becomes of a name that is not stored is not known")
     if not tied:
         return verdict(Outcome.UNTIED, facts.separate(pair), names)
     if pair.has_head and not pair.same:

@@ -22,11 +22,11 @@ def judge(inspection: Inspection) -> Verdict:
         return found
     architecture, pair = inspection.family.architecture, facts.pair(inspection)
     if architecture not in _READ or pair is None:
-        return unknown(f"what text-generation-inference does with {shown(architecture)} was not read")
+        return unknown(f"what text-generation-inference does with {shown(architecture)} is not known")
     if facts.flags_agree(inspection) is None:
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")
     if facts.class_bias(inspection):
-        return unknown("what becomes of a head bias was not read")
+        return unknown("what becomes of a head bias is not known")
     return _head(pair, inspection.config.effective)
 
 

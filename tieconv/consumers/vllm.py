@@ -33,7 +33,7 @@ def judge(inspection: Inspection, *, release: str) -> Verdict:
         return found
     kind, pair = classes.kind(f"vllm {release}", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
-        return unknown(f"what vLLM {release} does with {shown(inspection.family.architecture)} was not read")
+        return unknown(f"what vLLM {release} does with {shown(inspection.family.architecture)} is not known")
     tied = inspection.config.effective
     if release == "0.28" and reading_v4(inspection) not in (None, tied):
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")
@@ -48,7 +48,7 @@ def _native(inspection: Inspection) -> str:
     checkpoint = inspection.checkpoint
     name, read = shown(checkpoint.native), shown(checkpoint.entry or checkpoint.files[0].name)
     if checkpoint.native in {file.name for file in checkpoint.files}:
-        return f"{name} is of Mistral's own format, which vLLM reads with params.json; what it ties there was not read"
+        return f"{name} is of Mistral's own format, which vLLM reads with params.json; what it ties there is not known"
     return (
         f"{name} is there too: vLLM takes the model for one of Mistral's own format and its weights from "
         f"consolidated*.safetensors, older releases from {read}, as all do with --load-format hf --config-format hf"

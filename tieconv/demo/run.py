@@ -59,7 +59,7 @@ def _whole(out: Path) -> Iterator[Path]:
         staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise DestinationError(
-            f"{shown(out.parent)}: {error.strerror}", "name a directory in one that can be written"
+            f"{shown(out)} cannot be made: {(error.strerror or str(error)).lower()}", "name another directory with -o"
         ) from error
     try:
         yield staged

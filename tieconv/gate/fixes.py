@@ -24,6 +24,7 @@ from tieconv.planned import PlannedWrite
 MOST = 8
 """Remedies applied to one model: more than any model needs, fewer than a loop takes."""
 
+_YOURS = "yours to decide, since it changes, or settles, what the model computes"
 _SIDES = {"retie": "tied", "set-tie true": "tied", "untie": "untied", "set-tie false": "untied"}
 
 Look = Callable[[str], CheckedModel]
@@ -167,7 +168,7 @@ class Fixer:
             if remedy is None:
                 continue
             if not remedy.safe:
-                yield Fix(remedy.command, (entry.finding.rule,), "it changes what the model computes, or decides it")
+                yield Fix(remedy.command, (entry.finding.rule,), _YOURS)
             elif remedy.action is not None:
                 key = (remedy.action.verb, remedy.action.options)
                 yield Fix(remedy.command, (entry.finding.rule,), self.refused.get(key, "it was not applied"))

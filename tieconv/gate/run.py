@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -18,6 +19,8 @@ from tieconv.text import count, shell_word, shown
 Inspect = Callable[[str], Inspection]
 _BUG = "this is a fault of tieconv: report it with the output of tieconv inspect --traceback"
 _LISTED = 10_000
+_NAMED = 4
+"""Models that a hint names one by one where a pattern would take in what is none."""
 _UNKNOWN_LOADER = "consumers.unknown"
 
 
@@ -58,15 +61,20 @@ def _models_below(path: str, error: TieconvError) -> str:
     """The hint for a directory of models; empty where ``path`` is none."""
     if error.code != "format.none" or not os.path.isdir(path):
         return ""
-    models = 0
+    models, others = [], False
     with os.scandir(path) as entries:
-        for number, entry in enumerate(entries):
-            if number >= _LISTED:
-                break
-            models += entry.is_dir() and os.path.isfile(os.path.join(entry.path, "config.json"))
+        for entry in itertools.islice(entries, _LISTED):
+            if entry.is_dir() and os.path.isfile(os.path.join(entry.path, "config.json")):
+                models.append(entry.name)
+            else:
+                others |= not entry.name.startswith(".")  # which `*` leaves out too
     if not models:
         return ""
-    return f"it holds {count(models, 'model')}: tieconv check {shell_word(os.path.join(path, ''))}*"
+    if others and len(models) <= _NAMED:
+        words = " ".join(shell_word(os.path.join(path, name)) for name in sorted(models))
+    else:
+        words = f"{shell_word(os.path.join(path, ''))}*{'/' if others else ''}"
+    return f"it holds {count(len(models), 'model')}: tieconv check {words}"
 
 
 def check_models(

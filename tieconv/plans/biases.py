@@ -107,8 +107,9 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
     if bias is None or bias.state is BiasState.ABSENT:
         return ()
     if bias.state is BiasState.NONZERO:
+        largest = f" (largest magnitude {bias.max_abs:.4g})" if bias.max_abs else ""
         refuse(
-            f"{shown(bias.name)} is not all zero (largest magnitude {bias.max_abs}): stripping it changes the logits",
+            f"{shown(bias.name)} is not all zero{largest}: stripping it changes the logits",
             f"see what it holds: {again(inspection, 'analyze')}",
             "bias.nonzero",
         )

@@ -99,3 +99,14 @@ def _half_log2(width: int) -> int | None:
     """k where ``width`` = 4**k."""
     exponent = width.bit_length() - 1
     return exponent // 2 if width > 0 and width == 1 << exponent and exponent % 2 == 0 else None
+
+
+def told_missing(inspection: Inspection) -> tuple[str, ...]:
+    """That a re-tie decides what an absent head is: nothing in the files of an untied model says so."""
+    head, embedding = inspection.head.output_head, inspection.head.input_embedding
+    if inspection.config.effective or head is None or head.stored or embedding is None:
+        return ()
+    return (
+        f"{shown(head.name)} was not stored although the config says untied: it takes the values of "
+        f"{shown(embedding.name)} from now on; until now loaders start it with random numbers, or stop",
+    )

@@ -13,7 +13,7 @@ from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard, guard_class, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent
+from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_missing
 from tieconv.text import shown
 
 EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
@@ -44,7 +44,7 @@ def plan_retie(
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
     exponent = tied_exponent(inspection)
-    notes = [*biases.found_half(inspection)]
+    notes = [*told_missing(inspection), *biases.found_half(inspection)]
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
@@ -176,7 +176,8 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
         refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
     if "shape" in member.detail:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
-    hint = f"leave them apart with: {again(inspection, 'untie')}"
+    apart = "they are apart and may stay so"  # with the flag false, untie would change nothing
+    hint = f"leave them apart with: {again(inspection, 'untie')}" if inspection.config.effective else apart
     if not exponent:
         hint += f"; or choose the survivor: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
     refuse(sentence, hint, "retie.not-equal")

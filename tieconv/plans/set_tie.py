@@ -14,7 +14,7 @@ from tieconv.plans.biases import found_half
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, told_apart
+from tieconv.plans.meaning import guard_flip, reads_false, told_apart, told_missing
 from tieconv.text import shown
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
@@ -41,7 +41,11 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
     if losses and not force:
         sentence, hint, code = losses[0]
         refuse(sentence, hint, code)
-    notes = (*(f"not function-preserving: {sentence}" for sentence, _, _ in losses), *_stays(inspection, tied))
+    notes = (
+        *(f"not function-preserving: {sentence}" for sentence, _, _ in losses),
+        *(told_missing(inspection) if tied else ()),
+        *_stays(inspection, tied),
+    )
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
     promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
     options = {"flag": str(flag), "force": str(force).lower()}
@@ -119,6 +123,8 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
         return [(f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
                  f"give it its name back: {again(inspection, 'retie')}", "set-tie.inverted")]  # fmt: skip
     hint = f"make the config say what is stored: {again(inspection, 'set-tie false')}"
+    if not inspection.config.effective:
+        hint = f"the config says what is stored; what the two tables have in common: {again(inspection, 'analyze')}"
     return [
         (
             f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "

@@ -50,6 +50,8 @@ def _body(analysis: Analysis) -> Iterator[str]:
 def _section(section: Section, number: int) -> Iterator[str]:
     yield f"<section><h2>{escape(section.title)}</h2>"
     yield f"<p>{escape(section.sentence, _LIMIT)}</p>"
+    if section.legend:
+        yield f"<p>{escape(section.legend, _LIMIT)}</p>"
     drawn = plots(section)
     if drawn:
         yield '<div class="plots">'

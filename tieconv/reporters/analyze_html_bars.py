@@ -64,7 +64,8 @@ def _bar(measure: Measure, place: int, top: float, axis: _Axis) -> Iterator[str]
     yield f'<rect class="bar c{place}" x="{start}" y="{top:.1f}" width="{max(1.0, end - start):.1f}" height="{_BAR}">'
     yield f"<title>{escape(told)}</title></rect>"
     for kind, mark in (("floor", measure.floor), ("ceiling", measure.ceiling)):
-        if mark is not None and isfinite(mark):
+        under = kind == "ceiling" and mark is not None and mark <= (measure.floor or 0.0)  # of other seeds: no ceiling
+        if mark is not None and isfinite(mark) and not under:
             yield f'<path class="{kind}" d="M{axis.at(mark)} {top - 2:.1f}v{_BAR + 4}"/>'
     text = f"{value:.3f}".replace("-", "−")
     yield f'<text class="value" x="{WIDTH}" y="{top + 11:.1f}" text-anchor="end">{text}</text>'

@@ -18,10 +18,12 @@ def render(analysis: Analysis, paint: Paint = plain, width: int | None = None) -
 def _section(section: Section, paint: Paint, width: int | None) -> Iterator[str]:
     yield paint(shown(section.title), "heading")
     yield from wrapped(shown(section.sentence, 600), "  ", width)
+    if section.legend:
+        yield from wrapped(shown(section.legend, 900), "  ", width)
     if section.measures:
         known = any(measure.ceiling is not None for measure in section.measures)
-        heads = ("figure", "value", "floor", *(["ceiling"] if known else []), "n", "")
-        yield from columns([heads, *(_row(measure, known) for measure in section.measures)], "    ")
+        heads = ("figure", "value", "floor", *(["ceiling"] if known else []), "n", "meaning")
+        yield from columns([heads, *(_row(measure, known) for measure in section.measures)], "    ", width=width)
 
 
 def _row(measure: Measure, ceilings: bool) -> tuple[str, ...]:

@@ -91,7 +91,7 @@ def _finding(entry: CheckedFinding) -> str:
     if finding.remedy:
         text += f"<br>next: {_name(view.command(finding.remedy.command))}"
         if not finding.remedy.safe:
-            text += " (that changes what the model computes, or decides it)"
+            text += " (yours to decide: it changes, or settles, what the model computes)"
     level = _MARKS[finding.level]
     if entry.waiver:
         level = f"waived {finding.level}"

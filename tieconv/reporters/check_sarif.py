@@ -24,7 +24,6 @@ _RESULTS = 25_000  # GitHub refuses a run with more, and shows the 5,000 worst
 _TENSORS = 100  # named in one result; of as many locations GitHub keeps no more
 _UNREADABLE = "unreadable-model"
 _LEFT_OUT = "results-left-out"
-_CASES = re.compile(r"\s*\(C\d+(?:, C\d+)*\)")
 _Pair = tuple[CheckedModel, CheckedFinding]
 
 
@@ -65,7 +64,7 @@ def _notification(name: str, text: str) -> dict[str, object]:
 
 
 def _rule(rule: Rule) -> dict[str, object]:
-    title, _, body = _CASES.sub("", rule.documentation).partition("\n")
+    title, _, body = rule.told.partition("\n")
     what = re.search(r"^## What it does\n(.*?)(?=^## |\Z)", body, re.MULTILINE | re.DOTALL)
     return {
         "id": rule.code,

@@ -50,4 +50,5 @@ def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
         if not finding.remedy.safe:
-            yield from wrapped("(that changes what the model computes, or decides it)", " " * len(lead), width)
+            told = "(yours to decide: it changes, or settles, what the model computes)"
+            yield from wrapped(told, " " * len(lead), width)

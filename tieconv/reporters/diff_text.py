@@ -19,30 +19,29 @@ _WEIGHTS = {
 
 def render(comparison: Comparison, paint: Paint = plain, width: int | None = None) -> str:
     """The whole report, without a newline at the end."""
-    blocks = ["\n".join(_title(comparison, paint))]
+    blocks = ["\n".join(_title(comparison, paint, width))]
     if comparison.tensors:
-        blocks.append("\n".join([paint("tensors", "heading"), *_limited(map(_tensor, comparison.tensors))]))
+        blocks.append("\n".join([paint("tensors", "heading"), *_limited(map(_tensor, comparison.tensors), width)]))
     if comparison.config:
-        blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config))]))
+        blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
         rows = ((shown(found.name), str(found.contrast).replace("_", " ")) for found in comparison.files)
-        blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows)]))
+        blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
 
 
-def _title(comparison: Comparison, paint: Paint) -> Iterator[str]:
+def _title(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
     for letter, side in (("A", comparison.a), ("B", comparison.b)):
         architecture = shown(side.architecture) if side.architecture else "no known architecture"
-        yield (
-            f"{letter}  {paint(shown(side.source), 'heading')}: {architecture}, {side.format}, "
-            f"{count(side.tensors, 'tensor')}, {size(side.bytes_stored)}"
-        )
+        amount = f"{count(side.tensors, 'tensor')}, {size(side.bytes_stored)}"
+        title = f"{paint(shown(side.source), 'heading')}: {architecture}, {side.format}, {amount}"
+        yield from wrapped(title, f"{letter}  ", width)
 
 
-def _limited(rows: Iterator[tuple[str, ...]]) -> list[str]:
+def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
     every = list(rows)
-    lines = columns(every[:_SHOWN])
+    lines = columns(every[:_SHOWN], width=width)
     left = len(every) - _SHOWN
     return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
 

@@ -14,8 +14,8 @@ from tieconv.text import count, shown, size
 def render(outcome: ExportOutcome, paint: Paint = plain, width: int | None = None) -> str:
     """What will be exported, or was, without a newline at the end; notes are wrapped to ``width`` columns."""
     plan = outcome.plan
-    lines = [f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}"]
-    lines += columns([*_rows(plan), *(_results(outcome) if outcome.files else _estimate(plan))])
+    lines = wrapped(f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}", "", width)
+    lines += columns([*_rows(plan), *(_results(outcome) if outcome.files else _estimate(plan))], width=width)
     lines += [_session(proof, paint) for proof in outcome.proofs]
     if outcome.parity is not None:
         lines.append(_parity(outcome.parity, paint))

@@ -12,8 +12,8 @@ from tieconv.text import count, shown, size
 def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
     """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
     plan = outcome.plan
-    lines = [f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}"]
-    lines += columns(_rows(plan))
+    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}", "", width)
+    lines += columns(_rows(plan), width=width)
     for proof in outcome.proofs:
         if proof.proved:
             held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)

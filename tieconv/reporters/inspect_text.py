@@ -21,7 +21,7 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
     blocks = [_title(inspection, paint, width), "\n".join(columns(_facts(inspection), width=width))]
     blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
     if inspection.duplicates:
-        blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection)]))
+        blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection, width)]))
     if inspection.consumers:
         blocks.append("\n".join([paint("consumers", "heading"), *_consumers(inspection, width)]))
     blocks.append("\n".join([paint("findings", "heading"), *_findings(inspection, paint, width)]))
@@ -33,7 +33,8 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     named = ", ".join(shown(name) for name in config.architectures) or shown(config.model_type)
     architecture = named or "no architecture declared"
     files = count(len(checkpoint.files), "weight file")
-    first = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
+    title = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
+    first = "\n".join(wrapped(title, "", width))
     tensors = checkpoint.tensors
     parameters = sum(tensor.elements for tensor in tensors.values())
     amount = f"{count(len(tensors), 'tensor')}, {parameters:,} parameters, {size(inspection.bytes_stored)} stored"
@@ -109,8 +110,9 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 def _output(inspection: Inspection) -> tuple[str, ...]:
     output = inspection.head.output_head
     if output is None:
-        unknown = ("none: this architecture has none, or its name is not known",)
-        return ("output head", *(_quantised(inspection, "head") or unknown))
+        known = inspection.family.knowledge is Knowledge.TABLE
+        absent = ("none: this architecture has none" if known else "none found: its name is not known",)
+        return ("output head", *(_quantised(inspection, "head") or absent))
     if output.stored:
         return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
     if output.tied_to:
@@ -188,14 +190,14 @@ def figures(member: Member) -> str:
     return ""
 
 
-def _duplicates(inspection: Inspection) -> list[str]:
+def _duplicates(inspection: Inspection, width: int | None) -> list[str]:
     rows = []
     for found in inspection.duplicates[:_SHOWN_TIES]:
         names = ", ".join(shown(name) for name in found.tensors[:3])
         more = f", … ({len(found.tensors)} in all)" if len(found.tensors) > 3 else ""
         rows.append((str(found.kind), size(found.bytes_wasted), names + more))
     left = len(inspection.duplicates) - _SHOWN_TIES
-    lines = columns(rows)
+    lines = columns(rows, width=width)
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
 
 
@@ -224,7 +226,8 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {finding.remedy.command}"
         if not finding.remedy.safe:
-            yield f"{' ' * len(lead)}(that changes what the model computes, or decides it)"
+            told = "(yours to decide: it changes, or settles, what the model computes)"
+            yield from wrapped(told, " " * len(lead), width)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

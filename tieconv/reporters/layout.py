@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 
 Paint = Callable[[str, str], str]
 """``paint(text, style)``: the text in a style (``heading``, ``good``, ``warning``, ``error``, ``quiet``)."""
+
+
+_ROOM = 24
+"""The fewest columns that a text is broken into beside what leads it; with fewer it goes below."""
+_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def plain(text: str, style: str) -> str:
@@ -19,8 +25,11 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", 
     widths = [0] * max((len(row) for row in table), default=0)
     for row in table:
         for place, cell in enumerate(row[:-1]):
-            widths[place] = max(widths[place], len(cell))
-    leads = [indent + "".join(cell.ljust(widths[i]) + gap for i, cell in enumerate(row[:-1])) for row in table]
+            widths[place] = max(widths[place], _seen(cell))
+    leads = [
+        indent + "".join(cell + " " * (widths[i] - _seen(cell)) + gap for i, cell in enumerate(row[:-1]))
+        for row in table
+    ]
     return [
         line.rstrip() for lead, row in zip(leads, table, strict=True) if row for line in wrapped(row[-1], lead, width)
     ]
@@ -29,14 +38,32 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", 
 def wrapped(text: str, lead: str, width: int | None) -> list[str]:
     """``lead`` and ``text``, broken at ``width`` columns under the text's start; one line where it is ``None``.
 
-    A pipe gets one line an item, so that it can be searched; names and commands are never broken.
+    A pipe gets one line an item, so that it can be searched; names and commands are never broken. Where the lead
+    leaves less than 24 columns, or is that wide and leaves too few for the longest word, the text goes below it.
     """
-    if width is None or len(lead) + len(text) <= width:
+    if width is None or _seen(lead) + _seen(text) <= width:
         return [lead + text]
-    import textwrap
+    room = width - _seen(lead)
+    longest = max(map(len, text.split()), default=0)
+    if text and (room < _ROOM or (longest > room and _seen(lead.strip()) > _ROOM)):
+        shown = lead.rstrip()
+        below = " " * (len(lead) - len(lead.lstrip()) + 4 if shown else 6)
+        return [*filter(None, [shown]), *(below + line for line in _filled(text, width - len(below)))]
+    first, *rest = _filled(text, room) or [""]  # no text behind a lead that is wider than the terminal
+    return [lead + first, *(" " * _seen(lead) + line for line in rest)]
 
-    lines = textwrap.wrap(
-        text, max(width - len(lead), 30), break_long_words=False, break_on_hyphens=False, drop_whitespace=True
-    )
-    lines = lines or [""]  # no text behind a lead that is wider than the terminal
-    return [lead + lines[0], *(" " * len(lead) + line for line in lines[1:])]
+
+def _filled(text: str, room: int) -> list[str]:
+    """As `textwrap`, which counts colours as columns and would break words and hyphens."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and _seen(lines[-1]) + 1 + _seen(word) <= max(room, _ROOM):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines
+
+
+def _seen(text: str) -> int:
+    """The columns that a text takes, its colours not counted."""
+    return len(_STYLE.sub("", text))

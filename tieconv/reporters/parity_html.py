@@ -59,7 +59,7 @@ def _text(value: object) -> str:
 def _head(report: Parity) -> Iterator[str]:
     yield f'<h1>{_text(report.graph)}</h1>\n<p class="soft">measured against {_text(report.model)}</p>'
     told = {
-        Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are no larger than torch's own.",
+        Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are of the size of torch's own.",
         Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} did not hold."
         + (f" Likely: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",

@@ -14,13 +14,14 @@ _STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "wa
 
 def render(report: Parity, paint: Paint = plain, width: int | None = None) -> str:
     """The whole report, without a newline at the end."""
-    blocks = [_title(report, paint), "\n".join(columns(facts(report)))]
+    blocks = [_title(report, paint), "\n".join(columns(facts(report), width=width))]
     if report.identity is not None and (report.identity.lost or report.identity.unexplained):
-        blocks.append("\n".join([paint("weights", "heading"), *columns(_weights(report.identity))]))
+        blocks.append("\n".join([paint("weights", "heading"), *columns(_weights(report.identity), width=width)]))
     if report.cases:
         blocks.append("\n".join([paint("cases", "heading"), *columns(_cases(report.cases))]))
     if report.gates:
-        blocks.append("\n".join([paint("gates", "heading"), *columns(_gate(gate, paint) for gate in report.gates)]))
+        gates = columns((_gate(gate, paint) for gate in report.gates), width=width)
+        blocks.append("\n".join([paint("gates", "heading"), *gates]))
     blocks.append("\n".join(_verdict(report, paint, width)))
     return "\n\n".join(blocks)
 
@@ -145,7 +146,7 @@ def number(value: float | None) -> str:
 
 def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
     told = {
-        Verdict.PASSED: "passed: the checkpoint's weights, and no more error than torch's own in this precision",
+        Verdict.PASSED: "passed: the checkpoint's weights, and errors of the size of torch's own in this precision",
         Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]

@@ -33,7 +33,7 @@ _REMOVED = {"convert": "its tensors are in the new files", "reindex": "outside t
 def render(outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False) -> str:
     """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
     plan = outcome.plan
-    lines = [f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}"]
+    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}", "", width)
     lines += columns(_rows(plan, hardlink), width=width)
     for note in plan.notes:
         first, *rest = wrapped(shown(note, 400), "  note: ", width)

@@ -130,7 +130,7 @@ _KNOWN: tuple[tuple[type[BaseException], str, str, str], ...] = (
     (
         OfflineModeIsEnabled,
         "cannot be reached: HF_HUB_OFFLINE forbids the network",
-        "unset HF_HUB_OFFLINE, or fetch it first: hf download",
+        "unset HF_HUB_OFFLINE, then try again",
         "hub.offline",
     ),
     (

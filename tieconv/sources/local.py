@@ -152,27 +152,45 @@ def locate(source: str) -> Listing:
 
     An index file stands for the directory that it lies in.
     """
-    if not os.path.lexists(source):
-        raise UnreadableError(f"{shown(source)}: no such file or directory", _hint_for_missing(source), "path.absent")
+    try:
+        os.lstat(source)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        what = f"{shown(source) or 'an empty name'}: no such file or directory"
+        raise UnreadableError(what, _hint_for_missing(source), "path.absent") from None
+    except OSError as error:
+        raise _unreadable(source, error) from error
     if os.path.isdir(source):
         root, named = os.path.abspath(source), None
     else:
         root, named = os.path.split(os.path.abspath(source))
-        os.close(open_regular(os.path.join(root, named), root))
+        _check_regular(os.path.join(root, named), root)
     entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
     return Listing(source, root, named, entries, special)
 
 
+def _check_regular(path: str, root: str) -> None:
+    try:
+        os.close(open_regular(path, root))
+    except UnsafePathError as error:
+        if error.code != "path.not-regular":
+            raise
+        raise UnsafePathError(error.message, _WANTED, error.code) from error  # it was named: nothing is to be moved
+
+
+_WANTED = "give a model directory, a weight file or an index"
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
+
+
+_REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:
     if page := _PAGE.fullmatch(source):
         return f"for the model on the Hub write hf://{shown(page[1])}"
-    parts = source.split("/")
-    if len(parts) == 2 and all(part and not part.startswith(".") for part in parts):
+    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
-    return "give a model directory, a weight file or an index"
+    return _WANTED
 
 
 def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
