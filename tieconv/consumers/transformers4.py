@@ -12,7 +12,8 @@ from tieconv.consumers import classes, facts, files
 from tieconv.consumers.facts import Pair, listed, verdict
 from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
-from tieconv.families.last import DECODER_IS_HEAD, LAST_WINS
+from tieconv.families import beside_base, is_bare
+from tieconv.families.last import DECODER_IS_HEAD, LAST_WINS, reads_half
 from tieconv.families.reading import reading_v4
 from tieconv.text import shown
 
@@ -55,6 +56,8 @@ def judge(inspection: Inspection, *, version: str) -> Verdict:
         return unknown("the table does not name both the embedding and the head")
     if _too_new(inspection, version):
         return error(f"the config of {shown(inspection.family.model_type)} has no text_config in transformers 4.48")
+    if (mixed := _mixed_prefix(inspection)) is not None:
+        return mixed
     odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
@@ -73,6 +76,17 @@ def _odd_metadata(inspection: Inspection) -> Verdict | None:
         if written in ("tf", "flax"):
             return unknown(f"{shown(file.name)} was written by {written}, and transformers 4 needs that to read it")
     return None
+
+
+def _mixed_prefix(inspection: Inspection) -> Verdict | None:
+    """The verdict for a head beside a base model without its prefix. Measured with 4.48.3 and 4.57.6."""
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    name = next((name for name in beside_base(family) if name in tensors), None) if is_bare(family, tensors) else None
+    if name is None:
+        return None
+    return error(
+        f"{shown(name)} stands beside names without {shown(family.prefix)}., which transformers 4 refuses", name
+    )
 
 
 def _knows(inspection: Inspection, version: str) -> bool:
@@ -100,6 +114,8 @@ def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Ve
         )
         base = _base(together, pair.head)
         if base.name == pair.head and len(together) > 1 and version == "4.57":
+            return _without_values([member.name for member in together])
+        if version == "4.57" and _is_left(inspection, base, together):
             return _without_values([member.name for member in together])
         undecided = next((member for member in together if member.state is State.UNREAD), None)
         if undecided is not None:
@@ -144,6 +160,14 @@ def _base(together: list[Member], head: str) -> Member:
     """The member whose values all of them get: the first one stored, the head last."""
     stored = [member for member in together if member.stored]
     return next((member for member in stored if member.name != head), stored[0] if stored else together[0])
+
+
+def _is_left(inspection: Inspection, base: Member, together: list[Member]) -> bool:
+    """Whether a shared table is stored under the name of one of its halves alone, where 4.57 does not look."""
+    halves = {half for half in ("encoder", "decoder") for member in together if half in member.name.split(".")}
+    apart = base.stored and not together[0].stored and len(halves) > 1
+    stored = [member.name for member in together if member.stored]
+    return apart and not reads_half(inspection.family.model_type, stored)
 
 
 def _verdict(tied: bool, pair: Pair, random: list[str], lost: list[str]) -> Verdict:

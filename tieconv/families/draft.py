@@ -16,4 +16,10 @@ def is_draft(config: Mapping[str, object], names: Collection[str]) -> bool:
     listed = config.get("architectures")
     classes = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     fused = any("eagle" in name.lower() for name in classes) and not _FUSIONS.isdisjoint(names)
-    return fused or type(config.get("draft_vocab_size")) is int or _MAPS.issubset(names)
+    return fused or type(config.get("draft_vocab_size")) is int or _MAPS.issubset(names) or _is_first_eagle(names)
+
+
+def _is_first_eagle(names: Collection[str]) -> bool:
+    """EAGLE-1 and 2 keep the target's class in the config: a fused layer that no norm follows, and no head."""
+    ends = ("norm.weight", "model.norm.weight", "lm_head.weight")
+    return not _FUSIONS.isdisjoint(names) and "embed_tokens.weight" in names and not any(end in names for end in ends)

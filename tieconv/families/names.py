@@ -41,3 +41,20 @@ def variants(family: Family, name: str) -> Iterator[str]:
     start = family.prefix + "."
     for spelling in spellings:
         yield spelling.removeprefix(start) if spelling.startswith(start) else start + spelling
+
+
+def is_bare(family: Family, names_in_file: Collection[str]) -> bool:
+    """Whether a file leaves the base model's prefix out of every name, as the hub's gpt2 does.
+
+    transformers 4 takes such a file for one of the base model alone, and refuses it where a name of the whole model
+    stands there too (modeling_utils.py, _get_key_renaming_mapping).
+    """
+    inside = (family.input_embedding or "").startswith(f"{family.prefix}.")
+    known = bool(family.prefix) and inside and not family.levels
+    return known and not any(name.startswith(family.prefix) for name in names_in_file)
+
+
+def beside_base(family: Family) -> tuple[str, ...]:
+    """The head and its biases, where they are no part of the base model."""
+    names = (family.output_head, *family.output_biases)
+    return tuple(name for name in names if name and not name.startswith(f"{family.prefix}."))

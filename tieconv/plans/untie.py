@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
@@ -14,6 +16,7 @@ from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard, inspect_hint, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_apart
+from tieconv.plans.prefix import BARE, prefix
 from tieconv.text import shown
 
 
@@ -41,7 +44,9 @@ def plan_untie(
     always = inspection.family.tying is Tying.ALWAYS
     tied = inspection.config.effective if keep_flag or always else False
     flag = None if keep_flag else False
-    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in inspection.ties))
+    names = prefix(edits, inspection.family)
+    notes += [f"every name gets {shown(inspection.family.prefix)}. in front: {BARE}"] if names else []
+    promises = Promises(tied, tuple(_promise(edits, tie, tied, names) for tie in inspection.ties))
     options = {"bias": str(bias), "keep_flag": str(keep_flag).lower()}
     return build("untie", inspection, edits, tied=flag, promises=promises, options=options, notes=tuple(notes))
 
@@ -100,7 +105,7 @@ def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: 
     edits.scale(member.name, source, exponent)
 
 
-def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:
+def _promise(edits: Edits, tie: Tie, tied: bool, renamed: Mapping[str, str]) -> TiePromise:
     after = edits.after()
-    names = (member.name for member in tie.members)
-    return TiePromise(tie.canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ())
+    canonical, *names = (renamed.get(name, name) for name in (tie.canonical, *(member.name for member in tie.members)))
+    return TiePromise(canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ())
