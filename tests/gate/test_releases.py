@@ -32,6 +32,8 @@ NOTED = {
     "whisper_large_v3": {"IDX005"},
     "mistral_7b_v0_3": {"IDX005"},
     "mamba_codestral": {"IDX005"},
+    "granite_speech_2b": {"IDX005"},
+    "ministral_3_3b": {"IDX005"},
     "bge_m3": {"IDX005"},
     "mistral_small_3_1": {"IDX005"},
     "phi_3_mini": {"COD001"},
@@ -126,6 +128,7 @@ HEADLESS = [
     "lora_adapter",
     "eagle_llama3_8b",
     "eagle3_llama3_8b",
+    "medusa_vicuna_7b",
 ]
 
 

@@ -12,11 +12,12 @@ _FUSIONS = frozenset({"fc.weight", "model.fc.weight"})
 
 
 def is_draft(config: Mapping[str, object], names: Collection[str]) -> bool:
-    """Whether a config or the tensors are those of an EAGLE draft (SpecForge, EAGLE, vLLM speculators)."""
+    """Whether a config or the tensors are those of an EAGLE draft (SpecForge, EAGLE, vLLM speculators), or Medusa's."""
     listed = config.get("architectures")
     classes = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     fused = any("eagle" in name.lower() for name in classes) and not _FUSIONS.isdisjoint(names)
-    return fused or type(config.get("draft_vocab_size")) is int or _MAPS.issubset(names) or _is_first_eagle(names)
+    counted = any(type(config.get(key)) is int for key in ("draft_vocab_size", "medusa_num_heads"))
+    return fused or counted or _MAPS.issubset(names) or _is_first_eagle(names)
 
 
 def _is_first_eagle(names: Collection[str]) -> bool:
