@@ -23,6 +23,7 @@ SPREAD = (
     "LlamaForCausalLM", "GPT2LMHeadModel", "BertForMaskedLM", "RobertaForMaskedLM", "AlbertForMaskedLM",
     "DistilBertForMaskedLM", "LukeForMaskedLM", "MobileBertForMaskedLM", "T5ForConditionalGeneration",
     "MT5ForConditionalGeneration", "SwitchTransformersForConditionalGeneration", "BartForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
     "MarianMTModel", "FSMTForConditionalGeneration", "Pop2PianoForConditionalGeneration",
     "T5GemmaForConditionalGeneration", "WhisperForConditionalGeneration", "Qwen2VLForConditionalGeneration",
     "LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "Blip2ForConditionalGeneration",
@@ -95,7 +96,8 @@ def test_pattern_on_whole_files(generator: ModuleType) -> None:
 @pytest.mark.matrix
 def test_every_class(generator: ModuleType) -> None:
     """The whole table, measured again."""
-    names = [name for name in generator.zoo.classes() if name not in generator.zoo.UNBUILDABLE]
+    zoo = generator.zoo
+    names = [name for name in zoo.classes() if name not in zoo.UNBUILDABLE or name in zoo.STAND_INS]
     measured = json.loads(json.dumps(generator.measure_all(names)))
     shipped = {name: table.record(5, name) for name in table.names()}
     assert measured == shipped

@@ -6,18 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from tests.checks.fixtures.model import LLAMA, flagged, llama, save
+from tests.checks.fixtures.model import LLAMA, REMOTE, Config, flagged, llama, save
 from tieconv import api
 from tieconv.formats import remote_code
 
 CLASS = "class A:\n    _tied_weights_keys{} = {}\n"
 
 
-def rules(folder: Path, source: bytes | str, *, used: bool = True) -> list[str]:
-    config = flagged(LLAMA, True) | ({"auto_map": {"AutoModelForCausalLM": "modeling_a.A"}} if used else {})
-    save(folder, config, llama())
+def rules(folder: Path, source: bytes | str, *, used: bool = True, config: Config = REMOTE) -> list[str]:
+    more = {"auto_map": {"AutoModelForCausalLM": "modeling_a.A"}} if used else {}
+    save(folder, {"tie_word_embeddings": True, **config, **more}, llama())
     (folder / "modeling_a.py").write_bytes(source.encode() if isinstance(source, str) else source)
-    return [f"{finding.rule} {finding.level}" for finding in api.inspect(folder).findings]
+    return [f"{finding.rule} {finding.level}" for finding in api.inspect(folder).findings if finding.rule == "COD001"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, "COD001 note"),
+        (flagged(LLAMA, False), "COD001 note"),
+        (flagged(REMOTE, False), "COD001 warning"),
+        (flagged(REMOTE, True), "COD001 error"),
+    ],
+    ids=["known to transformers", "known, untied", "untied", "tied"],
+)
+def test_the_level_is_what_transformers_5_does(config: Config, expected: str, tmp_path: Path) -> None:
+    """Measured with 5.23: a tied model is not loaded, an untied one not saved; without `trust_remote_code` transformers
+    runs its own class where it has one, and nothing stops.
+    """
+    assert rules(tmp_path / "model", CLASS.format("", '["lm_head.weight"]'), config=config)[:1] == [expected]
 
 
 @pytest.mark.parametrize(

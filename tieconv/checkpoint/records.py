@@ -241,7 +241,8 @@ class Checkpoint(_Tensors):
     ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
     relative to. ``companions`` are the other regular files of the directory (relative paths) and their
     bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
-    the model does not use, ``others`` the companions that hold a model in another format. ``read_only`` says what
+    the model does not use, ``others`` the companions that hold a model in another format, ``twins`` the weight files
+    among those whose headers were read. ``read_only`` says what
     to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
     out of reach. ``graphs`` are those of an ONNX model. ``revision`` is the commit of a model on the Hub, ``unread``
     the shards that were left out because nothing in them ties.
@@ -260,6 +261,7 @@ class Checkpoint(_Tensors):
     states: Mapping[str, FileState] = field(default_factory=dict)
     orphans: tuple[WeightFile, ...] = ()
     others: Mapping[str, FileState] = field(default_factory=dict)
+    twins: tuple[WeightFile, ...] = ()
     adapter: Adapter | None = None
     read_only: str = ""
     headers_only: bool = False

@@ -3,7 +3,8 @@
 ## What it does
 Reads the `modeling_*.py` beside the weights as text (nothing is imported or run) and reports a
 `_tied_weights_keys` that is a list, or a dict that ties a name to itself. Without an `auto_map` in the config
-the code is not used, and it is a note.
+the code is not used, and it is a note; so it is where transformers has the class itself and runs the code only with
+`trust_remote_code=True`. Of an untied model the list stops `save_pretrained` alone, and it is a warning.
 
 ## Why it matters
 transformers 5 wants a dict from each tied name to the one it is tied to, and stops at the list of transformers
@@ -25,6 +26,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence
@@ -35,17 +37,20 @@ from tieconv.text import shown
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each declaration."""
     used = "auto_map" in inspection.checkpoint.config_values
+    native = inspection.family.knowledge is Knowledge.TABLE
+    told = ", where it is told to run this code," if used and native else ""
+    loads = inspection.config.effective
     for caution in evidence.cautions(inspection, "code.tied-keys-list"):
         yield RULE.finding(
-            f"{caution.message}, at which transformers 5 stops ('list' object has no attribute 'keys')"
-            f"{_patch(inspection, caution.tensors)}",
-            level=Level.ERROR if used else Level.NOTE,
+            f"{caution.message}, at which transformers 5 stops{told} {'' if loads else 'when it saves the model '}"
+            f"('list' object has no attribute 'keys'){_patch(inspection, caution.tensors)}",
+            level=Level.NOTE if native or not used else Level.ERROR if loads else Level.WARNING,
         )
     for caution in evidence.cautions(inspection, "code.tied-to-itself"):
         yield RULE.finding(
             f"{caution.message} ({evidence.listed(caution.tensors)}), so that nothing is tied"
             f"{_patch(inspection, caution.tensors)}",
-            level=Level.WARNING if used else Level.NOTE,
+            level=Level.WARNING if used and not native else Level.NOTE,
         )
 
 

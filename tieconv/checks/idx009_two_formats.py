@@ -8,6 +8,10 @@ transformers reads safetensors where there is a choice, other loaders the other 
 are different models (C31). The findings here are about the format that is named first, which is the one that
 transformers takes.
 
+It is a note where torch files stand beside safetensors and nothing differs that was compared: names, shapes and types,
+and the bytes of the tied tensors (`--depth full`: of all); and where only a GGUF file does, which no loader takes that
+was given the directory.
+
 ## Example
 
     warning IDX009: weights stand here as safetensors and as torch: transformers takes safetensors, other
@@ -37,7 +41,34 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "layout.two-formats"):
         way = "commands that write refuse, unless --drop-other-formats says to leave the other out"
-        yield RULE.finding(f"{caution.message}; {way}", caution.tensors, remedy=remedies.dedup(inspection))
+        level, outcome = _compared(inspection)
+        message = f"{caution.message}{outcome}; {way}"
+        yield RULE.finding(message, caution.tensors, level=level, remedy=remedies.dedup(inspection))
 
+
+def _compared(inspection: Inspection) -> tuple[Level | None, str]:
+    """The level, and what the two are to each other as far as that was compared."""
+    checkpoint = inspection.checkpoint
+    if checkpoint.others and all(name.endswith(".gguf") for name in checkpoint.others):
+        return Level.NOTE, ""
+    twins = {file.name: file for file in checkpoint.twins}
+    if not twins:
+        return None, ""
+    names = {tensor.name for file in twins.values() for tensor in file.tensors}
+    different = [shadow.name for shadow in inspection.shadows if shadow.differs and shadow.file in twins]
+    different += sorted(name for name in names ^ checkpoint.tensors.keys() if not _may_lack(inspection, name))
+    if different:
+        return None, f": {evidence.clause(different, 'differs', 'differ')}"
+    return Level.NOTE, ", though nothing that was compared differs"
+
+
+def _may_lack(inspection: Inspection, name: str) -> bool:
+    """Whether one model may be written with the name and without it: a tied name, or a buffer that is computed."""
+    tied = {member.name for tie in inspection.ties if tie.declared for member in tie.members}
+    return name in tied or name.endswith(_BUFFERS)
+
+
+_BUFFERS = ("position_ids", "inv_freq", "masked_bias", ".attn.bias")
+"""Endings of buffers that older releases wrote."""
 
 RULE = Rule("IDX009", "two-formats", Level.WARNING, __doc__ or "", find)

@@ -32,6 +32,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.records import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
+from tieconv.families.draft import is_draft
 from tieconv.text import shown
 
 _NAMEABLE = (".safetensors", ".safetensors.index.json")
@@ -44,6 +45,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     checkpoint = inspection.checkpoint
     if checkpoint.layout is Layout.FILE or checkpoint.format not in ("safetensors", "torch") or not checkpoint.config:
         return
+    if is_draft(checkpoint.config_values, checkpoint.tensors):
+        return  # other loaders read it, some under a name of their own
     named = checkpoint.config_values.get(WEIGHTS_KEY)
     there = {*checkpoint.states, *checkpoint.companions}
     if named is not None and not (isinstance(named, str) and named in there and named.endswith(_NAMEABLE)):

@@ -14,6 +14,9 @@ A Llama saved with its adapter inside:
     error PEF003: model.layers.0.q_proj.lora_A.weight and model.layers.0.q_proj.lora_B.weight are parts of an
     adapter that was not merged: loaders of the model ignore them
 
+Parts named for an adapter of the config are the architecture's own and no finding: Phi-4-multimodal stores
+`lora_A.vision` beside the config's `vision_lora`.
+
 ## How to fix
 Load the wrapped model again and save what `merge_and_unload()` returns, or save the adapter on its own.
 """
@@ -32,7 +35,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     if inspection.checkpoint.adapter is not None:
         return
-    parts = [name for name in inspection.checkpoint.tensors if _is_part(name)]
+    config = inspection.checkpoint.config_values
+    own = {key.removesuffix("_lora") for key, value in config.items() if key.endswith("_lora") and value}
+    parts = [name for name in inspection.checkpoint.tensors if _is_part(name) and own.isdisjoint(name.split("."))]
     if parts:
         yield RULE.finding(
             f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged: loaders of the "

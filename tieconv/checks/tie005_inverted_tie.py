@@ -10,6 +10,8 @@ transformers 5 looks at either name, transformers 4.57 at the canonical one: it 
 without values and reports nothing missing until the first forward pass fails; 4.48 starts such a bias at
 zero (C08, C12, C16). llama.cpp, vLLM and mlx-lm miss the embedding. `safetensors.torch.save_model` and
 `huggingface_hub.save_torch_model` write such files: they keep the name that comes first in the alphabet.
+It is a warning where the encoder's or the decoder's table is stored and transformers 4.57 reads that too, as it does
+for T5, Marian and Pegasus, and for BART from the decoder (bart-large-cnn is published so).
 
 ## Example
 `"tie_word_embeddings": true`, only the head stored:
@@ -25,10 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.families.last import reads_half
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -36,12 +40,14 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in inspection.ties:
         if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
             stored = [member.name for member in tie.stored_members]
+            read = tie.role is Role.WORD_EMBEDDING and reads_half(inspection.family.model_type, stored)
+            found = "transformers looks at both, and other loaders miss" if read else "transformers 4.57 leaves"
             yield RULE.finding(
                 f"{evidence.clause(stored, 'is', 'are')} stored, but not "
                 f"{evidence.listed([tie.canonical])}, the name that a tied model keeps: "
-                "transformers 4.57 leaves it without values, and other loaders miss it",
+                f"{found} it{'' if read else ' without values, and other loaders miss it'}",
                 (tie.canonical, *stored),
-                level=evidence.certain(inspection, Level.ERROR),
+                level=evidence.certain(inspection, Level.WARNING if read and len(stored) == 1 else Level.ERROR),
                 remedy=_remedy(inspection, tie),
             )
 

@@ -3,7 +3,7 @@
 ## What it does
 Says that the class that the config names was not measured. Where an embedding and a head were recognised
 by their names and shapes it is a warning, since other findings build on the guess; where there is no
-config, or nothing was recognised, it is a note.
+config, nothing was recognised, or the config says false and both are stored, it is a note.
 
 ## Why it matters
 Names tell neither whether a class can tie, nor what an absent flag means, nor whether the flag also
@@ -50,7 +50,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         names_known = f"; name them: --embed {_EMBED} --head {_HEAD}"
     else:
         names_known = ""
-    pair = named and len(names) == 2
+    told = [entry.value for entry in inspection.config.declared]
+    separate = set(told) == {False} and inspection.checkpoint.tensors.keys() >= set(names)
+    pair = named and len(names) == 2 and not separate
     yield RULE.finding(
         f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{names_known}",
         names,

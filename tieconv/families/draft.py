@@ -12,8 +12,15 @@ _FUSIONS = frozenset({"fc.weight", "model.fc.weight"})
 
 
 def is_draft(config: Mapping[str, object], names: Collection[str]) -> bool:
-    """Whether a config or the tensors are those of an EAGLE draft (SpecForge, EAGLE, vLLM speculators)."""
+    """Whether a config or the tensors are those of an EAGLE draft (SpecForge, EAGLE, vLLM speculators), or Medusa's."""
     listed = config.get("architectures")
     classes = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     fused = any("eagle" in name.lower() for name in classes) and not _FUSIONS.isdisjoint(names)
-    return fused or type(config.get("draft_vocab_size")) is int or _MAPS.issubset(names)
+    counted = any(type(config.get(key)) is int for key in ("draft_vocab_size", "medusa_num_heads"))
+    return fused or counted or _MAPS.issubset(names) or _is_first_eagle(names)
+
+
+def _is_first_eagle(names: Collection[str]) -> bool:
+    """EAGLE-1 and 2 keep the target's class in the config: a fused layer that no norm follows, and no head."""
+    ends = ("norm.weight", "model.norm.weight", "lm_head.weight")
+    return not _FUSIONS.isdisjoint(names) and "embed_tokens.weight" in names and not any(end in names for end in ends)

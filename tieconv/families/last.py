@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
@@ -15,7 +15,22 @@ DECODER_IS_HEAD = ("fsmt",)
 """Types whose decoder's table is the head in transformers 4, whatever the flag says: files that it saved hold the head
 alone, and of two the head stays. Measured with 4.48.3 and 4.57.6."""
 
+_BY_ANY_NAME = frozenset(
+    {"blenderbot", "blenderbot-small", "led", "marian", "mt5", "mvp", "pegasus", "pegasus_x", "t5", "umt5"}
+)
+"""Types whose shared table transformers 4.57 takes from the encoder's or the decoder's name as well: one module has all
+three. Measured with 4.57.6, each name stored alone; the other types are left on the meta device, but for BART."""
+
 _ALIKE = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
+
+
+def reads_half(model_type: str, stored: Iterable[str]) -> bool:
+    """Whether transformers 4.57 fills an encoder-decoder's shared table from the names of its halves in ``stored``.
+
+    BART looks at the decoder's, for the sake of bart-large-cnn (huggingface/transformers#36572).
+    """
+    halves = {half for name in stored for half in ("encoder", "decoder") if half in name.split(".")}
+    return bool(halves) and (model_type in _BY_ANY_NAME or (model_type == "bart" and "decoder" in halves))
 
 
 def twin(inspection: Inspection, tie: Tie, name: str) -> Member | None:

@@ -35,7 +35,10 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     kept = side_by_side.preferred(claims, listing)
     checkpoint = kept.read(listing, files)
     others, cautions = side_by_side.others(kept, listing, files)
-    return replace(checkpoint, others=others, cautions=(*checkpoint.cautions, *cautions)) if cautions else checkpoint
+    if not cautions:
+        return checkpoint
+    twins = side_by_side.twins(kept, listing, files) if others else ()
+    return replace(checkpoint, others=others, twins=twins, cautions=(*checkpoint.cautions, *cautions))
 
 
 def holds_weights(listing: Listing) -> bool:

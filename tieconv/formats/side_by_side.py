@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing
+from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats import spelled_json
@@ -52,6 +52,17 @@ def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, File
     found.sort(key=lambda one: one is not taken)
     names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
     return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
+
+
+def twins(kept: Format, listing: Listing, files: Files) -> tuple[WeightFile, ...]:
+    """The torch files beside safetensors, by their headers; none where they cannot be read, or only be fetched."""
+    whole = replace(listing, named=None)
+    if kept is not SAFETENSORS or not holds_model(TORCH, whole) or hasattr(files, "client"):
+        return ()
+    try:
+        return TORCH.read(whole, files).files
+    except UnreadableError:
+        return ()
 
 
 def _not_alone(kept: Format, named: str, whole: Listing) -> tuple[Caution, ...]:

@@ -65,7 +65,7 @@ def inspect_checkpoint(
 
 
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:
-    if not checkpoint.orphans:
+    if not checkpoint.orphans and not checkpoint.twins:
         return ()
     from tieconv.inspection.shadows import find_shadows
 

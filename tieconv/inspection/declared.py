@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import ConfigView, Declared
 from tieconv.families import effective, gate
+from tieconv.families.own_flag import own_flag
 
 FLAG = "tie_word_embeddings"
 _MAX_DEPTH = 6
@@ -48,8 +49,11 @@ def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared
 
 
 def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, object]]:
+    other = own_flag(config)
+    if other is not None:
+        yield f"{prefix}{FLAG}", config[other]
     for key, value in config.items():
-        if key == FLAG:
+        if key == FLAG and other is None:
             yield f"{prefix}{key}", value
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             yield from _flags(value, f"{prefix}{key}.", depth + 1)

@@ -1,4 +1,4 @@
-"""Weight files that the model does not use, held against it: the same names, and other bytes?"""
+"""Weight files that the model does not use, or that hold it in another format: the same names, and other bytes?"""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def find_shadows(
 
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidates: Collection[str]) -> Iterator[Shadow]:
     tensors = checkpoint.tensors
-    for file in checkpoint.orphans:
+    for file in (*checkpoint.orphans, *checkpoint.twins):
         for record in file.tensors:
             used = tensors.get(record.name)
             if used is None:
@@ -33,4 +33,5 @@ def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidate
 def _differs(reader: ByteReader, used: TensorRecord, other: TensorRecord, compared: bool) -> bool | None:
     if (used.dtype, used.shape) != (other.dtype, other.shape):
         return True
-    return not equal(reader, used.range, other.range) if compared else None
+    dense = used.stride is None and other.stride is None
+    return not equal(reader, used.range, other.range) if compared and dense else None

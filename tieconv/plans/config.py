@@ -10,6 +10,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import SetConfig
 from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
+from tieconv.families.own_flag import own_flag
 from tieconv.formats.json_edit import set_value
 from tieconv.text import shown
 
@@ -26,7 +27,7 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
     document = inspection.checkpoint.config
     if document is None:
         return None, ()
-    changes = (*_changes(inspection, tied), *_derived(inspection, tied))
+    changes = (*_changes(inspection, tied), *_own(document.value, tied), *_derived(inspection, tied))
     if changes and document.text.count(f'"{FLAG}"') > _flag_count(document.value):
         raise RefusedError(
             f"{document.name} holds {FLAG} twice in one object, so readers disagree on its value",
@@ -48,6 +49,16 @@ def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
         if not entry.present and entry.path != FLAG and entry.path not in _governing(inspection):
             continue
         yield SetConfig(entry.path, tied, entry.value, entry.present)
+
+
+def _own(config: Mapping[str, object], tied: bool, prefix: str = "") -> Iterator[SetConfig]:
+    """The flags that go before the usual one, at every level: both must say the same."""
+    name = own_flag(config)
+    if name is not None and config[name] is not tied:
+        yield SetConfig(f"{prefix}{name}", tied, config[name], True)
+    for key, value in config.items():
+        if isinstance(value, Mapping) and "." not in key:
+            yield from _own(value, tied, f"{prefix}{key}.")
 
 
 def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
