@@ -173,6 +173,8 @@ def test_what_a_session_leaves_out_hides_no_factor(tmp_path: Path, nothing: str,
         ([], [kept, ("Mul", 0.3)]),
         ([("Mul", 0.3), ("Cast", 1.0), kept, kept], []),
         ([("Relu", 1.0), kept], [kept, ("Relu", 1.0)]),
+        ([("Zero", 1.0)], [kept, ("Zero", 1.0), ("Cast", 1.0)]),
+        ([], [kept, ("Shared", 1.0)]),
     ]
     unlike = 0
     for number, (before, behind) in enumerate(chains):

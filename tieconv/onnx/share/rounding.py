@@ -30,7 +30,8 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     """
     found = around(node, dtype)
     last = (node, *found.behind)[-1]
-    first, after = made_by(found.x.producer()), read_by(only_user(last), dtype)
+    maker, reader = found.x.producer(), only_user(last)
+    first, after = made_by(maker), read_by(reader, dtype)
     told = _factor(made_by(first, undeclared=True), after) or _across_casts(first, after, dtype)
     if told or dtype is not ir.DataType.FLOAT16:
         return told
@@ -40,10 +41,11 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
         return "a factor that stands elsewhere too"
     if found.rank == MATRIX:
         return ""
-    for maker in (found.x.producer(), first):
-        if maker is not None and not is_standard(maker, *_PLAIN) and not _looks_up(maker):
-            return describe(maker)
-    readers = list(_readers(last.outputs[0]))
+    if maker is not None and (maker is not first or not is_standard(maker, *_PLAIN)) and not _looks_up(maker):
+        return describe(maker)
+    if after is not None and after is not reader and is_standard(after, "Cast"):
+        return describe(after)
+    readers = list(_readers(last.outputs[0], dtype))
     if len(readers) != 1:
         return f"{len(readers)} readers of its product"
     return next((describe(user) for user in readers if user is not None and not is_standard(user, *_PLAIN)), "")
@@ -103,7 +105,7 @@ def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.Data
         if cast is None or other is None or not {dtype, other} & _HALF:
             continue
         x = cast.inputs[0]
-        inner = [x.producer()] if cast is before and x is not None else _readers(cast.outputs[0])
+        inner = [x.producer()] if cast is before and x is not None else _readers(cast.outputs[0], cast_to(cast))
         for one in inner:
             if one is None or _looks_up(one):
                 continue
@@ -112,13 +114,13 @@ def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.Data
     return ""
 
 
-def _readers(value: ir.Value) -> Iterator[ir.Node | None]:
-    """Who reads a value, also behind nodes that change nothing; ``None`` where it is an output of the graph."""
+def _readers(value: ir.Value, dtype: ir.DataType | None) -> Iterator[ir.Node | None]:
+    """Who reads a value of type ``dtype``, also behind nodes that change nothing; ``None`` for an output of the graph."""
     if value.is_graph_output():
         yield None
     for user, _ in value.uses():
-        if unchanged(user, value.dtype) is not None:
-            yield from _readers(user.outputs[0])
+        if unchanged(user, dtype) is not None:
+            yield from _readers(user.outputs[0], dtype)
         else:
             yield user
 
