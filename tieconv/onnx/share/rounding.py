@@ -115,7 +115,7 @@ def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.Data
 
 
 def _readers(value: ir.Value, dtype: ir.DataType | None) -> Iterator[ir.Node | None]:
-    """Who reads a value of type ``dtype``, also behind nodes that change nothing; ``None`` for an output of the graph."""
+    """Who reads a value of type ``dtype``, also behind nodes that change nothing; ``None``: an output of the graph."""
     if value.is_graph_output():
         yield None
     for user, _ in value.uses():
