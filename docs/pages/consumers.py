@@ -77,7 +77,8 @@ outcomes are recorded beside it, and is loaded with the installed transformers i
 """
 
 NOTES = """\
-Names: transformers 5 finds a tensor under its old and its new name, and with or without the base model's prefix.
+Names: transformers 5 finds a tensor under its old and its new name, and with or without the base model's prefix,
+but for some names of 16 classes that it renames (Qwen2-VL's `embed_tokens.weight`): those start at random there.
 transformers 4 does not know GPT-NeoX's head as `lm_head.weight`; of the classes that hold a language model 4.57 knows
 the new names of some (LLaVA, Gemma 3, PaliGemma, Qwen2-VL and others), 4.48 of none. Either adds the prefix to all
 names of a file or to none: a file that has it nowhere, such as the hub's gpt2, counts as corrupted once it holds a

@@ -16,6 +16,7 @@ import tieconv
 from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save, weights
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit, operations, plan, snapshot
+from tieconv.text import shown
 
 FILE = "model.safetensors"
 INDEX = f"{FILE}.index.json"
@@ -94,21 +95,40 @@ def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
 
 
 @given(
-    metadata=st.none() | st.dictionaries(st.text(max_size=6), st.text(max_size=9), max_size=3),
+    metadata=st.none()
+    | st.dictionaries(
+        st.just("format") | st.text(max_size=6),
+        st.sampled_from(("pt", "tf", "flax", "mlx", "np", "")) | st.text(max_size=9),
+        max_size=3,
+    ),
     rows=st.integers(0, 9),
     columns=st.integers(0, 3),
 )
 @settings(deadline=None, max_examples=60)
 def test_any_metadata(metadata: dict[str, str] | None, rows: int, columns: int) -> None:
-    """Whatever is noted there and whatever the tensors are: bytes, order and notes stay; a named format does too."""
+    """Whatever is noted there and whatever the tensors are: bytes, order and notes stay; a format that is known too."""
     tensors = {"b": matrix(rows, columns), "a": matrix(3, 1).astype("<f2"), "c": matrix(columns, 2, seed=1)}
     with tempfile.TemporaryDirectory() as place:
         path = Path(place, FILE)
         path.write_bytes(before := weights(tensors, metadata))
         tieconv.plan_reindex(path, add_format=True).execute(in_place=True)
         after = path.read_bytes()
-    named = bool((metadata or {}).get("format"))
+    named = (metadata or {}).get("format") in ("pt", "tf", "flax", "mlx")
     assert after == before if named else only_the_format_differs(before, after)
+
+
+@pytest.mark.parametrize("named", ["np", "PT", "torch", "pt\n"])
+def test_a_format_that_no_loader_takes(named: str, model, tmp_path: Path) -> None:
+    """transformers 4 refuses it as it does none: the gate says so, and what it says of the tensors is not for `--fix`
+    to change."""
+    folder = model("llama-tied")
+    before = stamped(folder, FILE, {"note": "x", "format": named})
+    result = run("check --fix --in-place", folder)
+    assert result.exit_code == 1 and (folder / FILE).read_bytes() == before
+    assert f"names the format {shown(named)}: transformers 4 refuses the file" in " ".join(result.stdout.split())
+    ok("reindex --add-format", folder, "-o", tmp_path / "out")
+    assert only_the_format_differs(before, (tmp_path / "out" / FILE).read_bytes())
+    assert ok("check --for transformers", tmp_path / "out").exit_code == 0
 
 
 def test_check_fixes_it(model, tmp_path: Path) -> None:

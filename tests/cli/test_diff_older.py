@@ -145,3 +145,18 @@ def test_a_name_that_one_version_does_not_know(models: Path, tmp_path: Path) -> 
     save_file(values | {"lm_head.weight": values["wte.weight"].clone()}, b / "model.safetensors", {"format": "pt"})
     equal, found = same(a, b)
     assert not equal and "lm_head.weight stands beside names without the prefix" in " ".join(found["reasons"])
+
+
+def test_two_files_that_one_version_refuses(tmp_path: Path) -> None:
+    """transformers 4 makes no model of either and stops at other names: what transformers 5 reads decides."""
+    a = tmp_path / "a"
+    zoo.build("BertForMaskedLM", tie=True).save_pretrained(a)
+    values = {name.removeprefix("bert."): value for name, value in load_file(a / "model.safetensors").items()}
+    save_file(values, a / "model.safetensors", {"format": "pt"})
+    assert run("untie", a, "-o", tmp_path / "b").exit_code == 0
+    assert same(a, tmp_path / "b")[0]
+    changed = nudged(a, tmp_path / "c", "embeddings.word_embeddings.weight")
+    equal, found = same(changed, tmp_path / "b")
+    assert not equal and {loader for one in found["tensors"]["different"] for loader in one["loaders"]} == {
+        "transformers 5"
+    }

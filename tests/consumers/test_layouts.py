@@ -114,7 +114,8 @@ def test_a_loader_finds_what_the_remedy_writes(places: Places, tmp_path: Path) -
             assert [found.remedy for found in rules] == [None] * (name in NAMED_WRONGLY)
             continue
         (found,) = rules
-        assert found.remedy is not None and found.remedy.safe
+        # What is said of numpy goes, which is for a person to decide.
+        assert found.remedy is not None and found.remedy.safe is (name != "metadata of numpy")
         out = tmp_path / str(mended)
         run(found.remedy.command, out)
         seen = loader.observe("transformers", job | {"folder": str(out)})["outcome"]

@@ -95,7 +95,10 @@ def test_which_names_are_known(kind: str, version: str) -> None:
     for spelled, letters in seen.items():
         if spelled == "table" or (kind, spelled) == ("LongT5ForConditionalGeneration", "transformer.shared.weight"):
             continue
-        new = dict(older.spellings(family, [*pair, *body])).get(spelled, {})
+        new = dict(older.spellings(family, [*pair, *body])).get(spelled)
+        if new is None:  # transformers 5 does not know it either
+            assert locate(family, pair[0], [spelled]) is None and "r" in letters
+            continue
         stored = {new.get(name, name) for name in (*pair, *body)}
         lost = unread(family, stored, version)
         found = [locate(family, name, stored) for name in pair]

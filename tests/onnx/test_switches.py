@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,12 +18,16 @@ from tieconv import api
 from tieconv.checkpoint.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity.bindings import Bindings, bind, faults
-from tieconv.onnx.parity.reading import Graph, Value
+from tieconv.onnx.parity.forward import GraphModel
+from tieconv.onnx.parity.reading import Graph, Value, read_graph
 from tieconv.onnx.parity.switches import switched
+from tieconv.onnx.session import open_session
 from tieconv.reference import Batch
 
 LLAMA, GPT2 = (exporters.HERE / name / "decoder_model_merged.onnx" for name in ("merged-llama", "merged-gpt2"))
 OPTIMUM = exporters.HERE / "optimum-llama" / "model.onnx"
+OLD: dict[str, Any] = {"ir_version": 10, "opset_imports": [helper.make_opsetid("", 20)]}
+"""Versions that every onnxruntime of this project takes."""
 
 
 def parity(path: Path, name: str) -> Parity:
@@ -119,6 +124,27 @@ def test_a_graph_with_a_switch_passes(tmp_path: Path, change: Callable[[onnx.Gra
     report = parity(changed(OPTIMUM, change, tmp_path / "model.onnx"), "optimum-llama")
     assert (str(report.verdict), failing(report)) == ("passed", set())
     assert report.structure is not None and len(report.structure.notes) == 1
+
+
+def test_places_of_an_encoder_decoder_are_the_decoders(tmp_path: Path) -> None:
+    """A graph of both has a place for each token of the decoder, however many the encoder has."""
+    names = ("input_ids", "decoder_input_ids", "cache_position")
+    axes = (["b", "encoder"], ["b", "decoder"], ["decoder"])
+    inputs = [helper.make_tensor_value_info(*pair) for pair in zip(names, [TensorProto.INT64] * 3, axes, strict=True)]
+    nodes = [
+        helper.make_node("Add", names[1:], ["placed"]),
+        helper.make_node("Unsqueeze", ["placed", "last"], ["wide"]),
+        helper.make_node("Cast", ["wide"], ["logits"], to=TensorProto.FLOAT),
+    ]
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "decoder", 1])
+    last = numpy_helper.from_array(np.array([2]), "last")
+    made = helper.make_model(helper.make_graph(nodes, "both", inputs, [output], [last]), **OLD)
+    onnx.save(made, tmp_path / "model.onnx")
+    bindings = bind(read_graph(str(tmp_path / "model.onnx")), masked=False)
+    model = GraphModel(open_session(tmp_path / "model.onnx", "cpu"), bindings)
+    ids = torch.zeros(2, 7, dtype=torch.int64)
+    found = model.logits(Batch(ids, ids + 1, decoder_ids=torch.tensor([[5, 5, 5], [0, 0, 0]])))
+    assert found[..., 0].tolist() == [[5, 6, 7], [0, 1, 2]]
 
 
 def bound(*inputs: Value) -> Bindings:

@@ -37,7 +37,7 @@ def plan_reindex(
     """The plan that rebuilds the shard index, of safetensors or torch files, from the headers of the shards.
 
     ``prune`` leaves the weight files outside the index out. ``add_format`` names the format in safetensors metadata
-    that names none, also of a model of one file, which has no index.
+    that names none or another than loaders take, also of a model of one file, which has no index.
 
     Raises `RefusedError` for a model of one file else, and where one tensor stands in two shards with different bytes,
     `UnreadableError` where a shard is missing.

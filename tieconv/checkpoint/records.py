@@ -105,6 +105,10 @@ class Storage:
         _set(self, "crc", crc)
 
 
+FORMATS = ("pt", "tf", "flax", "mlx")
+"""What safetensors metadata may name for transformers 4 (`load_state_dict` of 4.57.6)."""
+
+
 @record
 class WeightFile:
     """One weight file: its tensors in the order of their bytes.
@@ -122,9 +126,13 @@ class WeightFile:
     storages: tuple[Storage, ...] = ()
 
     @property
-    def names_no_format(self) -> bool:
-        """Whether there is safetensors metadata without a format: transformers 4 refuses it, and takes none at all."""
-        return self.metadata is not None and not self.metadata.get("format")
+    def refused_format(self) -> str | None:
+        """The format that safetensors metadata names where transformers 4 refuses it, empty where it names none.
+
+        ``None`` where that reads the file: it names one of `FORMATS`, or there is no metadata at all.
+        """
+        named = None if self.metadata is None else self.metadata.get("format", "")
+        return None if named in FORMATS else named
 
 
 @record

@@ -65,7 +65,7 @@ def _is_found(checkpoint: Checkpoint) -> bool:
     """Under the names that every loader looks for, with an index that every loader can read."""
     index = checkpoint.index
     named = checkpoint.layout is Layout.FILE or checkpoint.entry in OPENED
-    named = named and not any(file.names_no_format for file in checkpoint.files)
+    named = named and all(file.refused_format is None for file in checkpoint.files)
     return named and (index is None or isinstance(index.value.get("metadata"), Mapping))
 
 

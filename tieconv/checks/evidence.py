@@ -135,10 +135,13 @@ def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
     return (caution for caution in inspection.checkpoint.cautions if caution.code == code)
 
 
-def without_format(inspection: Inspection) -> list[str]:
-    """The safetensors files whose metadata names no format."""
-    checkpoint = inspection.checkpoint
-    return [file.name for file in checkpoint.files if checkpoint.format == "safetensors" and file.names_no_format]
+def refused_formats(inspection: Inspection) -> dict[str, list[str]]:
+    """The safetensors files whose metadata transformers 4 refuses, by the format that it names; empty for none."""
+    found: dict[str, list[str]] = {}
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == "safetensors" else ():
+        if file.refused_format is not None:
+            found.setdefault(file.refused_format, []).append(file.name)
+    return found
 
 
 # --- phrases ---------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""The metadata of a safetensors file names no format.
+"""The metadata of a safetensors file names no format that transformers 4 takes.
 
 ## What it does
-Reports a model's safetensors files that have metadata (`__metadata__`) without a `format` in it. A file without any
-metadata is in order, and so is one that names `pt`, `tf`, `flax` or `mlx`.
+Reports a model's safetensors files that have metadata (`__metadata__`) without a `format` in it, or with another one
+than `pt`, `tf`, `flax` and `mlx` (`np`, `PT`). A file without any metadata is in order.
 
 ## Why it matters
 transformers 4 refuses such a file: "Incompatible safetensors file", or of a later shard "does not contain the valid
@@ -15,8 +15,9 @@ writes one, and its `save_model` does wherever two names share a tensor.
     refuses the file
 
 ## How to fix
-`tieconv reindex --add-format` adds `"format": "pt"`; tensors and all other metadata stay as they are, and a file that
-names a format keeps it.
+`tieconv reindex --add-format` writes `"format": "pt"`; tensors and all other metadata stay as they are, and a file that
+names one of the four keeps it. Where another one is named, look first whether the tensors are in torch's layout: what
+goes is a statement about them, so `check --fix` leaves it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.text import shown
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
-    found = evidence.without_format(inspection)
-    if found and inspection.checkpoint.config is not None:
-        it = "the file" if len(found) == 1 else "them"
+    """At most one finding for each format."""
+    found = evidence.refused_formats(inspection) if inspection.checkpoint.config is not None else {}
+    for named, files in found.items():
+        it = "the file" if len(files) == 1 else "them"
+        what = f"the format {shown(named)}" if named else "no format"
         yield RULE.finding(
-            f"the metadata of {evidence.listed(found)} {evidence.verb(found, 'names', 'name')} no format: "
+            f"the metadata of {evidence.listed(files)} {evidence.verb(files, 'names', 'name')} {what}: "
             f"transformers 4 refuses {it}",
-            remedy=remedies.add_format(inspection),
+            remedy=remedies.add_format(inspection, safe=not any(found)),
         )
 
 

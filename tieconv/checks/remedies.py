@@ -67,15 +67,15 @@ def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | No
     return _command("reindex", checkpoint.source, *options, safe=safe)
 
 
-def add_format(inspection: Inspection) -> Remedy | None:
+def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
     """`tieconv reindex --add-format`, which changes no tensor; ``None`` where it would refuse."""
     option = ("--add-format", "")
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if checkpoint.layout is Layout.SHARDED:
-        return reindex(inspection, option, safe=True)
+        return reindex(inspection, option, safe=safe)
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
-    return _over_formats(checkpoint, "reindex", source, option, safe=True)
+    return _over_formats(checkpoint, "reindex", source, option, safe=safe)
 
 
 def convert(inspection: Inspection) -> Remedy | None:

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.tell import tell
 from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
 from tieconv.text import shown
 
 _BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
 _SYSTEM_HINT = "check the path, its permissions and the disk"
-_MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 
 
 class ErrorBoundary(click.Group):
@@ -87,26 +87,3 @@ def _print_anything() -> None:
 def _stop(message: str, hint: str, code: int) -> NoReturn:
     tell(message, hint)
     sys.exit(code)
-
-
-def tell(message: str, hint: str) -> None:
-    """Print the sentence and its hint to stderr."""
-    first, *rest = _lines(message[:_MESSAGE_LIMIT])
-    if (
-        "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    ):  # Click takes colour out where stderr is no terminal
-        first = first.replace("error", click.style("error", fg="red"), 1)
-    click.echo("\n".join([first, *rest]), err=True)
-    if hint:
-        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
-
-
-def _lines(message: str) -> list[str]:
-    """The sentence, broken between words on a terminal; one line in a pipe."""
-    if not sys.stderr.isatty():
-        return [f"error: {message}"]
-    import shutil
-
-    from tieconv.reporters.layout import wrapped
-
-    return wrapped(message, "error: ", shutil.get_terminal_size().columns)

@@ -15,7 +15,7 @@ from tieconv.cli.write import WriteArguments, finish
 @model_argument
 @write_options
 @click.option("--prune", is_flag=True, help="Leave out the weight files that are outside the index.")
-@click.option("--add-format", is_flag=True, help="Name the format (pt) in safetensors metadata that names none.")
+@click.option("--add-format", is_flag=True, help="Name the format, pt, where safetensors metadata names none.")
 @json_option
 @traceback_option
 def command(model: str, prune: bool, add_format: bool, as_json: bool, **writing: Any) -> None:
@@ -25,8 +25,9 @@ def command(model: str, prune: bool, add_format: bool, as_json: bool, **writing:
     or has wrong totals; what else it says is kept. Refuses where a shard is missing or one tensor stands in two shards
     with different bytes.
 
-    --add-format is also for a model of one file. transformers 4 refuses a safetensors file whose metadata has no
-    format: it is added there, and tensors and all other metadata stay as they are.
+    --add-format is also for a model of one file. transformers 4 refuses a safetensors file whose metadata names no
+    format, or another than pt, tf, flax and mlx: it becomes pt there and where there is no metadata, and tensors and
+    all other metadata stay as they are.
     """
     arguments = WriteArguments(**writing)
     finish(

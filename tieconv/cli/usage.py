@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import click
 
+from tieconv.cli.tell import tell
 from tieconv.text import path_word, shown
 
 _LIMIT = 400
@@ -27,8 +28,6 @@ class WrongUsage(click.ClickException):
 
     def show(self, file: object = None) -> None:
         """As `error:` and `hint:`, on stderr."""
-        from tieconv.cli.errors import tell
-
         tell(self.message, self.hint)
 
 

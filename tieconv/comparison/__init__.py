@@ -17,7 +17,7 @@ from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
-from tieconv.comparison.views import HEAD_BIAS, Source, View, untold, views
+from tieconv.comparison.views import HEAD_BIAS, Source, View, loaded, untold
 from tieconv.families.last import one_table
 from tieconv.text import count, shown
 
@@ -60,7 +60,7 @@ def _tensors(a: Inspection, b: Inspection, relations: Relations) -> tuple[int, t
     """How many parameters are equal in every loader, and those that are not."""
     found: dict[tuple[object, ...], TensorDifference] = {}
     names: set[str] = set()
-    for one, two in zip(views(a), views(b), strict=False):
+    for one, two in loaded(a, b):
         for name in sorted(one.sources.keys() | two.sources.keys()):
             names.add(name)
             difference = _difference(name, one, two, relations)
@@ -106,7 +106,7 @@ def _reasons(
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
         yield f"{count(len(tensors), 'parameter')} differing, first {shown(first.name)}{where}"
-    for one, two in zip(views(a), views(b), strict=False):
+    for one, two in loaded(a, b):
         if one.trouble != two.trouble:
             yield f"{one.loader} makes another model of one of them: {one.trouble or two.trouble}"
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]

@@ -38,13 +38,14 @@ class View:
     """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
 
     ``bias_unset``: a head bias that is absent does not start at zero. ``trouble`` says why the parameters that the
-    table tells are not the whole model; empty where they are.
+    table tells are not the whole model; empty where they are. ``refused``: the loader makes no model of the file.
     """
 
     loader: str
     sources: dict[str, Source]
     bias_unset: bool
     trouble: str = ""
+    refused: bool = False
 
 
 def views(inspection: Inspection) -> tuple[View, ...]:
@@ -52,14 +53,17 @@ def views(inspection: Inspection) -> tuple[View, ...]:
     unset = bias_unset(inspection.family)
     found = [View("transformers 5", _sources(inspection, 5), unset)]
     if inspection.family.default_v4 is not None or not inspection.family.architecture:
-        found.append(View("transformers 4", _sources(inspection, 4), unset, _trouble(inspection)))
+        odd = corrupt(inspection.family, inspection.checkpoint.tensors, _OLDER)
+        trouble = _trouble(inspection, odd)
+        found.append(View("transformers 4", _sources(inspection, 4), unset, trouble, refused=odd is not None))
     return tuple(found)
 
 
-def _trouble(inspection: Inspection) -> str:
-    """What transformers 4 stops at, or leaves without values; names as both models of a comparison have them."""
-    key, tensors = _Keys(inspection), inspection.checkpoint.tensors
-    odd = corrupt(inspection.family, tensors, _OLDER)
+def _trouble(inspection: Inspection, odd: str | None) -> str:
+    """What transformers 4 stops at (``odd``), or leaves without values; names as both models of a comparison have
+    them.
+    """
+    key = _Keys(inspection)
     if odd is not None:
         return f"it refuses the file, where {shown(key.of(odd))} stands beside names without the prefix"
     if inspection.family.architecture in TIES_V4 and reading_v4(inspection):
@@ -214,6 +218,12 @@ def _scale(inspection: Inspection, version: int) -> float:
         on = bool(config[DERIVED_KEY])
     width = config.get("d_model")
     return float(width) ** -0.5 if on and isinstance(width, int) and width > 0 else 1.0
+
+
+def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:
+    """Both models in each loader that makes a model of one of them; two files that it refuses differ in nothing."""
+    pairs = zip(views(a), views(b), strict=False)
+    return ((one, two) for one, two in pairs if not (one.refused and two.refused))
 
 
 def untold(inspection: Inspection) -> Iterator[str]:

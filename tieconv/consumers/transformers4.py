@@ -99,10 +99,11 @@ def _odd_metadata(inspection: Inspection) -> Verdict | None:
     if inspection.checkpoint.format != facts.SAFETENSORS:
         return None
     for file in inspection.checkpoint.files:
-        written = None if file.metadata is None else file.metadata.get("format", "")
-        if written not in (None, "pt", "tf", "flax", "mlx"):
-            said = f"the format {shown(written)}" if written else "no format"
+        odd = file.refused_format
+        if odd is not None:
+            said = f"the format {shown(odd)}" if odd else "no format"
             return error(f"the metadata of {shown(file.name)} names {said}, which transformers 4 refuses")
+        written = (file.metadata or {}).get("format")
         if written in ("tf", "flax"):
             return unknown(f"{shown(file.name)} was written by {written}, and transformers 4 needs that to read it")
     return None

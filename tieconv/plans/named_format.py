@@ -1,4 +1,4 @@
-"""The format that safetensors metadata names: transformers 4 refuses metadata that names none."""
+"""The format that safetensors metadata names: transformers 4 refuses metadata that names none, or another."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def guard_named(checkpoint: Checkpoint, hint: str) -> None:
 
 
 def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
-    """The files that name no format, to be written with it: all else in them stays as it is."""
+    """The files that name no format that loaders take, to be written with it: all else in them stays as it is."""
     return tuple(
         OutputWeights(
             file.name,
@@ -55,7 +55,7 @@ def with_format(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
             {**(file.metadata or {}), FORMAT: TORCH},
         )
         for file in checkpoint.files
-        if not (file.metadata or {}).get(FORMAT)
+        if file.metadata is None or file.refused_format is not None
     )
 
 

@@ -27,9 +27,8 @@ _LISTED = 6
 def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False, add_format: bool = False) -> Plan:
     """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
 
-    ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none.
-    Raises `RefusedError` where one tensor stands in two
-    shards with different bytes.
+    ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none,
+    or another than loaders take. Raises `RefusedError` where one tensor stands in two shards with different bytes.
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)

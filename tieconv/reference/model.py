@@ -36,6 +36,11 @@ class Batch:
         """Position ids as generation counts them: from each row's first token."""
         return (self.mask.cumsum(1) - 1).clamp(min=0)
 
+    @property
+    def answered(self) -> Any:
+        """The token ids that logits are made of: the decoder's, where there is one."""
+        return self.ids if self.decoder_ids is None else self.decoder_ids
+
     def until(self, end: int) -> Batch:
         """The first ``end`` tokens of each row."""
         types = None if self.types is None else self.types[:, :end]

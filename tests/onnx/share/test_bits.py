@@ -59,8 +59,12 @@ class Chain:
         elif kind == "Cast":
             self.dtype = "f2" if self.dtype == "f4" else "f4"
             self.at = graph.add("Cast", [at], self.name(), to=TYPES[self.dtype])
-        elif kind == "Tanh":
-            self.at = graph.add("Tanh", [at], self.name())
+        elif kind in {"Tanh", "Identity", "Dropout", "Relu"}:
+            self.at = graph.add(kind, [at], self.name())
+        elif kind == "Zero":
+            self.at = graph.add("Add", [self.constant(np.zeros(())), at], self.name())
+        elif kind == "Same":
+            self.at = graph.add("Cast", [at], self.name(), to=TYPES[self.dtype])
         elif kind in {"Add", "Scale"}:
             vector = self.constant(values(self.count, (self.width,)) + 1)
             self.at = graph.add("Add" if kind == "Add" else "Mul", [at, vector], self.name())
@@ -154,6 +158,32 @@ def test_same_bits_in_half_precision(tmp_path: Path, before: Steps, behind: Step
     check(source, tmp_path / "out")
     factors = [kind for kind, _ in (*before, *behind) if kind in {"Mul", "Div"}]
     assert bool(told(source)) == (("Norm", 1.0) in before or len(factors) > 1)
+
+
+NOTHING = ["Identity", "Dropout", "Zero", "Same"]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("nothing", NOTHING)
+def test_what_a_session_leaves_out_hides_no_factor(tmp_path: Path, nothing: str, dtype: str) -> None:
+    """Behind a node that changes nothing a factor is fused all the same: the plan tells what a Gemm keeps apart."""
+    kept = (nothing, 1.0)
+    chains: list[tuple[Steps, Steps]] = [
+        ([("Mul", 0.3), kept], []),
+        ([], [kept, ("Mul", 0.3)]),
+        ([("Mul", 0.3), ("Cast", 1.0), kept, kept], []),
+        ([("Relu", 1.0), kept], [kept, ("Relu", 1.0)]),
+        ([("Zero", 1.0)], [kept, ("Zero", 1.0), ("Cast", 1.0)]),
+        ([], [kept, ("Shared", 1.0)]),
+    ]
+    unlike = 0
+    for number, (before, behind) in enumerate(chains):
+        source, out = made(tmp_path / str(number), 1024, dtype, before, behind), tmp_path / str(number) / "out"
+        api.plan_graph_dedup(source.parent).execute(out)
+        differs = differing(source, out / "model.onnx") != []
+        assert told(source) or not differs, (before, behind)
+        unlike += differs
+    assert unlike
 
 
 @settings(max_examples=60, deadline=None)

@@ -64,7 +64,7 @@ class GraphModel:
         roles = self.bindings.inputs.items()
         feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
         for value in self.bindings.switches:
-            feeds[value.name] = self.session.value(switched(value, start, batch.ids.shape[1]))
+            feeds[value.name] = self.session.value(switched(value, start, batch.answered.shape[1]))
         return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
 
     def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:

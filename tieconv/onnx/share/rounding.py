@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 
 from tieconv.onnx.share.around import around, only_user, scale
-from tieconv.onnx.share.uses import MATRIX, describe, integer, is_standard
+from tieconv.onnx.share.left_out import cast_from, cast_to, made_by, read_by, unchanged
+from tieconv.onnx.share.uses import MATRIX, describe, is_standard
 
 _PLAIN = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast")
 """Operators of which ONNX Runtime's CPU provider has no F16 kernel: it computes them in F32 beside Reshapes too."""
@@ -29,7 +30,9 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     """
     found = around(node, dtype)
     last = (node, *found.behind)[-1]
-    told = _factor(found.x.producer(), only_user(last)) or _across_casts(found.x.producer(), only_user(last), dtype)
+    maker, reader = found.x.producer(), only_user(last)
+    first, after = made_by(maker), read_by(reader, dtype)
+    told = _factor(made_by(first, undeclared=True), after) or _across_casts(first, after, dtype)
     if told or dtype is not ir.DataType.FLOAT16:
         return told
     if len(found.before) + len(found.behind) > 1:
@@ -38,10 +41,11 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
         return "a factor that stands elsewhere too"
     if found.rank == MATRIX:
         return ""
-    maker = found.x.producer()
-    if maker is not None and not is_standard(maker, *_PLAIN) and not _looks_up(maker):
+    if maker is not None and (maker is not first or not is_standard(maker, *_PLAIN)) and not _looks_up(maker):
         return describe(maker)
-    readers = list(_readers(last.outputs[0]))
+    if after is not None and after is not reader and is_standard(after, "Cast"):
+        return describe(after)
+    readers = list(_readers(last.outputs[0], dtype))
     if len(readers) != 1:
         return f"{len(readers)} readers of its product"
     return next((describe(user) for user in readers if user is not None and not is_standard(user, *_PLAIN)), "")
@@ -97,11 +101,11 @@ def _numbers(node: ir.Node) -> Iterator[float]:
 def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.DataType) -> str:
     """What a head meets behind a Cast, one side of which is F16: a factor that the session fuses across it, or a kernel
     for F16."""
-    for cast, other in ((before, _made_from(before)), (behind, _made_to(behind))):
+    for cast, other in ((before, cast_from(before)), (behind, cast_to(behind))):
         if cast is None or other is None or not {dtype, other} & _HALF:
             continue
         x = cast.inputs[0]
-        inner = [x.producer()] if cast is before and x is not None else _readers(cast.outputs[0])
+        inner = [x.producer()] if cast is before and x is not None else _readers(cast.outputs[0], cast_to(cast))
         for one in inner:
             if one is None or _looks_up(one):
                 continue
@@ -110,26 +114,15 @@ def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.Data
     return ""
 
 
-def _readers(value: ir.Value) -> Iterator[ir.Node | None]:
-    """Who reads a value, also behind an Identity; ``None`` where it is an output of the graph."""
+def _readers(value: ir.Value, dtype: ir.DataType | None) -> Iterator[ir.Node | None]:
+    """Who reads a value of type ``dtype``, also behind nodes that change nothing; ``None``: an output of the graph."""
     if value.is_graph_output():
         yield None
     for user, _ in value.uses():
-        if is_standard(user, "Identity"):
-            yield from _readers(user.outputs[0])
+        if unchanged(user, dtype) is not None:
+            yield from _readers(user.outputs[0], dtype)
         else:
             yield user
-
-
-def _made_from(cast: ir.Node | None) -> ir.DataType | None:
-    """The type that a Cast reads."""
-    value = cast.inputs[0] if cast is not None and is_standard(cast, "Cast") else None
-    return None if value is None else value.dtype or ir.DataType.UNDEFINED
-
-
-def _made_to(cast: ir.Node | None) -> ir.DataType | None:
-    """The type that a Cast gives."""
-    return ir.DataType(integer(cast, "to", 0)) if cast is not None and is_standard(cast, "Cast") else None
 
 
 def _looks_up(node: ir.Node) -> bool:

@@ -1,0 +1,33 @@
+"""A failure on stderr: one sentence, then a hint with the next command."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+_MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
+
+
+def tell(message: str, hint: str) -> None:
+    """Print the sentence and its hint to stderr."""
+    first, *rest = _lines(message[:_MESSAGE_LIMIT])
+    if (
+        "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    ):  # Click takes colour out where stderr is no terminal
+        first = first.replace("error", click.style("error", fg="red"), 1)
+    click.echo("\n".join([first, *rest]), err=True)
+    if hint:
+        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
+
+
+def _lines(message: str) -> list[str]:
+    """The sentence, broken between words on a terminal; one line in a pipe."""
+    if not sys.stderr.isatty():
+        return [f"error: {message}"]
+    import shutil
+
+    from tieconv.reporters.layout import wrapped
+
+    return wrapped(message, "error: ", shutil.get_terminal_size().columns)
