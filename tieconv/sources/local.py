@@ -154,11 +154,11 @@ def locate(source: str) -> Listing:
     """
     try:
         os.lstat(source)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _ABSENT:
+            raise _unreadable(source, error) from error
         what = f"{shown(source) or 'an empty name'}: no such file or directory"
         raise UnreadableError(what, _hint_for_missing(source), "path.absent") from None
-    except OSError as error:
-        raise _unreadable(source, error) from error
     if os.path.isdir(source):
         root, named = os.path.abspath(source), None
     else:
@@ -177,6 +177,8 @@ def _check_regular(path: str, root: str) -> None:
         raise UnsafePathError(error.message, _WANTED, error.code) from error  # it was named: nothing is to be moved
 
 
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""What the system says of a name that nothing has or can have."""
 _WANTED = "give a model directory, a weight file or an index"
 _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
 
