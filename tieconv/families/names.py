@@ -6,6 +6,13 @@ from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.family import Family
 
+_MORE = {
+    "cohere_asr": {"log_softmax.mlp.layer0.weight": "model.log_softmax.mlp.layer0.weight"},
+    "deepseek_v4": {"model.embed_tokens.weight": "embed.weight"},
+    "kimi_k25": {"language_model.lm_head.weight": "model.language_model.lm_head.weight"},
+}
+"""By type: one more name of a tensor that transformers 5 reads, which no rule gives."""
+
 
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
     """The name under which a file holds the tensor that the table calls ``name``.
@@ -36,10 +43,11 @@ def variants(family: Family, name: str) -> Iterator[str]:
     spellings += [memory for stored, memory in family.renames if stored == name]
     spellings += [stored for stored, memory in family.renames if memory == name]
     yield from spellings
-    if not family.prefix:
-        return
     start = family.prefix + "."
     # A head that is renamed has its place outside the base model under the new name alone.
     renamed = name == family.output_head and len(spellings) > 1
     for spelling in spellings[1:] if renamed else spellings:
         yield spelling.removeprefix(start) if spelling.startswith(start) else start + spelling
+    # transformers 5 takes the prefix away once, whatever follows it.
+    yield from (start + spelling for spelling in spellings if family.prefix and spelling.startswith(start))
+    yield from (more for told, more in _MORE.get(family.model_type, {}).items() if told == name)
