@@ -18,6 +18,7 @@ from tests.families import newer, older
 from tieconv import api
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.prediction import Prediction
+from tieconv.comparison.views import views
 from tieconv.families import find, locate
 from tieconv.families.names import variants
 from tieconv.families.newer import stranger, unread
@@ -151,6 +152,23 @@ def test_no_claim_is_wrong(kind: str, tmp_path: Path) -> None:
         claims = found.outcome != "unknown"
         if claims is ((kind, file.label) in UNTOLD) or (claims and not _agrees(family, file, found)):
             wrong.append((file.label, file.word, str(found.outcome), found.detail))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RECORDED if len(older.names(find({"architectures": [kind]}))) > 2])
+def test_diff_sees_the_same_values(kind: str, tmp_path: Path) -> None:
+    """Whose values each name has, as `diff` compares them: the places that were loaded, for every set of names."""
+    family, wrong = find({"architectures": [kind]}), []
+    start = f"{family.prefix}."
+    for file in files(family):
+        if not file.label.startswith("ties"):
+            continue
+        predicted(tmp_path, family, file)
+        newest = views(api.inspect(tmp_path))[0]
+        found = [newest.sources.get(name.removeprefix(start)) for name in file.told]
+        places = [None if one is None else str(file.told.index(one.record.name) + 1) for one in found]
+        if places != [None if letter in "rq" else letter for letter in file.letters]:
+            wrong.append((file.label, file.word, places))
     assert wrong == []
 
 
