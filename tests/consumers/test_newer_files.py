@@ -137,3 +137,19 @@ def test_native_names_of_deepseek_v4(tmp_path: Path) -> None:
     embedding = loaded(folder, "DeepseekV4ForCausalLM").get_input_embeddings().weight
     assert torch.equal(embedding, tensors["embed.weight"])
     assert predicted(folder).outcome == "untied"
+
+
+def test_untie_takes_the_values_that_are_tied(tmp_path: Path) -> None:
+    """BART's decoder table is tied first: without the shared one, a head is written with its values, not another's."""
+    kind = "BartForConditionalGeneration"
+    folder = saved(tmp_path / "m", kind)
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.shared.weight", "lm_head.weight"):
+        tensors.pop(name)
+    written(folder, tensors, tie_word_embeddings=True)
+    api.plan_untie(folder).execute(tmp_path / "out")
+    before, after = (loaded(path, kind) for path in (folder, tmp_path / "out"))
+    names = ("model.shared.weight", *(f"model.{half}.embed_tokens.weight" for half in ("encoder", "decoder")))
+    assert all(
+        torch.equal(before.get_parameter(name), after.get_parameter(name)) for name in (*names, "lm_head.weight")
+    )

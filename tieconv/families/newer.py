@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.families.names import locate, variants
 
 REFUSES_TIED = ("dbrx",)
@@ -151,3 +152,13 @@ def sources(family: Family, names: Sequence[str], stored: Sequence[bool]) -> tup
         if not both:
             found[take] = found[give]
     return tuple(found[name] for name in names)
+
+
+def giver(inspection: Inspection, tie: Tie, name: str) -> str | None:
+    """The stored name whose values transformers 5 gives to ``name``, a name of a group that is tied."""
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    told = [(group.canonical, *group.members) for group in family.groups]
+    held = [names for names in told if any(locate(family, one, tensors) is not None for one in names)]
+    places = sources(family, held[inspection.ties.index(tie)], [member.stored for member in tie.members])
+    found = next(place for place, member in zip(places, tie.members, strict=True) if member.name == name)
+    return None if found is None else tie.members[found].name
