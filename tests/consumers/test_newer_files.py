@@ -128,6 +128,18 @@ def test_more_spellings_than_are_known(tmp_path: Path) -> None:
     assert predicted(folder).outcome == "unknown"
 
 
+def test_the_prefix_once_more(tmp_path: Path) -> None:
+    """It is taken away once, as transformers 5 does it; of loaders that go by patterns nothing is claimed then."""
+    folder = saved(tmp_path / "m", "LlamaForCausalLM")
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    written(folder, tensors)
+    model = loaded(folder, "LlamaForCausalLM")
+    assert torch.equal(model.get_input_embeddings().weight, tensors["model.model.embed_tokens.weight"])
+    assert predicted(folder).outcome == "untied"
+    others = ("vllm", "text-generation-inference", "mlx-lm", "llama.cpp")
+    assert {str(one.outcome) for spec in others for one in api.inspect(folder, consumers=spec).consumers} == {"unknown"}
+
+
 def test_native_names_of_deepseek_v4(tmp_path: Path) -> None:
     """Its published files call the embedding embed.weight, which is read."""
     folder = saved(tmp_path / "m", "DeepseekV4ForCausalLM")
