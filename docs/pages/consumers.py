@@ -85,6 +85,11 @@ names of a file or to none: a file that has it nowhere, such as the hub's gpt2, 
 head, and in a file that has it a name without it is not known. Which names each class takes there, and which table's
 values tied names have, is recorded in `tests/families/older.json`.
 
+For transformers 5 `tests/families/newer.json` records the same of 370 classes: every set of tied names, equal or not,
+of biases and of flags at each level, and every spelling. Some names that it finds by its renamings are beyond what is
+known here; where one may stand for a name that is not stored, as where one tensor is stored under two names, the
+answer is `unknown`. A flag that is neither true nor false is refused by most of its configs.
+
 Head biases: a stored bias whose values no parameter takes is listed in `dropped`, whatever becomes of the head.
 transformers 5 takes the inner name of an untied pair (`cls.predictions.decoder.bias`), transformers 4.57 the outer
 one, and its RoBERTa-like classes the inner one. transformers 4.48 starts the bias of such a class at zero where the

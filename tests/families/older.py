@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -90,33 +91,48 @@ class _Recorder:
         return answers
 
 
-def measure(recorder: _Recorder, kind: str) -> dict[str, Any]:
-    """The record of one class: letters by version, for each flag one word a set of stored names, and by spelling."""
-    family = find({"architectures": [kind]})
-    zoo.build(kind, tie=False).save_pretrained(recorder.folder)
-    config, tensors = (
-        json.loads((recorder.folder / "config.json").read_text()),
-        load_file(recorder.folder / "model.safetensors"),
-    )
+@dataclass(frozen=True)
+class Cell:
+    """One file: which part of the record it belongs to, and there to which word."""
+
+    part: str
+    key: str
+    config: dict[str, Any]
+    tensors: Tensors
+    told: list[str]
+
+
+def cells(family: Family, folder: Path) -> Iterator[Cell]:
+    """Each set of the stored names under each flag, and each spelling of the embedding and the head."""
+    zoo.build(family.architecture, tie=False).save_pretrained(folder)
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     told, bare = names(family), _bare(config)
     like = tensors[next(name for name in told if name in tensors)]
     rest = {name: tensor for name, tensor in tensors.items() if name not in told}
-    found: dict[str, Any] = {"ties": [{}, {}], "names": [{}, {}]}
     for flag in FLAGS:
         flagged = _flagged(bare, family, (flag,) * (1 + bool(family.levels)))
         for held in range(1, 1 << len(told)):
-            filled = {n: _full(tensors.get(n, like), place) for place, n in enumerate(told) if held >> place & 1}
-            for one, letters in zip(found["ties"], recorder.load(family, flagged, rest | filled, told), strict=True):
-                one[str(flag)] = f"{one.get(str(flag), '')} {letters}".strip()
-    whole = tensors | {name: _full(tensors[name], place) for place, name in enumerate(pair(family)) if name in tensors}
+            filled = {n: full(tensors.get(n, like), place) for place, n in enumerate(told) if held >> place & 1}
+            yield Cell("ties", str(flag), flagged, rest | filled, told)
+    whole = tensors | {name: full(tensors[name], place) for place, name in enumerate(pair(family)) if name in tensors}
     for spelled, new in spellings(family, list(whole)):
         renamed = {new.get(name, name): tensor for name, tensor in whole.items()}
-        for one, letters in zip(found["names"], recorder.load(family, config, renamed, pair(family)), strict=True):
-            one[spelled] = letters
+        yield Cell("names", spelled, config, renamed, pair(family))
+
+
+def measure(recorder: _Recorder, kind: str) -> dict[str, Any]:
+    """The record of one class: letters by version, for each flag one word a set of stored names, and by spelling."""
+    family = find({"architectures": [kind]})
+    found: dict[str, Any] = {"ties": [{}, {}], "names": [{}, {}]}
+    for cell in cells(family, recorder.folder):
+        letters = recorder.load(family, cell.config, cell.tensors, cell.told)
+        for one, word in zip(found[cell.part], letters, strict=True):
+            one[cell.key] = f"{one.get(cell.key, '')} {word}".strip()
     return found
 
 
-def _full(like: torch.Tensor, place: int) -> torch.Tensor:
+def full(like: torch.Tensor, place: int) -> torch.Tensor:
+    """A tensor of that shape which holds the number of a place."""
     return torch.full_like(like, (place + 1) / 8)
 
 

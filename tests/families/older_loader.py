@@ -28,12 +28,17 @@ def answer(job: dict[str, Any]) -> str:
         model = kind.from_pretrained(job["folder"], torch_dtype=torch.float32)
     except Exception as error:  # the classes fail in their own ways
         return "e" if str(error).startswith(REFUSAL) else "x"
+    return "".join(letter(tensor, len(job["names"])) for tensor in held(model, job))
+
+
+def held(model: Any, job: dict[str, Any]) -> list[Any]:
+    """The tensor of each of the job's names; ``None`` where the model has none of that name."""
     found = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    pairs = zip(job["memory"], job["names"], strict=True)
-    return "".join(_letter(found.get(memory, found.get(name)), len(job["names"])) for memory, name in pairs)
+    return [found.get(memory, found.get(name)) for memory, name in zip(job["memory"], job["names"], strict=True)]
 
 
-def _letter(tensor: Any, places: int) -> str:
+def letter(tensor: Any, places: int) -> str:
+    """Where the values of one tensor come from."""
     if tensor is None or tensor.is_meta:
         return "m"
     values = tensor.detach().flatten() * 8

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, TieGroup, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
+from tieconv.checkpoint.inspection import BiasState, Inspection, Tie
 from tieconv.checkpoint.records import TensorRecord
-from tieconv.families import locate
+from tieconv.families import locate, newer
 from tieconv.families.last import last_read
 from tieconv.families.older import corrupt, unread
 from tieconv.families.older_tables import NO_VALUES, TIES_V4, sources
@@ -51,12 +51,20 @@ class View:
 def views(inspection: Inspection) -> tuple[View, ...]:
     """The model in transformers 5, and in 4 where that has its class."""
     unset = bias_unset(inspection.family)
-    found = [View("transformers 5", _sources(inspection, 5), unset)]
+    found = [View("transformers 5", _sources(inspection, 5), unset, _refused(inspection))]
     if inspection.family.default_v4 is not None or not inspection.family.architecture:
         odd = corrupt(inspection.family, inspection.checkpoint.tensors, _OLDER)
         trouble = _trouble(inspection, odd)
         found.append(View("transformers 4", _sources(inspection, 4), unset, trouble, refused=odd is not None))
     return tuple(found)
+
+
+def _refused(inspection: Inspection) -> str:
+    """What transformers 5 stops at."""
+    flags = (entry.value for entry in inspection.config.declared)
+    if inspection.family.model_type in newer.REFUSES_TIED and True in flags:
+        return f"it refuses {FLAG} true"
+    return ""
 
 
 def _trouble(inspection: Inspection, odd: str | None) -> str:
@@ -79,11 +87,11 @@ def _trouble(inspection: Inspection, odd: str | None) -> str:
 
 def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     tensors, key = inspection.checkpoint.tensors, _Keys(inspection)
-    unseen = _unseen(inspection) if version == 4 else frozenset()
+    unseen = _unseen(inspection) if version == 4 else newer.unread(inspection.family, tensors)
     found = {key.of(name): Source(record) for name, record in tensors.items() if name not in unseen}
     for group, tie in _grouped(inspection):
         if version == 5:
-            _tie(found, key, inspection, tie)
+            _tie(found, key, inspection, group, tie, unseen)
         else:
             _tie_v4(found, key, inspection, group, tie, unseen)
     _join_biases(found, key, inspection, version)
@@ -132,14 +140,22 @@ def _grouped(inspection: Inspection) -> Iterator[tuple[TieGroup, Tie]]:
                 yield group, tie
 
 
-def _tie(found: dict[str, Source], key: _Keys, inspection: Inspection, tie: Tie) -> None:
+def _tie(
+    found: dict[str, Source],
+    key: _Keys,
+    inspection: Inspection,
+    group: TieGroup,
+    tie: Tie,
+    unseen: frozenset[str],
+) -> None:
     """Give the absent names of a group that is tied the values that transformers 5 gives them."""
-    canonical = next((member for member in tie.members if member.state is State.CANONICAL), None)
-    if canonical is None or not tie.declared:
+    if not tie.declared:
         return
-    for member in tie.members:
-        if not member.stored:
-            found[key.of(member.name)] = Source(inspection.checkpoint.tensors[canonical.name])
+    names = (group.canonical, *group.members)
+    stored = [member.stored and member.name not in unseen for member in tie.members]
+    for member, place in zip(tie.members, newer.sources(inspection.family, names, stored), strict=True):
+        if place is not None:
+            found[key.of(member.name)] = Source(inspection.checkpoint.tensors[tie.members[place].name])
 
 
 def _tie_v4(

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.inspection import BiasState, Head, Inspection, Member, OutputBias, State, Tie
+from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers import facts
+from tieconv.consumers.facts import listed
+from tieconv.consumers.groups import groups
+from tieconv.consumers.interface import Verdict
 from tieconv.families import spelled
 
 
@@ -27,6 +31,21 @@ def as_read(inspection: Inspection, unread: Collection[str]) -> Inspection:
         head=_head(inspection.head, unread),
         ties=tuple(tie for tie in ties if tie.stored_members),
     )
+
+
+def without(inspection: Inspection, loader: str, found: Verdict, lost: Collection[str]) -> Verdict:
+    """``found`` with what becomes of the stored names in ``lost``, which the loader does not know."""
+    if not lost or found.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
+        return found
+    names = sorted(lost)
+    dropped = tuple(name for name in names if name in facts.class_bias(inspection))
+    told = f"{listed(names)} {'is a name' if len(names) == 1 else 'are names'} that {loader} does not know"
+    values = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
+    others = [member for member in values if member.name in lost and not facts.same(member)]
+    alone = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in values}
+    loses = bool(others) or any(facts.in_file(inspection, name) in lost for name in alone if name)
+    outcome = Outcome.DISCARDED if loses and found.outcome is not Outcome.RANDOM else found.outcome
+    return Verdict(outcome, f"{found.detail}; {told}", (*found.tensors, *names), (*found.dropped, *dropped))
 
 
 def _head(head: Head, unread: Collection[str]) -> Head:

@@ -66,12 +66,20 @@ def unclear_class(inspection: Inspection) -> Verdict | None:
         return unknown("the architecture is not in the measured table")
     if family.architecture in _SPLIT:
         return unknown("its input embedding is several tensors in the file")
+    if _halves_apart(inspection):
+        return unknown("share_encoder_decoder_embeddings is false, and which tables are one then was not measured")
     quantised = next(
         (name for name in (family.input_embedding, family.output_head) if name and _codes(inspection, name)), None
     )
     if quantised is not None:
         return unknown(f"{shown(quantised)} is stored as quantised codes")
     return None
+
+
+def _halves_apart(inspection: Inspection) -> bool:
+    """Whether the config gives the encoder and the decoder a table each, as Marian's can."""
+    shared = inspection.checkpoint.config_values.get("share_encoder_decoder_embeddings", True)
+    return inspection.family.model_type == "marian" and not shared
 
 
 def _codes(inspection: Inspection, name: str) -> bool:

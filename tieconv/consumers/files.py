@@ -36,7 +36,16 @@ def by_pattern(
     found = facts.unsettled(inspection)
     if found is None and _is_directory(inspection, readable):
         found = _matched(inspection, loader, patterns) or _doubled(inspection, loader, patterns, indexed)
-    return found or facts.unclear_class(inspection) or facts.wrong_format(inspection, loader, readable)
+    found = found or facts.unclear_class(inspection) or facts.wrong_format(inspection, loader, readable)
+    return found or _prefixed_again(inspection, loader)
+
+
+def _prefixed_again(inspection: Inspection, loader: str) -> Verdict | None:
+    """The verdict for names with the base model's prefix once more than the table has it."""
+    start, pair = f"{inspection.family.prefix}.", facts.pair(inspection)
+    held = (pair.embedding, pair.head) if pair is not None else ()
+    odd = next((name for name in held if name.startswith((start + start, "."))), None)
+    return unknown(f"{shown(odd)} has the prefix twice, and what {loader} makes of that was not read") if odd else None
 
 
 def _is_directory(inspection: Inspection, formats: tuple[str, ...]) -> bool:

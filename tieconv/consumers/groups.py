@@ -64,9 +64,17 @@ def alone(inspection: Inspection, loaded: Loaded) -> Loaded:
 
 def misshapen(inspection: Inspection, group: Group) -> str | None:
     """A stored name of another shape than the group's first one: loaders stop at it."""
-    tensors = inspection.checkpoint.tensors
+    tensors, apart = inspection.checkpoint.tensors, two_vocabularies(inspection)
     stored = [member.name for member in group.members if member.stored]
-    return next((name for name in stored if tensors[name].shape != tensors[stored[0]].shape), None)
+    held = [name for name in stored if not (apart and "encoder" in name.split("."))]
+    return next((name for name in held if tensors[name].shape != tensors[held[0]].shape), None)
+
+
+def two_vocabularies(inspection: Inspection) -> bool:
+    """Whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
+    config = inspection.checkpoint.config_values
+    both = (config.get("src_vocab_size"), config.get("tgt_vocab_size"))
+    return inspection.family.model_type == "fsmt" and None not in both and both[0] != both[1]
 
 
 def biases(inspection: Inspection) -> Group | None:

@@ -5,13 +5,15 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 
 from __future__ import annotations
 
-from tieconv.checkpoint.family import FlagMeaning, Role
+from tieconv.checkpoint.family import FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers import facts, files
+from tieconv.consumers.as_read import as_read, without
 from tieconv.consumers.facts import listed, verdict
 from tieconv.consumers.groups import Group, Loaded, alone, groups, is_zero, misshapen
 from tieconv.consumers.interface import Verdict, error, unknown
+from tieconv.families.newer import REFUSES_TIED, TAKES_ANY_FLAG, steps, stranger, twice, unread
 from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
@@ -19,73 +21,113 @@ _COARSER = {"F16": 1 << 13, "BF16": 1 << 16}
 """float32 steps in one step of a narrower type: copies that lie further apart stay apart when they are rounded."""
 
 
+Guesses = dict[tuple[str, str], bool]
+
+
 class _UndecidedError(Exception):
-    """Whether two tensors are equal once loaded does not follow from what was compared."""
+    """Whether two tensors are equal once loaded does not follow from what was compared: the names of the pair."""
 
 
 def judge(inspection: Inspection) -> Verdict:
     """What transformers 5 makes of the head, the embedding and the names tied to them."""
-    found = files.by_name(inspection)
+    found = files.by_name(inspection) or _refused(inspection)
     if found is not None:
         return found
-    told = (group for group in groups(inspection) if group.declared or not inspection.family.misfit)
-    odd = next((name for group in told if (name := misshapen(inspection, group))), None)
-    if odd is not None:
-        return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
+    lost = unread(inspection.family, inspection.checkpoint.tensors)
+    return without(inspection, "transformers 5", _judge(as_read(inspection, lost)), lost)
+
+
+def _refused(inspection: Inspection) -> Verdict | None:
+    """The verdict where the config is refused, or where it is not clear which tensor a name is."""
+    family, stored = inspection.family, inspection.checkpoint.tensors
+    if family.model_type in REFUSES_TIED and any(entry.value is True for entry in inspection.config.declared):
+        return error(f"the config of {shown(family.model_type)} refuses {facts.FLAG} true")
+    found = _odd_flag(inspection)
+    if found is not None:
+        return found
+    same = twice(family, stored)
+    if same:
+        return unknown(f"{listed(same)} are names of one tensor, of which one is taken")
+    odd = stranger(family, stored)
+    if odd is None:
+        return None
+    missing, name = map(shown, odd)
+    return unknown(f"{missing} is not stored, and {name} may be taken for it: renamings follow each other there")
+
+
+def _odd_flag(inspection: Inspection) -> Verdict | None:
+    """The verdict for a flag that is neither true nor false, at a level that is read."""
+    family = inspection.family
+    levels = [f"{level}.{facts.FLAG}".lstrip(".") for level in ("", *family.levels)]
+    for entry in inspection.config.declared:
+        if entry.path not in levels or not entry.present or isinstance(entry.value, bool):
+            continue
+        if entry.path == facts.FLAG and family.model_type not in TAKES_ANY_FLAG:
+            return error(f"{entry.path} in the config is neither true nor false, which transformers 5 refuses")
+        if family.tying is Tying.CAN:
+            return unknown(f"{shown(entry.path)} in the config is neither true nor false")
+    return None
+
+
+def _judge(inspection: Inspection) -> Verdict:
+    if not inspection.family.misfit:
+        odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+        if odd is not None:
+            return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
+    return _decide(inspection, {})
+
+
+def _decide(inspection: Inspection, guesses: Guesses) -> Verdict:
+    """The verdict, where it is the same whether or not the pairs that were not compared are equal."""
     try:
-        return _verdict(inspection, load(inspection))
+        return _verdict(inspection, load(inspection, guesses))
     except _UndecidedError as undecided:
-        return unknown(f"{undecided} was not compared with the tensor that it is tied to")
+        one, two = undecided.args
+    apart, equal = (_decide(inspection, {**guesses, (one, two): same}) for same in (False, True))
+    if (apart.outcome, apart.dropped) == (equal.outcome, equal.dropped):
+        return apart
+    return unknown(f"{shown(two)} was not compared with the tensor that it is tied to")
 
 
-def load(inspection: Inspection) -> Loaded:
-    """Which parameter each name becomes, and whose values it holds."""
+def load(inspection: Inspection, guesses: Guesses) -> Loaded:
+    """Which parameter each name becomes, and whose values it holds.
+
+    ``guesses`` tells of pairs that were not compared whether they are equal.
+    """
     loaded = Loaded({}, {})
     for group in groups(inspection):
-        _load_group(inspection, group, loaded)
+        _load_group(inspection, group, loaded, guesses)
     return alone(inspection, loaded)
 
 
-def _load_group(inspection: Inspection, group: Group, loaded: Loaded) -> None:
+def _load_group(inspection: Inspection, group: Group, loaded: Loaded, guesses: Guesses) -> None:
     for name, member in zip(group.names, group.members, strict=True):
         loaded.owner[name] = len(loaded.content)
         loaded.content[len(loaded.content)] = member.name if member.stored else None
-    if not group.declared:
-        return
-    missing = {name for name, member in zip(group.names, group.members, strict=True) if not member.stored}
-    source, targets = group.names[0], _in_order(inspection, group)
-    for place, target in enumerate(targets):
-        taken = _taken(source, target, targets[place + 1 :], missing)
-        if taken is None and not _equal(inspection, group, loaded.value(source), loaded.value(target)):
+    held = [member.stored for member in group.members]
+    for give, take, both in steps(inspection.family, group.names, held) if group.declared else ():
+        if both and not _equal(inspection, group, loaded.value(give), loaded.value(take), guesses):
             continue  # both are stored and differ: each stays as it is
-        give, take = taken or (source, target)
         loaded.owner[take] = loaded.owner[give]
-        missing.discard(take)
 
 
-def _in_order(inspection: Inspection, group: Group) -> list[str]:
-    """The other names in the order in which they are tied: what a class declares comes before what its body does."""
-    start = f"{inspection.family.prefix}."
-    return sorted(group.names[1:], key=lambda name: name.startswith(start))
-
-
-def _taken(source: str, target: str, later: list[str], missing: set[str]) -> tuple[str, str] | None:
-    """Which name gives its parameter, and which one takes it; ``None`` where both are stored."""
-    if target in missing:
-        backup = next((name for name in later if name not in missing), source)
-        return (backup if source in missing else source), target
-    return (target, source) if source in missing else None
-
-
-def _equal(inspection: Inspection, group: Group, one: str | None, two: str | None) -> bool:
+def _equal(inspection: Inspection, group: Group, one: str | None, two: str | None, guesses: Guesses) -> bool:
     members = {member.name: member for member in group.members}
     if one == two or one is None or two is None:
         return True
-    first, second = members[one], members[two]
+    try:
+        return _compared(inspection, members[one], members[two])
+    except _UndecidedError:
+        if (one, two) not in guesses:
+            raise _UndecidedError(one, two) from None
+        return guesses[one, two]
+
+
+def _compared(inspection: Inspection, first: Member, second: Member) -> bool:
     if State.CANONICAL not in (first.state, second.state):
         one_is, two_is = _as_reference(inspection, first), _as_reference(inspection, second)
         if not one_is and not two_is:
-            raise _UndecidedError(shown(two))
+            raise _UndecidedError
         return one_is and two_is
     return _as_reference(inspection, second if first.state is State.CANONICAL else first)
 
@@ -102,11 +144,11 @@ def _as_reference(inspection: Inspection, member: Member) -> bool:
             narrow = inspection.checkpoint.tensors[str(member.detail["narrow"])].dtype
             return dtype == narrow
         case State.UNREAD | State.CAST:
-            raise _UndecidedError(shown(member.name))
+            raise _UndecidedError
     if member.detail.get("sign_of_zero_only"):
         return True
     if _may_round_to_equal(inspection, member, dtype):
-        raise _UndecidedError(shown(member.name))
+        raise _UndecidedError
     return False
 
 

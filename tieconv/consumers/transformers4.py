@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -10,9 +9,9 @@ from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers import classes, facts, files
-from tieconv.consumers.as_read import as_read
+from tieconv.consumers.as_read import as_read, without
 from tieconv.consumers.facts import Pair, listed, verdict
-from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen
+from tieconv.consumers.groups import Group, biases, groups, is_zero, misshapen, two_vocabularies
 from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.families.last import last_read
 from tieconv.families.older import corrupt, unread
@@ -50,24 +49,7 @@ def judge(inspection: Inspection, *, version: str) -> Verdict:
     family, stored = inspection.family, inspection.checkpoint.tensors
     lost = unread(family, stored, version)
     found = _judge(as_read(inspection, lost), version, corrupt(family, stored, version))
-    return _without(inspection, version, found, lost) if lost else found
-
-
-def _without(inspection: Inspection, version: str, found: Verdict, lost: Collection[str]) -> Verdict:
-    """The verdict with what becomes of stored names that this version does not know."""
-    if found.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
-        return found
-    names = sorted(lost)
-    dropped = tuple(name for name in names if name in facts.class_bias(inspection))
-    told = (
-        f"{listed(names)} {'is a name' if len(names) == 1 else 'are names'} that transformers {version} does not know"
-    )
-    values = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
-    others = [member for member in values if member.name in lost and not facts.same(member)]
-    alone = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in values}
-    loses = bool(others) or any(facts.in_file(inspection, name) in lost for name in alone if name)
-    outcome = Outcome.DISCARDED if loses and found.outcome is not Outcome.RANDOM else found.outcome
-    return Verdict(outcome, f"{found.detail}; {told}", (*found.tensors, *names), (*found.dropped, *dropped))
+    return without(inspection, f"transformers {version}", found, lost)
 
 
 def _judge(inspection: Inspection, version: str, stops_at: str | None) -> Verdict:
@@ -83,6 +65,8 @@ def _judge(inspection: Inspection, version: str, stops_at: str | None) -> Verdic
         start = f"{inspection.family.prefix}."
         detail = f"{shown(stops_at)} is stored and no name starts with {shown(start)}: transformers 4 takes that for a"
         return error(f"{detail} corrupted file", stops_at)
+    if tied and two_vocabularies(inspection):
+        return unknown("encoder and decoder have vocabularies of their own, and tying them was not measured")
     if _too_new(inspection, version):
         return error(f"the config of {shown(inspection.family.model_type)} has no text_config in transformers 4.48")
     apart = inspection.family.misfit and not tied

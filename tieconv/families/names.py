@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.family import Family
 
-_BOTH = ("embed_tokens.weight", "model.lm_head.weight")
-_UNREAD: Mapping[str, Collection[str]] = {
-    **dict.fromkeys(("hunyuan_vl", "paddleocr_vl", "qwen2_vl", "qwen2_5_vl"), _BOTH),
-    **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _BOTH),
-    **dict.fromkeys(("cosmos3_edge", "cosmos3_omni"), ("model.embed_tokens.weight",)),
-    **dict.fromkeys(("deepseek_ocr2", "unlimited_ocr"), ("language_model.embed_tokens.weight",)),
-    **dict.fromkeys(("inkling2", "inkling2_text"), ("llm.embed.weight",)),
-    "bailing_hybrid": ("word_embeddings.weight",),
-    "mistral_large4": ("model.tok_embeddings.weight",),
-    "nemo_speechlm": ("model.llm.model.embed_tokens.weight",),
-    "step3p7": ("embed_tokens.weight",),
+_MORE = {
+    "cohere_asr": {"log_softmax.mlp.layer0.weight": "model.log_softmax.mlp.layer0.weight"},
+    "deepseek_v4": {"model.embed_tokens.weight": "embed.weight"},
+    "kimi_k25": {"language_model.lm_head.weight": "model.language_model.lm_head.weight"},
 }
-"""By type the names, with the prefix or without, that a rename of the loader keeps from their place. Measured with
-5.23: each class that renames its embedding or head, saved with one name under each of its variants."""
+"""By type: one more name of a tensor that transformers 5 reads, which no rule gives."""
 
 
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
@@ -51,12 +43,11 @@ def variants(family: Family, name: str) -> Iterator[str]:
     spellings += [memory for stored, memory in family.renames if stored == name]
     spellings += [stored for stored, memory in family.renames if memory == name]
     yield from spellings
-    if not family.prefix:
-        return
     start = family.prefix + "."
     # A head that is renamed has its place outside the base model under the new name alone.
     renamed = name == family.output_head and len(spellings) > 1
     for spelling in spellings[1:] if renamed else spellings:
-        other = spelling.removeprefix(start) if spelling.startswith(start) else start + spelling
-        if other not in _UNREAD.get(family.model_type, ()):
-            yield other
+        yield spelling.removeprefix(start) if spelling.startswith(start) else start + spelling
+    # transformers 5 takes the prefix away once, whatever follows it.
+    yield from (start + spelling for spelling in spellings if family.prefix and spelling.startswith(start))
+    yield from (more for told, more in _MORE.get(family.model_type, {}).items() if told == name)

@@ -8,6 +8,7 @@ from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.records import TensorRecord
 from tieconv.families.last import twin
+from tieconv.families.newer import giver
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import ALIKE, build
@@ -57,14 +58,23 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
         empty = bool(member.detail.get("empty"))
         if member.state not in ALIKE and not empty:
             notes += _already_apart(inspection, tie, member)
+        origin = _origin(inspection, tie, member, source)
         if is_head and exponent:
-            _write_scaled(edits, inspection, member, source, exponent)
+            _write_scaled(edits, inspection, member, origin, exponent)
         elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
-            other = twin(inspection, tie, member.name)
-            origin = tensors[other.name] if other else source
             _guard_rows(inspection, member, origin)
             edits.copy(member.name, origin)
     return tuple(notes)
+
+
+def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorRecord) -> TensorRecord:
+    """The tensor whose values an absent name has: which of several that differ, transformers 5 tells while it ties."""
+    tensors, other = inspection.checkpoint.tensors, twin(inspection, tie, member.name)
+    if member.stored:
+        return source
+    if tie.declared:
+        return tensors[giver(inspection, tie, member.name) or source.name]
+    return tensors[other.name] if other else source
 
 
 def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) -> None:

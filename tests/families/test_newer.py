@@ -1,0 +1,230 @@
+"""What transformers 5 makes of names: the predictions held against what it loaded, for every class of the table."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures import zoo
+from tests.consumers.grid import _flagged
+from tests.families import newer, older
+from tieconv import api
+from tieconv.checkpoint.family import Family, Tying
+from tieconv.checkpoint.prediction import Prediction
+from tieconv.comparison.views import views
+from tieconv.families import find, locate
+from tieconv.families.names import variants
+from tieconv.families.newer import stranger, unread
+
+RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))
+SPLIT = ("Molmo2ForConditionalGeneration",)
+"""Classes of which nothing is claimed."""
+UNTOLD = {
+    (kind, f"ties {flag} 14")
+    for kind in ("SeamlessM4TForTextToText", "SeamlessM4Tv2ForTextToText")
+    for flag in ("True", "None")
+}
+"""Files of which nothing is claimed: whether two tables are equal decides, and neither is the one compared with."""
+LETTER = re.compile(r"[0-9a-z-]'*")
+VALUES = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of the record: the flag at each level, for each stored name its place, the names asked for, letters."""
+
+    label: str
+    flags: tuple[bool | None, ...]
+    stored: Mapping[str, int]
+    told: list[str]
+    word: str
+
+    @property
+    def letters(self) -> list[str]:
+        return LETTER.findall(self.word)
+
+
+def files(family: Family) -> Iterator[File]:
+    """The files of a class in which tied names, biases and flags vary."""
+    record, told, biases = RECORDED[family.architecture], older.names(family), list(family.output_biases)
+    levels = 1 + bool(family.levels)
+    for part, names in (("ties", told), ("biases", biases)):
+        for flag, words in record.get(part, {}).items():
+            for mask, word in enumerate(words.split(), part == "ties"):
+                held = {name: place for place, name in enumerate(names) if mask >> place & 1}
+                kept = dict.fromkeys(told, 9) if part == "biases" else {}
+                yield File(f"{part} {flag} {mask}", (VALUES[flag],) * levels, kept | held, names, word)
+    for key, word in record["equal"].items():
+        flag, _, apart = key.partition(" ")
+        held = dict.fromkeys(told, int(apart == "1")) | ({told[int(apart) - 1]: int(apart) - 1} if apart else {})
+        yield File(f"equal {key}", (VALUES[flag],) * levels, held, told, word)
+    for key, words in record.get("levels", {}).items():
+        flags = tuple(VALUES[value] for value in key.split())
+        for whole, word in enumerate(words.split()):
+            held = {name: place for place, name in enumerate(told) if whole or name != family.output_head}
+            yield File(f"levels {key} {whole}", flags, held, told, word)
+
+
+def is_plain(family: Family) -> bool:
+    """Whether the flag decides over one pair and nothing else is tied, so that a few files stand for all."""
+    return family.tying is Tying.CAN and len(older.names(family)) == 2 and not family.misfit
+
+
+def outcome(family: Family, file: File) -> str:
+    """The outcome that letters stand for."""
+    if file.word == "x":
+        return "error"
+    if set(file.word) & set("rq"):
+        return "random"
+    stored = {str(place + 1) for name, place in file.stored.items() if name in file.told}
+    if stored - {letter.rstrip("'") for letter in file.letters}:
+        return "discarded"
+    one = (family.input_embedding, family.output_head)
+    return "tied" if len({file.letters[file.told.index(name)] for name in one if name}) == 1 else "untied"
+
+
+def predicted(folder: Path, family: Family, file: File) -> Prediction:
+    """The prediction for a small file of these names; names of one place hold the same numbers."""
+    config = {"architectures": [family.architecture], "model_type": family.model_type}
+    (folder / "config.json").write_text(json.dumps(_flagged(config, family, file.flags)))
+    _save(folder / "model.safetensors", family, {body(family): 8, **file.stored})
+    (found,) = api.inspect(folder, consumers="transformers==5").consumers
+    return found
+
+
+def body(family: Family) -> str:
+    """A name of the base model's."""
+    start = f"{family.prefix}."
+    return f"{start if any(name.startswith(start) for name in older.pair(family)) else ''}layers.0.weight"
+
+
+def _save(path: Path, family: Family, stored: Mapping[str, int]) -> None:
+    header: dict[str, Any] = {}
+    data = b""
+    for name, place in stored.items():
+        rows = 3 if family.misfit and name == family.input_embedding else 2
+        shape = [2] if name in family.output_biases else [rows, 2]
+        made = struct.pack("<f", (place + 1) / 8) * (shape[0] * 2 // (1 if len(shape) == 2 else 2))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(made)]}
+        data += made
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def _agrees(family: Family, file: File, found: Prediction) -> bool:
+    """Whether a claim is what was seen, the names told as random and the biases told as lost included."""
+    if file.label.startswith("biases"):
+        held = [name for name in file.told if name in file.stored]
+        lost = [name for name in held if str(file.told.index(name) + 1) not in file.letters[-1]]
+        return sorted(found.dropped) == sorted(lost)
+    seen = outcome(family, file)
+    if seen != "random":
+        return found.outcome == seen
+    random = {name for name, letter in zip(file.told, file.letters, strict=True) if letter in "rq"}
+    return found.outcome == seen and set(found.tensors) == random
+
+
+PLAIN = {"True": "11 22 12", "False": "1r r2 12"}
+"""The record of every class that ties one pair by its flag, filled with two numbers."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RECORDED if kind not in SPLIT])
+def test_no_claim_is_wrong(kind: str, tmp_path: Path) -> None:
+    """Every set of tied names, equal or not, every set of biases, under every flag: it is as `from_pretrained` has it.
+
+    Of a class that ties one pair by its flag it is the embedding alone; the record says that others do alike.
+    """
+    family = find({"architectures": [kind]})
+    told = list(files(family))
+    if is_plain(family):
+        assert RECORDED[kind]["ties"].items() >= PLAIN.items()
+        told = [file for file in told if len(file.stored) == 1]
+    wrong = []
+    for file in told:
+        found = predicted(tmp_path, family, file)
+        claims = found.outcome != "unknown"
+        if claims is ((kind, file.label) in UNTOLD) or (claims and not _agrees(family, file, found)):
+            wrong.append((file.label, file.word, str(found.outcome), found.detail))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RECORDED if len(older.names(find({"architectures": [kind]}))) > 2])
+def test_diff_sees_the_same_values(kind: str, tmp_path: Path) -> None:
+    """Whose values each name has, as `diff` compares them: the places that were loaded, for every set of names."""
+    family, wrong = find({"architectures": [kind]}), []
+    start = f"{family.prefix}."
+    for file in files(family):
+        if not file.label.startswith("ties"):
+            continue
+        predicted(tmp_path, family, file)
+        newest = views(api.inspect(tmp_path))[0]
+        found = [newest.sources.get(name.removeprefix(start)) for name in file.told]
+        places = [None if one is None else str(file.told.index(one.record.name) + 1) for one in found]
+        if places != [None if letter in "rq" else letter for letter in file.letters]:
+            wrong.append((file.label, file.word, places))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in RECORDED if kind not in SPLIT])
+def test_which_names_are_known(kind: str) -> None:
+    """Under every spelling of the embedding and the head: a name that is unread is random, any other is read."""
+    family = find({"architectures": [kind]})
+    pair, others = older.pair(family), [name for name in older.names(family) if name not in older.pair(family)]
+    every = [*pair, *others, body(family)]
+    spellings = dict(older.spellings(family, every))
+    spellings["all prefixed"] = {name: f"{family.prefix}.{name}" for name in every}
+    for spelled, letters in RECORDED[kind]["names"].items():
+        stored = {spellings[spelled].get(name, name) for name in every}
+        lost, found = unread(family, stored), [locate(family, name, stored) for name in pair]
+        expected = "".join("r" if name is None or name in lost else str(place) for place, name in enumerate(found, 1))
+        assert stranger(family, stored) is None or "r" in letters, spelled
+        assert expected == letters.split()[0] or len(set(pair)) == 1, spelled
+
+
+CHAINED = (
+    "AriaForConditionalGeneration", "BailingHybridForCausalLM", "CohereAsrForConditionalGeneration",
+    "Cosmos3EdgeForConditionalGeneration", "DeepseekOcr2ForConditionalGeneration", "DeepseekV4ForCausalLM",
+    "GPT2LMHeadModel", "Kimi_K25ForConditionalGeneration", "Llama4ForConditionalGeneration", "LlamaForCausalLM",
+    "Qwen2VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "T5Gemma2ForConditionalGeneration",
+)  # fmt: skip
+"""Classes with and without renamings that follow each other."""
+
+
+@pytest.mark.parametrize("kind", CHAINED)
+def test_names_against_the_renamings(kind: str) -> None:
+    """Each name that is taken leads to its tensor; a name that leads there and is not taken is told as doubtful."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    family, model = find({"architectures": [kind]}), zoo.instantiate(kind, zoo.tiny_config(kind), "meta")
+    mapping, memory = get_model_conversion_mapping(model), model.state_dict()
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if not isinstance(entry, WeightRenaming)]
+
+    def reads(name: str) -> str:
+        found, _ = rename_source_key(name, renamings, converters, model.base_model_prefix, memory)
+        if found not in memory and name in memory:
+            found, _ = rename_source_key(name, [], [], model.base_model_prefix, memory)
+        return str(found)
+
+    for told in older.names(family):
+        target = dict(family.renames).get(told, told)
+        for name in variants(family, told):
+            assert (reads(name) == target) is (not unread(family, {name})), name
+        rest = [name for name in older.names(family) if name != told]
+        for middle in ("model", "language_model.model", "model.language_model.model", "transformer.model"):
+            odd = f"{middle}.{'.'.join(target.split('.')[-2:])}"
+            if reads(odd) == target and odd not in variants(family, told):
+                assert stranger(family, [*rest, odd]) == (told, odd)
+
+
+def test_the_record_is_of_the_table() -> None:
+    """Every class that can be built is in the record."""
+    assert list(RECORDED) == newer.classes() and len(RECORDED) > 350
