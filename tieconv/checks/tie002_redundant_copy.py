@@ -6,15 +6,16 @@ that this costs. One storage under two names costs nothing and is not reported; 
 a bias.
 
 ## Why it matters
-transformers ties the pair and ignores the copy, but other loaders know no parameter of that name: vLLM
-stops with `KeyError: 'lm_head.weight'`, mlx-lm with "Received parameters not in model" (C04). The copy
-is typically written by a trainer that gathers a sharded state dict (C05), and costs up to a gigabyte.
+transformers ties the pair and ignores the copy, but a loader may know no parameter of that name: versions of
+vLLM stopped with `KeyError: 'lm_head.weight'`, of mlx-lm with "Received parameters not in model" (C04), for
+some classes (`tieconv inspect --consumers` says what is predicted today). The copy is
+typically written by a trainer that gathers a sharded state dict (C05), and costs up to a gigabyte.
 
 ## Example
 `"tie_word_embeddings": true`, both names stored:
 
     warning TIE002: lm_head.weight repeats model.embed_tokens.weight byte for byte in a tied model: 128
-    B too many, and loaders such as vLLM and mlx-lm can stop at the name
+    B too many, and some versions of vLLM and mlx-lm stop at the name
 
 ## How to fix
 `tieconv retie` drops the copy and keeps the canonical name; the shard index follows. Where a loader that was asked for
@@ -48,8 +49,8 @@ def _report(inspection: Inspection, tie: Tie, copies: list[str]) -> Finding:
     wasted = sum(inspection.checkpoint.tensors[name].nbytes for name in copies)
     return RULE.finding(
         f"{evidence.clause(copies, 'repeats', 'repeat')} {evidence.listed([canonical])} "
-        f"byte for byte in a tied model: {size(wasted)} too many, and loaders such as vLLM and mlx-lm can "
-        "stop at the name",
+        f"byte for byte in a tied model: {size(wasted)} too many, and some versions of vLLM and mlx-lm stop "
+        "at the name",
         (canonical, *copies),
         remedy=remedies.merge(inspection, tie),
     )
