@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
 import sys
 import tempfile
 import warnings
@@ -155,11 +154,7 @@ def main() -> None:
     for kind in sys.argv[1:] or classes():
         with tempfile.TemporaryDirectory() as root:
             made[kind] = measure(kind, Path(root))
-    text = ",\n".join(f"{json.dumps(kind)}: {json.dumps(found)}" for kind, found in made.items())
-    if sys.argv[1:]:
-        print(text)
-    else:
-        RECORDED.write_text(re.sub(r" +\n", "\n", f"{{\n{text}\n}}\n"), encoding="utf-8")
+    older.record(made, None if sys.argv[1:] else RECORDED)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,17 +136,22 @@ def full(like: torch.Tensor, place: int) -> torch.Tensor:
     return torch.full_like(like, (place + 1) / 8)
 
 
+def record(made: Mapping[str, object], path: Path | None) -> None:
+    """Write a line for each class, or print them."""
+    text = ",\n".join(f"{json.dumps(kind)}: {json.dumps(found)}" for kind, found in made.items())
+    if path is None:
+        print(text)
+    else:
+        path.write_text(re.sub(r" +\n", "\n", f"{{\n{text}\n}}\n"), encoding="utf-8")
+
+
 def main() -> None:
     """Record every class, or print the ones that are named."""
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as root:
         recorder = _Recorder(Path(root), sys.argv[1:3])
         made = {kind: measure(recorder, kind) for kind in sys.argv[3:] or classes()}
-    text = ",\n".join(f"{json.dumps(kind)}: {json.dumps(found)}" for kind, found in made.items())
-    if sys.argv[3:]:
-        print(text)
-    else:
-        RECORDED.write_text(re.sub(r" +\n", "\n", f"{{\n{text}\n}}\n"), encoding="utf-8")
+    record(made, None if sys.argv[3:] else RECORDED)
 
 
 if __name__ == "__main__":

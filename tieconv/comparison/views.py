@@ -76,10 +76,11 @@ def _trouble(inspection: Inspection, odd: str | None) -> str:
         return f"it refuses the file, where {shown(key.of(odd))} stands beside names without the prefix"
     if inspection.family.architecture in TIES_V4 and reading_v4(inspection):
         return "it ties the head, as transformers 5 does not"
+    unseen = _unseen(inspection)
     empty = [
         key.of(member.name)
         for group, tie in _grouped(inspection)
-        for member, place in zip(tie.members, _given(inspection, group, tie, _unseen(inspection)), strict=True)
+        for member, place in zip(tie.members, _places(inspection, group, tie, 4, unseen), strict=True)
         if place == NO_VALUES
     ]
     return f"{', '.join(map(shown, empty))}: left without values" if empty else ""
@@ -90,10 +91,11 @@ def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
     unseen = _unseen(inspection) if version == 4 else newer.unread(inspection.family, tensors)
     found = {key.of(name): Source(record) for name, record in tensors.items() if name not in unseen}
     for group, tie in _grouped(inspection):
-        if version == 5:
-            _tie(found, key, inspection, group, tie, unseen)
-        else:
-            _tie_v4(found, key, inspection, group, tie, unseen)
+        for member, place in zip(tie.members, _places(inspection, group, tie, version, unseen), strict=True):
+            if place is not None and place != NO_VALUES:
+                found[key.of(member.name)] = Source(tensors[tie.members[place].name])
+            elif version == 4:  # which drops what is stored under tied names
+                found.pop(key.of(member.name), None)
     _join_biases(found, key, inspection, version)
     head = inspection.head.output_head
     factor = _scale(inspection, version)
@@ -140,45 +142,14 @@ def _grouped(inspection: Inspection) -> Iterator[tuple[TieGroup, Tie]]:
                 yield group, tie
 
 
-def _tie(
-    found: dict[str, Source],
-    key: _Keys,
-    inspection: Inspection,
-    group: TieGroup,
-    tie: Tie,
-    unseen: frozenset[str],
-) -> None:
-    """Give the absent names of a group that is tied the values that transformers 5 gives them."""
-    if not tie.declared:
-        return
+def _places(
+    inspection: Inspection, group: TieGroup, tie: Tie, version: int, unseen: frozenset[str]
+) -> tuple[int | None, ...]:
+    """For each name of a group the place of the name whose values it has; ``None`` where it keeps or lacks its own."""
     names = (group.canonical, *group.members)
     stored = [member.stored and member.name not in unseen for member in tie.members]
-    for member, place in zip(tie.members, newer.sources(inspection.family, names, stored), strict=True):
-        if place is not None:
-            found[key.of(member.name)] = Source(inspection.checkpoint.tensors[tie.members[place].name])
-
-
-def _tie_v4(
-    found: dict[str, Source],
-    key: _Keys,
-    inspection: Inspection,
-    group: TieGroup,
-    tie: Tie,
-    unseen: frozenset[str],
-) -> None:
-    """The same for every name of a group in transformers 4, which drops what is stored under tied names."""
-    places = _given(inspection, group, tie, unseen)
-    for member, place in zip(tie.members, places, strict=True):
-        if place is None or place == NO_VALUES:
-            found.pop(key.of(member.name), None)
-        else:
-            found[key.of(member.name)] = Source(inspection.checkpoint.tensors[tie.members[place].name])
-
-
-def _given(inspection: Inspection, group: TieGroup, tie: Tie, unseen: frozenset[str]) -> tuple[int | None, ...]:
-    """For each name of a group the place of the name whose values it has in transformers 4."""
-    names = (group.canonical, *group.members)
-    stored = [member.stored and member.name not in unseen for member in tie.members]
+    if version == 5:
+        return newer.sources(inspection.family, names, stored) if tie.declared else (None,) * len(names)
     last = last_read(inspection, names, [member.name for member in tie.members])
     tied = _tied_v4(inspection, names, tie)
     return sources(inspection.family, names, stored, _OLDER, tied=tied, last=last)
