@@ -48,8 +48,8 @@ def build(
     checkpoint = inspection.checkpoint
     text, changes = (None, ()) if tied is None else set_flag(inspection, tied)
     guard_lone_config(inspection, bool(changes))
-    promises = give_prefix(inspection, edits, promises)
-    notes = (*notes, *older_notes(inspection, edits.after(), tied))
+    promises, prefixed = give_prefix(inspection, edits, promises)
+    notes = (*notes, *prefixed, *older_notes(inspection, edits.after(), tied))
     files = edits.files()
     if text is not None:
         files = with_text(files, text, changes)

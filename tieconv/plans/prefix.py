@@ -15,18 +15,22 @@ from tieconv.checkpoint.operation import CopyTensor, FillTensor, Operation, Rena
 from tieconv.checkpoint.plan import Promises
 from tieconv.families.older import corrupt
 from tieconv.plans.edits import Edits
+from tieconv.text import shown
 
 _RELEASE = "4.57"
 
 Rename = Callable[[str], str]
 
 
-def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> Promises:
-    """Rename in ``edits`` what belongs to the base model, where its names would be refused; the promises, renamed."""
+def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tuple[Promises, tuple[str, ...]]:
+    """Rename in ``edits`` what belongs to the base model, where its names would be refused.
+
+    The promises, renamed, and what the user should know of it.
+    """
     family, tensors = inspection.family, inspection.checkpoint.tensors
     after = edits.after()
     if corrupt(family, after, _RELEASE) is None or corrupt(family, tensors, _RELEASE) is not None:
-        return promises
+        return promises, ()
     start = f"{family.prefix}."
     outside = {name for name in _told(family) if not name.startswith(start)}
 
@@ -41,7 +45,8 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> Pro
     edits.additions.update(
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
     )
-    return _promises(promises, to)
+    why = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
+    return _promises(promises, to), (why,)
 
 
 def _told(family: Family) -> Iterator[str]:

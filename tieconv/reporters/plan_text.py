@@ -47,14 +47,15 @@ def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
         yield (
             "rename",
             count(len(moved), "tensor"),
-            f"{shown(moved[0].to.removesuffix(moved[0].name))} before each name",
+            f"{shown(moved[0].to.removesuffix(moved[0].name))} before each name, byte for byte",
         )
     for operation in plan.operations:
         if isinstance(operation, KeepTensor):
             kept += 1
         elif operation not in moved:
             yield _row(plan, operation)
-    yield "keep", count(kept, "tensor"), "byte for byte"
+    if kept or not moved:
+        yield "keep", count(kept, "tensor"), "byte for byte"
     yield from _files(plan, hardlink)
 
 
