@@ -36,8 +36,10 @@ def intervals(pair: Pair) -> tuple[Array, Array]:
     for e, u in pair.blocks():
         half = np.maximum(np.ldexp(1.0, np.frexp(u)[1] - 2 - form.mantissa), unit / 2)
         half[u == 0] = unit / 2
+        # Below a power of two the next value is half as far away as above it.
+        inner = np.where(np.abs(np.frexp(u)[0]) == 0.5, np.maximum(half / 2, unit / 2), half)
         with np.errstate(all="ignore"):
-            ends = np.stack([(u - half) / e, (u + half) / e])
+            ends = np.stack([(u - np.copysign(inner, u)) / e, (u + np.copysign(half, u)) / e])
         free = (e == 0) & (u == 0)
         below = np.where(free, -np.inf, np.nan_to_num(ends.min(0), nan=np.inf, posinf=np.inf, neginf=-np.inf))
         above = np.where(free, np.inf, np.nan_to_num(ends.max(0), nan=-np.inf, posinf=np.inf, neginf=-np.inf))
