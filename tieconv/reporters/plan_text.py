@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
+from tieconv.checkpoint import kept_copies
 from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
@@ -98,8 +99,13 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
+        case SetMetadata(file, kept_copies.KEY, None):
+            return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is not stored any more"
         case SetMetadata(file, key, None):
             return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
+        case SetMetadata(file, kept_copies.KEY, value):
+            names = ", ".join(map(shown, sorted(kept_copies.names_in({kept_copies.KEY: value or ""}))))
+            return "metadata", shown(file), f"{kept_copies.KEY} marks {names} as stored twice on purpose"
         case SetMetadata(file, key, value):
             return "metadata", shown(file), f"{shown(key)} becomes {shown(value)}"
         case KeepTensor(name):
