@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.screen import reset
 from tieconv.cli.tell import tell
 from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
@@ -47,6 +48,7 @@ class ErrorBoundary(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _have_streams()
         _print_anything()
+        reset()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
         if "--traceback" in argv:
             kwargs["args"] = [word for word in argv if word != "--traceback"]

@@ -8,7 +8,8 @@ import click
 
 from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
-from tieconv.cli.options import MODEL_PATH, choice_option, json_option, paint, traceback_option, width
+from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
+from tieconv.cli.screen import paint, say, width
 from tieconv.errors import DestinationError, NotRunError
 from tieconv.text import shown
 
@@ -32,7 +33,7 @@ from tieconv.text import shown
 )
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write the report with its plots to FILE.")
 @json_option
-@traceback_option
+@common_options
 def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
     """How far the graph ONNX agrees with the checkpoint MODEL, measured.
 
@@ -63,4 +64,4 @@ def _write(path: str, report: Parity) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DestinationError(f"{shown(path)} cannot be written: {reason}", "give --html another file") from error
-    click.echo(f"wrote {shown(path)}", err=True)
+    say(f"wrote {shown(path)}")

@@ -7,7 +7,8 @@ import sys
 import click
 
 from tieconv.api import hub
-from tieconv.cli.options import MODEL_PATH, json_option, paint, traceback_option
+from tieconv.cli.options import MODEL_PATH, common_options, json_option
+from tieconv.cli.screen import paint, say
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
@@ -22,7 +23,7 @@ from tieconv.text import shown, size
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and push nothing.")
 @json_option
-@traceback_option
+@common_options
 def command(
     directory: str, target: str, pull_request: bool, message: str | None, yes: bool, dry_run: bool, as_json: bool
 ) -> None:
@@ -40,9 +41,9 @@ def command(
     if goes:
         _ask(yes)
         push = hub.push(push)
-        click.echo(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}", err=True)
+        say(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}")
     else:
-        click.echo("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed", err=True)
+        say("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed")
     if as_json:
         click.echo(str(push))
 

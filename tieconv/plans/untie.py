@@ -85,8 +85,8 @@ def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             edits.keep_copy(name)
         return ()
     return (
-        "the file has no metadata to mark the copy as wanted: add to tieconv.toml "
-        '[[per-model]] model = "OUT" ignore = ["TIE002"] reason = "the copy is wanted"',
+        "the file has no metadata to mark the copy as wanted: for `tieconv check` write into tieconv.toml "
+        'per-model = [{ model = "OUT", ignore = ["TIE002"], reason = "the copy is wanted" }]',
     )
 
 
