@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute
+from tieconv.execute.marker import Owner
 from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.target import is_staging, staging_path
 
@@ -62,9 +64,14 @@ def test_handlers_are_restored(model: Path, tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def _marked(path: Path) -> None:
-    (path / "owner").write_text('{"program": "tieconv", "pid": 1, "host": "x", "start": 1}')
-    (path / "new").mkdir()
+def dead(**changes: Any) -> bytes:
+    """The marker of a process of this machine that has ended."""
+    return replace(Owner.current(), ticks=1, **changes).encode()
+
+
+def _marked(path: Path, old: int = 0) -> None:
+    (path / "owner").write_bytes(dead(old=old))
+    (path / "new").mkdir(exist_ok=True)
     (path / "new" / "model.safetensors").write_bytes(b"half")
     os.chmod(path / "new", 0o500)
 
@@ -81,7 +88,7 @@ def _cut_marker(path: Path) -> None:
 def test_leftovers_of_a_dead_run(model: Path, tmp_path: Path, leave: Any) -> None:
     """They are removed, and the run goes on."""
     path = staging_path(tmp_path / "out")
-    path.mkdir()
+    path.mkdir(0o700)
     leave(path)
     execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
@@ -102,8 +109,8 @@ def test_an_old_out_that_lost_its_name(model: Path, tmp_path: Path) -> None:
     """Killed between the two renames of a system without exchange: the old OUT comes back."""
     path = staging_path(tmp_path / "out")
     path.mkdir()
-    _marked(path)
     old = models.digest(models.single(path / "old"))
+    _marked(path, (path / "old").stat().st_ino)
     sweep(tmp_path / "out")
     assert models.digest(tmp_path / "out") == old
     assert models.strays(tmp_path) == []
@@ -135,7 +142,7 @@ def test_what_is_not_ours(model: Path, tmp_path: Path, make: Any) -> None:
     path = staging_path(tmp_path / "out")
     make(path)
     before = models.digest(tmp_path)
-    with pytest.raises(DestinationError, match="not made by tieconv"):
+    with pytest.raises(DestinationError, match=r"out\.tieconv-staging is in the way: it "):
         execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
     assert models.digest(tmp_path) == before
 

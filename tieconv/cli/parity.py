@@ -9,7 +9,7 @@ import click
 from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
 from tieconv.cli.options import MODEL_PATH, choice_option, json_option, paint, traceback_option, width
-from tieconv.errors import DestinationError, NotRunError
+from tieconv.errors import NotRunError
 from tieconv.text import shown
 
 
@@ -56,11 +56,7 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
 
 def _write(path: str, report: Parity) -> None:
     from tieconv.reporters.parity_html import render
+    from tieconv.sources.texts import write_text
 
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(render(report))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DestinationError(f"{shown(path)} cannot be written: {reason}", "give --html another file") from error
+    write_text(path, render(report))
     click.echo(f"wrote {shown(path)}", err=True)

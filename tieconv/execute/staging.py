@@ -1,173 +1,176 @@
-"""The staging directory: owned by one live process, removed by it or by the next run."""
+"""The staging directory: made afresh, held open by one live process, removed by it or by the next run.
+
+Everything in it is reached through its open descriptor, so that nobody who may rename it in a shared directory can
+put another one under its name.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import socket
-import stat
-import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from tieconv.errors import DestinationError
-from tieconv.execute import tree
+from tieconv.execute import leftover
+from tieconv.execute.leftover import MARKER, NEW, OLD, OPEN_DIRECTORY
+from tieconv.execute.marker import Owner
 from tieconv.execute.target import staging_path
 from tieconv.text import shown
 
-OWNER = "owner"
-"""The marker file. Its lock is the ownership, its JSON says whose."""
-NEW = "new"
-OLD = "old"
-_OWNER_LIMIT = 4096
 _ATTEMPTS = 100
+_CREATE_MARKER = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = 0o022
 
 
 class Staging:
-    """A directory beside OUT that this process owns until `release`."""
+    """A directory beside OUT that this process owns until `release`.
+
+    ``path`` is its name, for messages; ``held`` leads to what this process holds open, whatever has that name now.
+    """
 
     def __init__(self, final: Path) -> None:
-        """Take the staging directory of ``final``, clearing what a dead run left in it.
+        """Make the staging directory of ``final``, clearing what a killed run left there.
 
         Raises `DestinationError` where a live process holds it or something else has its name.
         """
         self.final = final
         self.path = staging_path(final)
-        self._lock = _acquire(self.path, final)
+        self._home = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _clear(self.path, final)
-            _sign(self._lock)
+            self._directory, self._marker = _make(self._home, self.path, final)
         except BaseException:
-            with suppress(OSError):
-                self.release()
+            os.close(self._home)
             raise
+        self.held = _through(self._directory, self.path)
 
     @property
     def new(self) -> Path:
         """The directory that is built."""
-        return self.path / NEW
+        return self.held / NEW
 
     @property
     def old(self) -> Path:
         """Where the old OUT waits while the new one is renamed, if the two cannot be exchanged."""
-        return self.path / OLD
+        return self.held / OLD
+
+    def check(self) -> None:
+        """Raise `DestinationError` where another directory has the staging directory's name, or that of its parent."""
+        parent = os.stat(self.path.parent)
+        if not os.path.samestat(parent, os.fstat(self._home)):
+            raise _replaced(self.path.parent)
+        if not leftover.is_at(self._directory, self.path.name, self._home):
+            raise _replaced(self.path)
+
+    def set_aside(self, old: os.stat_result) -> None:
+        """Note durably that the directory ``old`` may wait at `old`: only that one is ever given its name back."""
+        _sign(self._marker, replace(Owner.current(), old=old.st_ino))
 
     def release(self) -> None:
         """Remove the directory and give up the lock."""
         try:
-            _clear(self.path, self.final)
-            os.unlink(self.path / OWNER)
-            os.rmdir(self.path)
+            if OLD in os.listdir(self._directory) and not os.path.lexists(self.final):
+                os.rename(OLD, self.final.name, src_dir_fd=self._directory, dst_dir_fd=self._home)
+            leftover.empty(self._directory)
+            leftover.remove(self._home, self._directory, self.path)
         finally:
-            os.close(self._lock)
+            self.held = self.path  # the number of a closed descriptor may be given to another file
+            for descriptor in (self._marker, self._directory, self._home):
+                os.close(descriptor)
 
 
 def sweep(final: Path) -> None:
-    """Remove what a dead run left beside ``final``; leave everything else alone."""
-    if os.path.lexists(staging_path(final)):
+    """Remove what a killed run left beside ``final``; leave everything else alone."""
+    path = staging_path(final)
+    if not os.path.lexists(path):
+        return
+    with suppress(DestinationError, OSError):
+        home = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            Staging(final).release()
-        except (DestinationError, OSError):
-            return
+            leftover.clear(home, path, final)
+        finally:
+            os.close(home)
 
 
-def _acquire(path: Path, final: Path) -> int:
+def _make(home: int, path: Path, final: Path) -> tuple[int, int]:
+    """Return the open directory and its locked marker, both new."""
     for _ in range(_ATTEMPTS):
-        descriptor = _open_owner(path)
-        if descriptor is None:
+        try:
+            os.mkdir(path.name, 0o700, dir_fd=home)
+        except FileExistsError:
+            leftover.clear(home, path, final)
             continue
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            busy = _busy(descriptor, final)
-            os.close(descriptor)
-            raise busy from None
-        if _still_there(descriptor, path / OWNER):
-            return descriptor
-        os.close(descriptor)
+            return _open(home, path, final)
+        except (FileExistsError, FileNotFoundError):
+            continue  # another run took the name, or cleared the directory before the marker was in it
     raise DestinationError(f"{shown(final)} is busy: {shown(path)} comes and goes", "try again", "out.busy")
 
 
-def _open_owner(path: Path) -> int | None:
-    """The marker, made where it is missing; ``None`` where the directory vanished meanwhile."""
+def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
+    directory = os.open(path.name, OPEN_DIRECTORY, dir_fd=home)
     try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not _is_ours(path):
-            raise DestinationError(
-                f"{shown(path)} is in the way and was not made by tieconv", "move it away", "out.staging"
-            ) from None
-    try:
-        return os.open(path / OWNER, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        return None
+        marker = os.open(MARKER, _CREATE_MARKER, 0o600, dir_fd=directory)
+        try:
+            _check_own(directory, marker, path)
+            leftover.lock(marker, directory, final)
+            _check_there(marker, directory, home, path)
+            _sign_first(marker, directory, home, path)
+        except BaseException:
+            os.close(marker)
+            raise
+    except BaseException:
+        os.close(directory)
+        raise
+    return directory, marker
 
 
-def _is_ours(path: Path) -> bool:
-    """Empty, or with our marker. A marker that a kill cut short must be alone."""
-    try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            return False
-        names = set(os.listdir(path))
-    except FileNotFoundError:
-        return True
-    if not names:
-        return True
-    return OWNER in names and (_owner(path) is not None or names == {OWNER})
+def _check_own(directory: int, marker: int, path: Path) -> None:
+    """Raise `DestinationError` where the directory that was opened is not the one that was made.
+
+    The marker is certainly new: it says what owner and mode this file system gives to a file of this process.
+    """
+    around, own = os.fstat(directory), os.fstat(marker)
+    shared = bool(around.st_mode & _OTHERS and not own.st_mode & _OTHERS)
+    if shared or around.st_uid != own.st_uid:
+        os.unlink(MARKER, dir_fd=directory)
+        raise leftover.in_the_way(path, "other users may write to it" if shared else "it belongs to another user")
 
 
-def _owner(path: Path) -> dict[str, object] | None:
+def _check_there(marker: int, directory: int, home: int, path: Path) -> None:
+    """Raise `FileNotFoundError` where another run cleared the directory before this one had the lock."""
+    if not (leftover.is_at(marker, MARKER, directory) and leftover.is_at(directory, path.name, home)):
+        raise FileNotFoundError(path)
+
+
+def _sign_first(marker: int, directory: int, home: int, path: Path) -> None:
     try:
-        descriptor = os.open(path / OWNER, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        _sign(marker, Owner.current())
+    except BaseException:
+        with suppress(OSError):
+            leftover.remove(home, directory, path)
+        raise
+
+
+def _sign(marker: int, owner: Owner) -> None:
+    """Write the marker, durable before anything else is in the directory."""
+    os.pwrite(marker, owner.encode(), 0)
+    os.fsync(marker)
+
+
+def _through(descriptor: int, path: Path) -> Path:
+    """Return a path that leads to the open directory itself; ``path`` where the system has none."""
+    held = Path(f"/proc/self/fd/{descriptor}")
+    try:
+        same = os.path.samestat(os.stat(held), os.fstat(descriptor))
     except OSError:
-        return None
-    try:
-        return _parse(os.read(descriptor, _OWNER_LIMIT))
-    finally:
-        os.close(descriptor)
+        return path
+    return held if same else path
 
 
-def _parse(data: bytes) -> dict[str, object] | None:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) and value.get("program") == "tieconv" else None
-
-
-def _busy(descriptor: int, final: Path) -> DestinationError:
-    owner = _parse(os.pread(descriptor, _OWNER_LIMIT, 0)) or {}
-    who = f" (process {shown(owner['pid'])} on {shown(owner.get('host'))})" if "pid" in owner else ""
+def _replaced(path: Path) -> DestinationError:
     return DestinationError(
-        f"{shown(final)} is busy: another tieconv{who} is writing it", "wait until it has ended", "out.busy"
+        f"{shown(path)} was replaced by another program while OUT was written",
+        f"check who may write to {shown(path.parent)}, then run the command again",
+        "out.replaced",
     )
-
-
-def _still_there(descriptor: int, path: Path) -> bool:
-    """Whether ``path`` is still the file that was locked: its last owner may just have removed it."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _sign(descriptor: int) -> None:
-    owner = {
-        "program": "tieconv",
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "start": int(time.time()),
-    }
-    data = json.dumps(owner).encode()
-    os.pwrite(descriptor, data, 0)
-    os.ftruncate(descriptor, len(data))
-
-
-def _clear(path: Path, final: Path) -> None:
-    """Empty the directory up to the marker. An old OUT that has no successor goes back to its place."""
-    if os.path.lexists(path / OLD) and not os.path.lexists(final):
-        os.rename(path / OLD, final)
-    for name in os.listdir(path):
-        if name != OWNER:
-            tree.remove(path / name)
