@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,6 @@ from tieconv import api
 from tieconv.execute import Target, execute, replaces_directory
 
 from . import models
-from .conftest import Mount
 
 ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 USER = 4321
@@ -108,21 +108,28 @@ def test_what_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert notes == ("tieconv could not keep all extended attributes of config.json: all",)
 
 
-def test_a_file_system_without_them(tmp_path: Path, mount: Mount) -> None:
+def test_a_file_system_without_them(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there are none, nothing is said."""
-    model = models.single(mount("vfat", 4) / "source")
+
+    def unsupported(*_: Any) -> list[str]:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "listxattr", unsupported)
     assert execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect) == ()
 
 
-def test_the_note_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("verb", ["retie", "check --fix"])
+def test_the_note_is_printed(tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command's own output carries it."""
-    import shutil
-
     source = Path(__file__).parents[2] / "fixtures" / "models" / "llama-duplicated"
     model = Path(shutil.copytree(source, tmp_path / "model"))
     monkeypatch.delattr(os, "listxattr")
-    result = ok("retie --in-place", model)
-    assert "note: tieconv could not keep all extended attributes of " in result.stdout
+    if verb == "retie":
+        printed = ok("retie --in-place", model).stdout
+    else:
+        printed = ok("check --no-config --fix --in-place", model).stderr
+    assert "note: " in printed
+    assert "tieconv could not keep all extended attributes of " in printed
     assert api.inspect(model).findings == ()
 
 

@@ -1,4 +1,4 @@
-"""What stands at the name of a staging directory: a killed run's leftover goes, anything doubtful is refused untouched."""
+"""What stands at a staging directory's name: a killed run's leftover goes, anything doubtful is refused untouched."""
 
 from __future__ import annotations
 
@@ -302,9 +302,7 @@ def test_the_directory_is_private_and_new(tmp_path: Path) -> None:
 
 @needs_root
 @pytest.mark.parametrize("change", [("chown", 4321), ("chmod", 0o777)], ids=str)
-def test_another_directory_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, int]
-) -> None:
+def test_another_directory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, int]) -> None:
     """Swapped between its making and its opening: the directory of another user gets nothing."""
     path, real = staging_path(tmp_path / "out"), os.mkdir
 

@@ -56,6 +56,7 @@ class Fixer:
     """Applies the safe remedies of the findings that count.
 
     ``out`` is the path of the new model, ``None`` to replace the model itself; ``source`` is the model as it was named.
+    ``notes`` say what could not be kept of replaced files.
     """
 
     look: Look
@@ -67,6 +68,7 @@ class Fixer:
     now: Fix | None = None
     applied: list[Action] = field(default_factory=list)
     refused: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def run(self, model: CheckedModel) -> CheckedModel:
         """The model after its remedies; with a `Failure` where one could not be written."""
@@ -83,7 +85,9 @@ class Fixer:
     def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:
         now = model
         while (planned := self._next(now)) is not None:
-            planned.execute(in_place=True)
+            known = planned.outcome().plan.notes
+            written = planned.execute(in_place=True).plan.notes
+            self.notes += [f"{self.source}: {note}" for note in written if note not in known]
             self._finished()
             now = self.look(model.source)
         return now, model.source if self.applied else None
