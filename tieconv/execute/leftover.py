@@ -18,6 +18,8 @@ MARKER = "owner"
 """The marker file. Its lock is the ownership, its content says whose."""
 NEW = "new"
 OLD = "old"
+DATA = ".data"
+"""What the name of a graph's data file ends in, after the graph's name."""
 _OURS = re.compile(r"new|old|raw|exchange-[ab]|step-[0-9]+")
 """The directories that a run makes in its staging directory."""
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -73,7 +75,9 @@ def _clear(home: int, directory: int, path: Path, final: Path) -> None:
             return  # its owner removed it before this run had the lock
         found = _owner(marker, directory, path)
         _check_content(directory, path, found)
-        _restore_old(directory, home, final)
+        if not os.path.lexists(final):
+            _restore_old(directory, home, final)
+            _remove_data(home, final, found)
         empty(directory)
         remove(home, directory, path)
     finally:
@@ -149,8 +153,18 @@ def _check_content(directory: int, path: Path, found: Owner | None) -> None:
 
 def _restore_old(directory: int, home: int, final: Path) -> None:
     """Give an old OUT that has no successor its name back."""
-    if OLD in os.listdir(directory) and not os.path.lexists(final):
+    if OLD in os.listdir(directory):
         os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
+
+
+def _remove_data(home: int, final: Path, found: Owner | None) -> None:
+    """Remove the data file whose graph never got its name: the one that the marker tells, and no other."""
+    name = f"{final.name}{DATA}"
+    if found is None or not found.data or name not in os.listdir(home):
+        return
+    status = os.stat(name, dir_fd=home, follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_ino == found.data:
+        os.unlink(name, dir_fd=home)
 
 
 def empty(directory: int) -> None:

@@ -19,7 +19,8 @@ _START = json.dumps({"program": _PROGRAM})[:-1].encode()
 class Owner:
     """A process: ``boot`` names the run of its kernel, ``ticks`` its start; both are empty where the system has none.
 
-    ``old`` is the inode of the directory that the process set aside, 0 for none.
+    ``old`` is the inode of the directory that the process set aside, ``data`` that of the data file that it gives its
+    name before its graph; 0 for none.
     """
 
     pid: int
@@ -27,6 +28,7 @@ class Owner:
     boot: str = ""
     ticks: int = 0
     old: int = 0
+    data: int = 0
 
     @classmethod
     def current(cls) -> Owner:
@@ -50,21 +52,21 @@ class Owner:
         return f"process {self.pid} on {shown(self.host)}"
 
 
-def parse(data: bytes) -> Owner | None:
+def parse(content: bytes) -> Owner | None:
     """Return the owner that a marker names, ``None`` for any other content."""
     try:
-        value = json.loads(data)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or value.get("program") != _PROGRAM:
         return None
-    pid, host = value.get("pid", -1), value.get("host")
-    boot, ticks, old = value.get("boot", ""), value.get("ticks", 0), value.get("old", 0)
+    host, boot = value.get("host"), value.get("boot", "")
     if not (isinstance(host, str) and isinstance(boot, str)):
         return None
-    if not all(type(number) is int and 0 <= number < 1 << 64 for number in (pid, ticks, old)):
+    pid, ticks, old, data = numbers = [value.get(key, 0) for key in ("pid", "ticks", "old", "data")]
+    if not all(type(number) is int and 0 <= number < 1 << 64 for number in numbers):
         return None
-    return Owner(pid, host, boot, ticks, old)
+    return Owner(pid, host, boot, ticks, old, data)
 
 
 def is_cut(data: bytes) -> bool:

@@ -66,6 +66,10 @@ class Staging:
         """Note durably that the directory ``old`` may wait at `old`: only that one is ever given its name back."""
         _sign(self._marker, replace(Owner.current(), old=old.st_ino))
 
+    def set_data(self, data: os.stat_result) -> None:
+        """Note durably that the file ``data`` gets its name before the graph that reads it."""
+        _sign(self._marker, replace(Owner.current(), data=data.st_ino))
+
     def release(self) -> None:
         """Remove the directory and give up the lock."""
         try:
@@ -79,17 +83,18 @@ class Staging:
                 os.close(descriptor)
 
 
-def sweep(final: Path) -> None:
-    """Remove what a killed run left beside ``final``; leave everything else alone."""
+def sweep(final: Path) -> bool:
+    """Remove what a killed run left beside ``final``, and nothing else. Returns whether there was any."""
     path = staging_path(final)
     if not os.path.lexists(path):
-        return
+        return False
     with suppress(DestinationError, OSError):
         home = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             leftover.clear(home, path, final)
         finally:
             os.close(home)
+    return not os.path.lexists(path)
 
 
 def _make(home: int, path: Path, final: Path) -> tuple[int, int]:

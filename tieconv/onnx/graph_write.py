@@ -235,6 +235,7 @@ class _Job:
         published: list[Path] = []
         try:
             for file in self.store.data:
+                self.staging.set_data(os.lstat(self.staging.new / file.name))
                 swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
                 published.append(self.final.parent / file.name)
             replaces = self.target.target.overwrite and self.final.exists()
