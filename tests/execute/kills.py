@@ -215,7 +215,7 @@ class Call:
 
 
 @contextmanager
-def _traced(stage: Stage, *options: str) -> Iterator[None]:
+def traced(stage: Stage, *options: str) -> Iterator[None]:
     """A run of the command with strace attached before it begins."""
     stage.reset()
     child = stage.zygote.start(stage.arguments, stage.log, stop=True)
@@ -231,7 +231,7 @@ def _traced(stage: Stage, *options: str) -> Iterator[None]:
 def calls_of(stage: Stage) -> list[Call]:
     """Every call of a run from the first one that has to do with the staging directory."""
     log = stage.root / "strace.log"
-    with _traced(stage, "-f", "-e", f"trace={CALLS}", "-o", str(log)):
+    with traced(stage, "-f", "-e", f"trace={CALLS}", "-o", str(log)):
         assert stage.zygote.end() == 0, stage.log.read_text()
     lines = re.findall(r"^(\d+) +(\w+)\((.*)", log.read_text(), re.MULTILINE)
     counts: Counter[tuple[str, str]] = Counter()
@@ -247,7 +247,7 @@ def kill_before(stage: Stage, call: Call) -> str | None:
     """Kill as the call is entered; ``None`` where this run made fewer. strace counts for each thread."""
     inject = f"inject={call.name}:signal=KILL:when={call.number}"
     follow = [] if call.main else ["-f"]
-    with _traced(stage, *follow, "-o", os.devnull, "-e", f"trace={call.name}", "-e", inject):
+    with traced(stage, *follow, "-o", os.devnull, "-e", f"trace={call.name}", "-e", inject):
         status = stage.zygote.end()
     return stage.check() if status == -signal.SIGKILL else None
 

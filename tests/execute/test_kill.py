@@ -84,7 +84,7 @@ def stage_of(case: Case, root: Path, zygote: Zygote) -> Stage:
     stage = Stage(case, root, zygote)
     if "--fix" in case.verb and case.how == "--in-place":
         stage.reset()
-        ok("retie --in-place", stage.out)
+        ok("reindex --in-place", stage.out)
         stage.steps = [models.digest(stage.out)]
     return stage
 
