@@ -12,6 +12,7 @@ import pytest
 from fixtures.onnx_graphs import build
 from tests.execute.kills import Case, Stage, Zygote, calls_of, kill_at_random, kill_before, spread
 from tests.execute.test_kill import FIXTURES, needs_strace, told
+from tests.execute.test_power_cut import judge
 
 
 def graph(root: Path) -> None:
@@ -99,3 +100,19 @@ def test_killed_between_data_and_graph(tmp_path: Path, zygote: Zygote) -> None:
 def test_killed_exports(case: Case, tmp_path: Path, exporter: Zygote) -> None:
     """At random moments of the whole export; a few, since each takes seconds."""
     told("killed at random", case, kill_at_random(Stage(case, tmp_path, exporter), 8))
+
+
+@needs_strace
+@pytest.mark.parametrize("case", [case for case in CASES if not case.file], ids=str)
+def test_every_image_of_a_power_cut(case: Case, tmp_path: Path, zygote: Zygote) -> None:
+    """Every image that keeps the names so far and only synced bytes: OUT is absent, old or whole."""
+    found = judge(GraphStage(case, tmp_path, zygote))
+    told("power cut after each call", case, found)
+    assert found["whole"]
+
+
+@needs_strace
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EXPORTS, ids=str)
+def test_every_image_of_an_export(case: Case, tmp_path: Path, exporter: Zygote) -> None:
+    told("power cut after each call", case, judge(Stage(case, tmp_path, exporter)))
