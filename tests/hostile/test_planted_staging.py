@@ -129,3 +129,44 @@ def test_files_beside_reports(unpacked: Callable[[str], Path], tmp_path: Path) -
     run("check --format json --output-file report.json", folder)
     assert weights(folder).read_bytes() == content
     assert json.loads((tmp_path / "report.json").read_text())["schema"] == "tieconv.check/1"
+
+
+def test_nothing_is_appended_through_a_hard_link(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    """The file of a run grows; the file that an archive gave a second name to does not."""
+    folder = unpacked("retie")
+    (folder / "empty.txt").write_bytes(b"")
+    os.link(folder / "empty.txt", tmp_path / "run.jsonl")
+    result = run("check --no-config --resume run.jsonl", folder)
+    assert result.exit_code == 2, result.output
+    assert "run.jsonl is a hard link to another file" in result.output
+    assert (folder / "empty.txt").read_bytes() == b""
+
+
+@pytest.mark.parametrize("line", ["check --no-config --output-file", "check --no-config --write-baseline"])
+def test_reports_stay_out_of_the_hub_cache(unpacked: Callable[[str], Path], tmp_path: Path, line: str) -> None:
+    """A report written over a snapshot's link would replace a blob that other snapshots share."""
+    folder = unpacked("retie")
+    blob = tmp_path / "models--o--n" / "blobs" / "abc"
+    link = tmp_path / "models--o--n" / "snapshots" / "1" / "config.json"
+    for path in (blob, link):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(b"")
+    link.symlink_to(blob)
+    result = run(line, link, folder)
+    assert result.exit_code == 2, result.output
+    assert "lies in the hub cache" in result.output
+    assert blob.read_bytes() == b""
+    assert os.listdir(blob.parent) == ["abc"]
+
+
+def test_a_page_of_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`parity --html` replaces a name as well: a second name of the weights keeps its bytes."""
+    from tieconv.cli import parity
+    from tieconv.reporters import parity_html
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    os.link(tmp_path / "model.safetensors", tmp_path / "page.html")
+    monkeypatch.setattr(parity_html, "render", lambda report: "<html>")
+    parity._write(str(tmp_path / "page.html"), None)  # type: ignore[arg-type]
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+    assert (tmp_path / "page.html").read_text() == "<html>"
