@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
@@ -138,6 +139,14 @@ def planted_old(path: Path, _model: Path) -> None:
     models.single(path / "old", rows=16)
 
 
+def old_of_another_boot(path: Path, _model: Path) -> None:
+    """An archive may guess a host and an inode, not the name of this boot."""
+    path.mkdir(0o700)
+    models.single(path / "old", rows=16)
+    owner = replace(Owner.current(), boot="guessed", old=(path / "old").stat().st_ino)
+    (path / "owner").write_bytes(owner.encode())
+
+
 def old_is_a_symlink(path: Path, model: Path) -> None:
     marked(path, replace(DEAD, old=model.stat().st_ino).encode())
     (path / "old").symlink_to(model)
@@ -178,6 +187,7 @@ DOUBTFUL = [
     (new_is_a_symlink, "it holds new"),
     (new_is_a_hard_link, "it holds new"),
     (planted_old, "its directory old is not the one"),
+    (old_of_another_boot, "its directory old is not the one"),
     (old_is_a_symlink, "it holds old"),
 ]
 
@@ -352,6 +362,32 @@ def test_a_name_taken_back_in_time(model: Path, tmp_path: Path) -> None:
     execute(models.retie(model), Target(out), reinspect=away)
     assert models.files_under(out) == models.files_under(model)
     assert models.strays(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["flock", "fsync", "pwrite"])
+def test_a_marker_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A file system without locks, a full disk: nothing is left."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl if call == "flock" else os, call, fail)
+    with pytest.raises(OSError, match="No locks"):
+        Staging(tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("boot", ["", "another"])
+def test_data_of_a_graph(tmp_path: Path, boot: str) -> None:
+    """The data that a killed run named before its graph goes; of another boot, or another file, it stays."""
+    path, data = staging_path(tmp_path / "m.onnx"), tmp_path / "m.onnx.data"
+    data.write_bytes(b"x")
+    for inode, stays in ((data.stat().st_ino + 1, True), (data.stat().st_ino, bool(boot))):
+        owner = replace(DEAD, data=inode, **({"boot": boot} if boot else {}))
+        marked(path, owner.encode())
+        sweep(tmp_path / "m.onnx")
+        assert not path.exists()
+        assert data.exists() is stays
 
 
 def test_markers() -> None:

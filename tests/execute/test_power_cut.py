@@ -10,7 +10,7 @@ import pytest
 
 from . import power
 from .kills import Case, Stage, Zygote, traced
-from .test_kill import CASES, FILES, needs_strace, told
+from .test_kill import CASES, FILES, needs_strace, report
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,6 @@ def check_durable(disk: power.Disk, out: Path) -> None:
 def test_every_image(case: Case, tmp_path: Path, zygote: Zygote) -> None:
     """Every image that keeps the names so far and only synced bytes."""
     found = judge(Stage(case, tmp_path, zygote))
-    told("power cut after each call", case, found)
+    report("power cut after each call", case, found)
     assert found["whole"]
     assert found["old" if case.how in ("--in-place", "--overwrite") else "absent"]

@@ -181,6 +181,19 @@ def test_hijack(shared: Path, act: Act) -> None:
     assert many(shared, act, 5).total() == 5
 
 
+def test_another_user_is_writing(shared: Path) -> None:
+    """What they have closed to everybody is refused by its name, and stays."""
+    staging = staging_path(shared / "tmp" / "out")
+    staging.mkdir(0o700)
+    (staging / "owner").touch()
+    for path in (staging, staging / "owner"):
+        os.chown(path, ATTACKER, ATTACKER)
+    out = shared / "tmp" / "out"
+    _, status = os.waitpid(as_user(VICTIM, lambda: write(shared / "victim" / "model", out, False)), 0)
+    assert REFUSALS[os.waitstatus_to_exitcode(status) - 10] == "out.staging"
+    assert os.listdir(staging) == ["owner"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("act", ACTS)
 def test_many_hijacks(shared: Path, act: Act) -> None:

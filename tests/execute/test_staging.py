@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +172,58 @@ def test_many_writers_at_once(model: Path, tmp_path: Path) -> None:
     assert all(end.startswith(("out.busy", "out.exists")) for end in ends if end)
     assert models.files_under(out) == models.files_under(model)
     assert models.strays(tmp_path) == []
+
+
+def race(model: Path, directory: Path, writers: int, rounds: int) -> Counter[str]:
+    """Several processes write one OUT, in every other round over what a killed run left; what each said."""
+    out, found = directory / "out", Counter[str]()
+    expected = models.digest(model)
+    for number in range(rounds):
+        if number % 2:
+            staging_path(out).mkdir(0o700)
+            _marked(staging_path(out))
+        children = [fork(lambda: write(model, out)) for _ in range(writers)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        found.update(ENDS[code] for code in codes)
+        assert codes.count(0) == 1, codes
+        assert models.files_under(out) == models.files_under(model)
+        assert models.strays(directory) == []
+        assert models.digest(model) == expected
+        shutil.rmtree(out)
+    return found
+
+
+ENDS = {0: "wrote", 3: "out.busy", 4: "out.exists"}
+
+
+def write(model: Path, out: Path) -> int:
+    try:
+        execute(models.retie(model), Target(out), reinspect=models.inspect)
+    except DestinationError as error:
+        return next(code for code, name in ENDS.items() if name == error.code)
+    return 0
+
+
+def fork(act: Callable[[], int]) -> int:
+    """Run ``act`` in a process of its own, which ends with what it returns; its number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        code = act()
+    finally:
+        os._exit(code)
+
+
+def test_races(model: Path, tmp_path: Path) -> None:
+    """One writes, whoever cleared the leftover; the others say why not."""
+    assert race(model, tmp_path, 5, 6)["wrote"] == 6
+
+
+@pytest.mark.slow
+def test_many_races(model: Path, tmp_path: Path) -> None:
+    print(f"\n8 writers at once: {dict(race(model, tmp_path, 8, 100))}")
 
 
 def test_names() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fixtures.onnx_graphs import build
 from tests.execute.kills import Case, Stage, Zygote, calls_of, kill_at_random, kill_before, spread
-from tests.execute.test_kill import FIXTURES, needs_strace, told
+from tests.execute.test_kill import FIXTURES, needs_strace
 from tests.execute.test_power_cut import judge
 
 
@@ -73,7 +73,7 @@ def test_killed_at_random(case: Case, tmp_path: Path, zygote: Zygote) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_killed_at_many_moments(case: Case, tmp_path: Path, zygote: Zygote) -> None:
-    told("killed at random", case, kill_at_random(GraphStage(case, tmp_path, zygote), 20))
+    report("killed at random", case, kill_at_random(GraphStage(case, tmp_path, zygote), 20))
 
 
 @needs_strace
@@ -82,7 +82,7 @@ def test_killed_at_many_moments(case: Case, tmp_path: Path, zygote: Zygote) -> N
 def test_killed_before_every_call(case: Case, tmp_path: Path, zygote: Zygote) -> None:
     stage = GraphStage(case, tmp_path, zygote)
     found = Counter(str(kill_before(stage, call)) for call in spread(calls_of(stage), 40))
-    told("killed before each call", case, found)
+    report("killed before each call", case, found)
     assert found["old"]
     assert found["whole"]
 
@@ -99,7 +99,7 @@ def test_killed_between_data_and_graph(tmp_path: Path, zygote: Zygote) -> None:
 @pytest.mark.parametrize("case", EXPORTS, ids=str)
 def test_killed_exports(case: Case, tmp_path: Path, exporter: Zygote) -> None:
     """At random moments of the whole export; a few, since each takes seconds."""
-    told("killed at random", case, kill_at_random(Stage(case, tmp_path, exporter), 8))
+    report("killed at random", case, kill_at_random(Stage(case, tmp_path, exporter), 8))
 
 
 @needs_strace
@@ -107,7 +107,7 @@ def test_killed_exports(case: Case, tmp_path: Path, exporter: Zygote) -> None:
 def test_every_image_of_a_power_cut(case: Case, tmp_path: Path, zygote: Zygote) -> None:
     """Every image that keeps the names so far and only synced bytes: OUT is absent, old or whole."""
     found = judge(GraphStage(case, tmp_path, zygote))
-    told("power cut after each call", case, found)
+    report("power cut after each call", case, found)
     assert found["whole"]
 
 
@@ -115,4 +115,4 @@ def test_every_image_of_a_power_cut(case: Case, tmp_path: Path, zygote: Zygote) 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", EXPORTS, ids=str)
 def test_every_image_of_an_export(case: Case, tmp_path: Path, exporter: Zygote) -> None:
-    told("power cut after each call", case, judge(Stage(case, tmp_path, exporter)))
+    report("power cut after each call", case, judge(Stage(case, tmp_path, exporter)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -22,7 +23,6 @@ DATA = ".data"
 """What the name of a graph's data file ends in, after the graph's name."""
 _OURS = re.compile(r"new|old|raw|exchange-[ab]|step-[0-9]+")
 """The directories that a run makes in its staging directory."""
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_MARKER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
@@ -34,10 +34,13 @@ def clear(home: int, path: Path, final: Path) -> None:
     owns it or where anything about it is not as a run of this user leaves it.
     """
     with suppress(FileNotFoundError):
-        _check_kind(home, path)
-        directory = os.open(path.name, OPEN_DIRECTORY, dir_fd=home)
+        status = os.stat(path.name, dir_fd=home, follow_symlinks=False)
+        _check_kind(status, path)
+        _check_private(status, path, "it")
+        directory = open_directory(home, path.name)
         try:
-            _check_private(os.fstat(directory), path, "it")
+            if not os.path.samestat(status, os.fstat(directory)):
+                return  # another one has its name by now
             if os.listdir(directory):
                 _clear(home, directory, path, final)
             else:
@@ -47,16 +50,26 @@ def clear(home: int, path: Path, final: Path) -> None:
             os.close(directory)
 
 
-def _check_kind(home: int, path: Path) -> None:
-    mode = os.stat(path.name, dir_fd=home, follow_symlinks=False).st_mode
-    if not stat.S_ISDIR(mode):
-        what = "a symlink" if stat.S_ISLNK(mode) else "not a directory"
+def open_directory(home: int, name: str) -> int:
+    """Open a directory, no link followed. Raises `FileNotFoundError` where it is none, or not to be opened."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=home)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+            raise FileNotFoundError(name) from error
+        raise
+
+
+def _check_kind(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
         raise in_the_way(path, f"it is {what}", f"check it, then remove it: rm {shell_word(str(path))}")
 
 
 def _check_private(status: os.stat_result, path: Path, what: str) -> None:
     if status.st_uid != os.geteuid():
-        raise in_the_way(path, f"{what} belongs to another user")
+        hint = "wait if that user is writing there, else ask them to remove it, or give another -o"
+        raise in_the_way(path, f"{what} belongs to another user", hint)
     if status.st_mode & _OTHERS:
         raise in_the_way(path, f"other users may write to {what}")
 
@@ -135,7 +148,8 @@ def _owner(marker: int, directory: int, path: Path) -> Owner | None:
     if found is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
         raise in_the_way(path, "it was not made by tieconv")
     if found is not None and not found.is_gone:
-        raise in_the_way(path, f"{found} may still be writing to it")
+        hint = f"wait until it has ended; once it has, remove what it left: rm -r {shell_word(str(path))}"
+        raise in_the_way(path, f"{found} may still be writing to it", hint)
     return found
 
 
@@ -147,7 +161,7 @@ def _check_content(directory: int, path: Path, found: Owner | None) -> None:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not _OURS.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
             raise in_the_way(path, f"it holds {shown(name)}, which tieconv did not put there")
-        if name == OLD and (found is None or found.old != status.st_ino):
+        if name == OLD and not (found and found.is_of_this_boot and found.old == status.st_ino):
             raise in_the_way(path, f"its directory {OLD} is not the one that the killed run set aside")
 
 
@@ -160,7 +174,7 @@ def _restore_old(directory: int, home: int, final: Path) -> None:
 def _remove_data(home: int, final: Path, found: Owner | None) -> None:
     """Remove the data file whose graph never got its name: the one that the marker tells, and no other."""
     name = f"{final.name}{DATA}"
-    if found is None or not found.data or name not in os.listdir(home):
+    if not (found and found.is_of_this_boot and found.data) or name not in os.listdir(home):
         return
     status = os.stat(name, dir_fd=home, follow_symlinks=False)
     if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_ino == found.data:

@@ -43,10 +43,15 @@ class Owner:
     @property
     def is_gone(self) -> bool:
         """Whether the process has ended for certain; the caller holds the lock that it would hold."""
-        if self.boot != _boot() or not self.boot:
+        if not self.is_of_this_boot:
             here = self.host == socket.gethostname()[:64]
             return here and (bool(self.boot and _boot()) or _is_free(self.pid))
         return self.pid == os.getpid() or _ticks(self.pid) != self.ticks
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether a process of this machine wrote the marker for certain: nobody else knows the name of its boot."""
+        return bool(self.boot) and self.boot == _boot()
 
     def __str__(self) -> str:
         return f"process {self.pid} on {shown(self.host)}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tieconv.errors import DestinationError
 from tieconv.execute import leftover
-from tieconv.execute.leftover import MARKER, NEW, OLD, OPEN_DIRECTORY
+from tieconv.execute.leftover import MARKER, NEW, OLD
 from tieconv.execute.marker import Owner
 from tieconv.execute.target import staging_path
 from tieconv.text import shown
@@ -113,14 +113,12 @@ def _make(home: int, path: Path, final: Path) -> tuple[int, int]:
 
 
 def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
-    directory = os.open(path.name, OPEN_DIRECTORY, dir_fd=home)
+    directory = leftover.open_directory(home, path.name)
     try:
         marker = os.open(MARKER, _CREATE_MARKER, 0o600, dir_fd=directory)
         try:
             _check_own(directory, marker, path)
-            leftover.lock(marker, directory, final)
-            _check_there(marker, directory, home, path)
-            _sign_first(marker, directory, home, path)
+            _claim(directory, marker, home, path, final)
         except BaseException:
             os.close(marker)
             raise
@@ -142,16 +140,19 @@ def _check_own(directory: int, marker: int, path: Path) -> None:
         raise leftover.in_the_way(path, "other users may write to it" if shared else "it belongs to another user")
 
 
-def _check_there(marker: int, directory: int, home: int, path: Path) -> None:
-    """Raise `FileNotFoundError` where another run cleared the directory before this one had the lock."""
-    if not (leftover.is_at(marker, MARKER, directory) and leftover.is_at(directory, path.name, home)):
-        raise FileNotFoundError(path)
+def _claim(directory: int, marker: int, home: int, path: Path, final: Path) -> None:
+    """Lock and sign the new marker; what the system refuses leaves nothing behind.
 
-
-def _sign_first(marker: int, directory: int, home: int, path: Path) -> None:
+    Raises `DestinationError` where another run has the lock, `FileNotFoundError` where it has cleared the directory.
+    """
     try:
+        leftover.lock(marker, directory, final)
+        if not (leftover.is_at(marker, MARKER, directory) and leftover.is_at(directory, path.name, home)):
+            raise FileNotFoundError(path)
         _sign(marker, Owner.current())
-    except BaseException:
+    except FileNotFoundError:
+        raise
+    except OSError:
         with suppress(OSError):
             leftover.remove(home, directory, path)
         raise
