@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from tieconv.execute.target import staging_path
 
 from . import models, processes
@@ -223,7 +225,9 @@ def traced(stage: Stage, *options: str) -> Iterator[None]:
         assert strace.stderr is not None
         line = strace.stderr.readline()
         os.kill(child, signal.SIGCONT)
-        assert "attached" in line, line
+        if "attached" not in line:
+            stage.zygote.end()
+            pytest.skip(f"strace cannot attach to a process here: {line.strip()}")
         yield
         strace.stderr.read()
 

@@ -22,10 +22,10 @@ ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
 USER = 4321
 
 
-def acl(mask: int) -> bytes:
+def acl(mask: int, owner: int = 6) -> bytes:
     """An access control list: the owner and one user may read and write, the group nothing, others nothing."""
     none = 0xFFFFFFFF
-    entries = [(0x01, 6, none), (0x02, 6, USER), (0x04, 0, none), (0x10, mask, none), (0x20, 0, none)]
+    entries = [(0x01, owner, none), (0x02, owner, USER), (0x04, 0, none), (0x10, mask, none), (0x20, 0, none)]
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -37,7 +37,7 @@ def listed(model: Path) -> Path:
             os.setxattr(path, "user.origin", str(path).encode())
         os.setxattr(model / "config.json", ACCESS, acl(6))
         os.setxattr(model / "model.safetensors", ACCESS, acl(4))
-        os.setxattr(model, DEFAULT, acl(6))
+        os.setxattr(model, DEFAULT, acl(7, 7))
     except OSError as error:
         pytest.skip(f"no extended attributes or access control lists here: {error.strerror}")
     return model
