@@ -15,8 +15,8 @@ import pytest
 
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute
-from tieconv.execute.marker import Owner
 from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.staging.marker import Owner
 from tieconv.execute.target import is_staging, staging_path
 
 from . import models, processes

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tieconv.errors import DestinationError
 from tieconv.execute import tree
-from tieconv.execute.marker import SIZE, Owner, is_cut, parse
+from tieconv.execute.staging.marker import SIZE, Owner, is_cut, parse
 from tieconv.text import shell_word, shown
 
 MARKER = "owner"

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tieconv.errors import DestinationError
-from tieconv.execute import leftover
-from tieconv.execute.leftover import MARKER, NEW, OLD
-from tieconv.execute.marker import Owner
+from tieconv.execute.staging import leftover
+from tieconv.execute.staging.leftover import MARKER, NEW, OLD
+from tieconv.execute.staging.marker import Owner
 from tieconv.execute.target import staging_path
 from tieconv.text import shown
 
