@@ -10,7 +10,7 @@ from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
 from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
 from tieconv.cli.screen import paint, say, width
-from tieconv.errors import DestinationError, NotRunError
+from tieconv.errors import NotRunError
 from tieconv.text import shown
 
 
@@ -57,11 +57,7 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
 
 def _write(path: str, report: Parity) -> None:
     from tieconv.reporters.parity_html import render
+    from tieconv.sources.texts import write_text
 
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(render(report))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DestinationError(f"{shown(path)} cannot be written: {reason}", "give --html another file") from error
+    write_text(path, render(report))
     say(f"wrote {shown(path)}")

@@ -16,6 +16,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.parity import Identity, Parity, Verdict
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import swap, tree
+from tieconv.execute.attributes import Like, inherit_directory
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
@@ -81,7 +82,7 @@ class _Job:
     stage: int = 0
 
     def run(self) -> ExportOutcome:
-        raw = self.staging.path / "raw"
+        raw = self.staging.held / "raw"
         os.mkdir(raw)
         versions = export_adapter.versions()
         document, reference = self._trace(raw)
@@ -162,13 +163,17 @@ class _Job:
             files.write("parity.json", f"{outcome.parity}\n")
             files.write("parity.html", render(outcome.parity))
         files.sync()
-        tree.remove(self.staging.path / "raw")
+        tree.remove(self.staging.held / "raw")
         self.check(False)
         files.check_fresh()
         self._begin("rename")
-        with self.signals.shielded(), writing(self.final.name, self.staging.path, 0):
+        with self.signals.shielded(), writing(self.final.name, self.staging.held, 0):
+            self.staging.check()
             if self.overwrite and os.path.isdir(self.final):
-                swap.publish_directory(new, self.final, self.staging.old)
+                old = os.lstat(self.final)
+                inherit_directory(new, Like(self.final, True))
+                self.staging.set_aside(old)
+                swap.publish_directory(new, self.final, self.staging.old, old)
             else:
                 swap.publish_new(new, self.final)
 
