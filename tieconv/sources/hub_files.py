@@ -10,9 +10,10 @@ from types import TracebackType
 
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import UnreadableError
-from tieconv.sources.digest import Kind
+from tieconv.sources.digest import Kind, hash_bytes, kind_of
+from tieconv.sources.hub_blobs import blob_name
 from tieconv.sources.hub_cache import snapshot
-from tieconv.sources.hub_client import Body, Client, url_of
+from tieconv.sources.hub_client import Body, Client, RemoteFile, url_of
 from tieconv.sources.hub_listing import Found, Stored
 from tieconv.sources.local import FileSet
 from tieconv.sources.threads import workers
@@ -89,7 +90,7 @@ class HubFiles:
     def known_hash(self, name: str) -> tuple[Kind, str]:
         """The hash that the file is stored under."""
         stored = self._stored(name)
-        return ("sha256", stored.sha256) if stored.sha256 else ("git", stored.blob)
+        return kind_of(stored.digest), stored.digest
 
     def announce(self, spans: Iterable[ByteRange]) -> None:
         """Fetch small ranges that will each be read once, a few at a time, neighbours with one request.
@@ -224,15 +225,23 @@ class HubFiles:
         return min(max(ends, default=start), end)
 
     def _fetch(self, name: str, start: int, end: int) -> bytes:
-        stored = self._stored(name)
-        return self.client.read(self._url(name), self._what(name), start, end, stored.size, self.found.commit)
+        file = self._remote(name)
+        data = self.client.read(file, start, end)
+        if start == 0 and end == file.size and hash_bytes(data, kind_of(file.digest)) != file.digest:
+            raise UnreadableError(
+                f"{file.what}: what the server sent does not have the hash of the listing",
+                "check HF_ENDPOINT and proxies",
+                "hub.hash",
+            )
+        return data
 
     def _open(self, name: str, start: int, end: int) -> Body:
-        stored = self._stored(name)
-        return self.client.open(self._url(name), self._what(name), start, end, stored.size, self.found.commit)
+        return self.client.open(self._remote(name), start, end)
 
-    def _url(self, name: str) -> str:
-        return url_of(self.found.repo, self.found.below + name, self.found.commit)
+    def _remote(self, name: str) -> RemoteFile:
+        stored = self._stored(name)
+        url = url_of(self.found.repo, self.found.below + name, self.found.commit)
+        return RemoteFile(url, self._what(name), stored.size, self.found.commit, stored.digest)
 
     def _what(self, name: str) -> str:
         return f"{shown(self.found.listing.source)}: {shown(name)}"
@@ -273,11 +282,12 @@ def _cached_files(found: Found) -> frozenset[str]:
     root = _cached_root(found)
     if not os.path.isdir(root):
         return frozenset()
-    return frozenset(name for name, stored in found.stored.items() if _size_at(os.path.join(root, name)) == stored.size)
+    return frozenset(name for name, stored in found.stored.items() if _is_cached(os.path.join(root, name), stored))
 
 
-def _size_at(path: str) -> int | None:
+def _is_cached(path: str, stored: Stored) -> bool:
+    """Whether the cache has a file of this size at ``path``, and names its blob, where it has one, by this hash."""
     try:
-        return os.stat(path).st_size
+        return os.stat(path).st_size == stored.size and blob_name(path) in (None, stored.digest)
     except OSError:
-        return None
+        return False
