@@ -158,3 +158,50 @@ def test_full_depth_fetches_no_more_than_the_model(hub: Hub, tieconv: Run, model
         if result.returncode == 0:
             holds = sum(path.stat().st_size for path in (models / name).rglob("*") if path.is_file())
             assert json.loads(result.stdout)["model"]["fetched"]["bytes"] <= holds, name
+
+
+@pytest.mark.parametrize("nan", [True, False])
+def test_full_depth_of_equal_copies(nan: bool, hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """Equal copies travel once each, for the proof, for the NaN in them and for other duplicates, in any files."""
+    from tests.hub.models import EMBEDDING, HEAD, same_head, write_shard
+
+    data = bytearray(same_head())
+    if nan:
+        data[300_000:300_002] = b"\xc1\x7f"
+    path = sharded(tmp_path / "n", shards=2, tied=True)
+    tensors = {name: ((2048, 128), bytes(data)) for name in (EMBEDDING, HEAD)}
+    other = {f"model.layers.{n}.mlp.up_proj.weight": ((2048, 128), bytes(data[::-1])) for n in range(2)}
+    (path / "model.safetensors.index.json").unlink()
+    for shard in path.glob("model-*"):
+        shard.unlink()
+    write_shard(path / "model.safetensors", tensors | other)
+    hub.add("org/n", path)
+    near, far = (
+        json.loads(tieconv("inspect", model, "--depth", "full", "--json").stdout) for model in (path, "hf://org/n")
+    )
+    assert far["ties"] == near["ties"] and far["duplicates"] == near["duplicates"]
+    assert ("nan" in far["ties"][0]["members"][1]["detail"]) == nan
+    assert far["model"]["fetched"]["bytes"] == sum(file.stat().st_size for file in path.iterdir())
+
+
+def test_pieces() -> None:
+    """What is held is found by any part of it, and the oldest goes where there is no room."""
+    from tieconv.sources.hub_pieces import Pieces
+
+    held = Pieces(20)
+    held.add("a", 10, b"0123456789")
+    held.add("a", 25, b"xyz")
+    assert held.get("a", 12, 15) == b"234" and held.get("a", 12, 21) is None and held.get("b", 12, 15) is None
+    assert held.until("a", 18, 30) == b"89" and held.until("a", 20, 30) == b""
+    assert (held.next("a", 0, 9), held.next("a", 0, 99), held.next("a", 10, 99), held.next("a", 25, 99)) == (
+        9,
+        10,
+        25,
+        99,
+    )
+    held.add("a", 10, b"short")
+    assert held.get("a", 10, 20) == b"0123456789"
+    held.add("b", 0, b"12345678")
+    assert held.get("a", 10, 11) is None and held.get("a", 25, 28) == b"xyz" and held.get("b", 0, 8) == b"12345678"
+    held.add("b", 50, bytes(11))
+    assert held.get("b", 50, 51) is None

@@ -14,9 +14,10 @@ from huggingface_hub.file_download import repo_folder_name
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import UnreadableError
 from tieconv.sources import is_hub
-from tieconv.sources.hub_blobs import verify
+from tieconv.sources.hub_blobs import blob_name, verify
 from tieconv.sources.hub_client import url_of
 from tieconv.sources.hub_errors import MALFORMED, Transport, malformed, translate
+from tieconv.sources.hub_listing import Found, Stored
 from tieconv.sources.hub_manners import transferring
 from tieconv.sources.hub_names import Place, parse
 from tieconv.sources.hub_session import file_key
@@ -110,3 +111,24 @@ def fetch(listing: Listing, place: Place, files: Mapping[str, str]) -> str:
 def _literal(name: str) -> str:
     """A pattern that fits the name alone."""
     return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def cached_root(found: Found) -> str:
+    """Where the cache keeps the directory that ``found`` is about, be it there or not."""
+    return os.path.join(snapshot(found.repo, found.commit), found.below).removesuffix("/")
+
+
+def cached_files(found: Found) -> frozenset[str]:
+    """The files of the commit that the local cache holds whole."""
+    root = cached_root(found)
+    if not os.path.isdir(root):
+        return frozenset()
+    return frozenset(name for name, stored in found.stored.items() if _is_cached(os.path.join(root, name), stored))
+
+
+def _is_cached(path: str, stored: Stored) -> bool:
+    """Whether the cache has a file of this size at ``path``, and names its blob, where it has one, by this hash."""
+    try:
+        return os.stat(path).st_size == stored.size and blob_name(path) in (None, stored.digest)
+    except OSError:
+        return False
