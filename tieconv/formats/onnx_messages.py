@@ -7,6 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tieconv.formats.onnx.shapes import (
+    ATTRIBUTE,
+    FUNCTION,
+    GRAPH,
+    MODEL,
+    NODE,
+    TENSOR,
+    VALUE,
+    check,
+    check_field,
+)
 from tieconv.formats.protobuf import BYTES, VARINT, Field, Wire, signed
 
 MAX_DEPTH = 64
@@ -50,7 +61,11 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """A graph. Sparse initializers are counted, not read."""
+    """A graph. Sparse initializers are counted, not read.
+
+    ``elements`` are the element types of inputs and outputs, 0 where there is none; ``opsets`` the operator sets that a
+    function imports.
+    """
 
     name: str = ""
     nodes: list[Node] = field(default_factory=list)
@@ -58,17 +73,24 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     sparse: int = 0
+    sparse_names: list[str] = field(default_factory=list)
+    elements: list[tuple[str, int]] = field(default_factory=list)
+    opsets: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Model:
-    """A model; ``tensors`` are all of them, those of attributes and functions included."""
+    """A model; ``tensors`` are all of them, those of attributes and functions included.
+
+    ``functions`` are the bodies of its functions.
+    """
 
     graph: Graph
     ir_version: int = 0
     producer: str = ""
     opsets: dict[str, int] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
+    functions: list[Graph] = field(default_factory=list)
 
 
 def read_model(wire: Wire) -> Model:
@@ -89,7 +111,9 @@ def read_model(wire: Wire) -> Model:
             domain, opset = _opset(wire, start, end)
             model.opsets[domain] = opset
         elif number == 25 and kind == BYTES:
-            _function(wire, start, end, model.tensors)
+            _function(wire, start, end, model)
+        elif kind == BYTES:
+            check_field(wire, start, end, MODEL.get(number))
     if not found:
         wire.refuse("holds no graph: it is no ONNX model", "malformed")
     model.producer = " ".join(filter(None, (model.producer, version)))
@@ -106,10 +130,20 @@ def _opset(wire: Wire, start: int, end: int) -> tuple[str, int]:
     return domain, version
 
 
-def _function(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> None:
+def _function(wire: Wire, start: int, end: int, model: Model) -> None:
+    body = Graph()
     for number, kind, value, stop in wire.fields(start, end):
-        if number == 7 and kind == BYTES:
-            _node(wire, value, stop, tensors, 0)
+        if kind != BYTES:
+            continue
+        if number == 7:
+            body.nodes.append(_node(wire, value, stop, model.tensors, 0))
+        elif number in (4, 5):
+            (body.inputs if number == 4 else body.outputs).append(wire.text(value, stop))
+        elif number == 9:
+            body.opsets.add(_opset(wire, value, stop)[0])
+        else:
+            check_field(wire, value, stop, FUNCTION.get(number))
+    model.functions.append(body)
 
 
 def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -> Graph:
@@ -126,10 +160,17 @@ def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) 
         elif number == 5:
             graph.initializers.append(_tensor(wire, value, stop, tensors))
         elif number in (11, 12):
-            (graph.inputs if number == 11 else graph.outputs).append(_name(wire, value, stop))
+            check(wire, value, stop, VALUE)
+            name = _name(wire, value, stop)
+            (graph.inputs if number == 11 else graph.outputs).append(name)
+            element = _element(wire, value, stop)
+            if element is not None:
+                graph.elements.append((name, element))
         elif number == 15:
             graph.sparse += 1
-            _sparse(wire, value, stop, tensors)
+            graph.sparse_names.append(_sparse(wire, value, stop, tensors))
+        else:
+            check_field(wire, value, stop, GRAPH.get(number))
     return graph
 
 
@@ -139,10 +180,29 @@ def _name(wire: Wire, start: int, end: int) -> str:
     return wire.text(*places[-1]) if places else ""
 
 
-def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> None:
+_TENSOR_TYPES = (1, 8)
+"""The fields of a type that hold the type of a tensor and of a sparse tensor; those of others hold no element type."""
+
+
+def _element(wire: Wire, start: int, end: int) -> int | None:
+    """Return the element type of a tensor, 0 where a value's description has none, ``None`` for other values."""
+    types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
+    for number, kind, value, stop in wire.fields(*types[-1]) if types else ():
+        if number not in _TENSOR_TYPES or kind != BYTES:
+            return None
+        elements = [found for one, each, found, _ in wire.fields(value, stop) if (one, each) == (1, VARINT)]
+        return elements[-1] if elements else 0
+    return 0
+
+
+def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> str:
+    """Read the tensors of a sparse one, and return its name: that of its values."""
+    name = ""
     for number, kind, value, stop in wire.fields(start, end):
         if number in (1, 2) and kind == BYTES:
-            _tensor(wire, value, stop, tensors)
+            tensor = _tensor(wire, value, stop, tensors)
+            name = tensor.name if number == 1 else name
+    return name
 
 
 def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -> Node:
@@ -158,6 +218,8 @@ def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -
             _attribute(wire, value, stop, node, tensors, depth)
         elif number == 7:
             node.domain = wire.text(value, stop)
+        else:
+            check_field(wire, value, stop, NODE.get(number))
     return node
 
 
@@ -175,6 +237,10 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
             graphs.append(_graph(wire, value, stop, tensors, depth + 1))
         elif number in (22, 23) and kind == BYTES:
             _sparse(wire, value, stop, tensors)
+        elif number == 7 and kind == BYTES and (stop - value) % 4:
+            wire.refuse(f"ends inside a number at byte {stop:,}", "truncated")
+        elif kind == BYTES:
+            check_field(wire, value, stop, ATTRIBUTE.get(number))
     node.integers[name] = numbers
     for place, graph in enumerate(graphs):
         node.graphs[name if not place else f"{name}.{place}"] = graph
@@ -199,6 +265,8 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
             tensor.entries[key] = text
         elif number == 14 and kind == VARINT:
             tensor.external = value == 1
+        elif kind == BYTES:
+            check_field(wire, value, stop, TENSOR.get(number))
     if len(tensor.dims) > MAX_RANK:
         wire.refuse(f"has a tensor of {len(tensor.dims):,} sides", "rank")
     tensors.append(tensor)

@@ -20,6 +20,7 @@ from tieconv.checkpoint.records import (
     WeightFile,
 )
 from tieconv.formats.documents import CONFIG, read_config
+from tieconv.formats.onnx import validity
 from tieconv.formats.onnx_external import External, byte_range
 from tieconv.formats.onnx_messages import Model, Node, Tensor, read_model
 from tieconv.formats.onnx_quantised import quantised_embedding, quantised_head
@@ -48,7 +49,7 @@ class OnnxModel:
     def read(self, listing: Listing, files: Files) -> Checkpoint:
         names = graph_names(listing)
         read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
-        records = [record for _, tensors in read for record in tensors]
+        records = [record for _, tensors, _ in read for record in tensors]
         weights = tuple(_weight_files(names, records, files))
         config, cautions = _config(listing, files)
         whole = listing.named is None
@@ -62,10 +63,10 @@ class OnnxModel:
             config=config,
             companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
             special=listing.special if whole else (),
-            cautions=cautions,
+            cautions=(*cautions, *(caution for _, _, found in read for caution in found)),
             states={name: files.state(name) for name in sorted(used)},
             read_only=NEXT_STEP,
-            graphs=tuple(graph for graph, _ in read),
+            graphs=tuple(graph for graph, _, _ in read),
         )
 
 
@@ -98,7 +99,7 @@ def _external(wire: Wire, model: Model, root: str, files: Files) -> list[ByteRan
 
 def _read_one(
     listing: Listing, files: Files, name: str, *, alone: bool
-) -> tuple[GraphRecord, tuple[TensorRecord, ...]]:
+) -> tuple[GraphRecord, tuple[TensorRecord, ...], tuple[Caution, ...]]:
     wire, model = _open(files, name)
     scope = scope_of(model.graph)
     labels = _labels(wire, scope, "" if alone else f"{name}:")
@@ -128,7 +129,7 @@ def _read_one(
         latent=latent,
         session_bytes=held,
         quantised=tuple(_quantised(scope, roles, labels)),
-    ), tensors
+    ), tensors, validity.cautions(model, name, is_utf8=wire.is_utf8)
 
 
 def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tieconv.checkpoint.records import ByteRange, Caution, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.records import REFUSED_BY_READER, ByteRange, Caution, Storage, TensorRecord, WeightFile
 from tieconv.formats import torch_zip
 from tieconv.formats.pickle_machine import run
 from tieconv.formats.pickle_state import Truncated, allowance
@@ -33,10 +33,14 @@ _UNUSED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What either container holds: the pickled value, and where each storage's bytes lie."""
+    """What either container holds: the pickled value, and where each storage's bytes lie.
+
+    ``unsupported`` is what ``torch.load(weights_only=True)`` refuses of it.
+    """
 
     value: object
     storages: Mapping[str, Storage]
+    unsupported: Mapping[str, None]
 
 
 def read_torch_file(
@@ -74,13 +78,14 @@ def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> _Content:
     records = {short.removeprefix(_DATA): entry for short, entry in entries.items() if short.startswith(_DATA)}
     storages = {key: Storage(key, ByteRange(name, entry.start, entry.end), entry.crc) for key, entry in records.items()}
     most = allowance(length, len(storages))
+    unsupported: dict[str, None] = {} if "version" in entries else {"an archive without the record version": None}
     try:
-        value, end = run(pickled, 0, ALLOWED, storage_reference, lambda: most)
+        value, end = run(pickled, 0, ALLOWED, storage_reference, lambda: most, unsupported)
     except Truncated:
         refuse("holds a pickle that is cut short", "pickle.truncated")
     if end != len(pickled):
         refuse("has bytes behind its pickle", "pickle.trailing")
-    return _Content(value, storages)
+    return _Content(value, storages, unsupported)
 
 
 def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
@@ -105,8 +110,10 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
 def _from_legacy(pread: Pread, length: int, name: str) -> _Content:
     from tieconv.formats import torch_legacy  # few files are as old
 
-    value, places = torch_legacy.read(pread, length, PICKLE_LIMIT)
-    return _Content(value, {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()})
+    unsupported: dict[str, None] = {}
+    value, places = torch_legacy.read(pread, length, PICKLE_LIMIT, unsupported)
+    storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}
+    return _Content(value, storages, unsupported)
 
 
 class _Used:
@@ -179,7 +186,14 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+_LISTED = 4
+"""Reasons of a refusal that one sentence lists."""
+
+
 def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
+    if content.unsupported:
+        reasons = ", ".join(list(content.unsupported)[:_LISTED])
+        yield Caution(REFUSED_BY_READER, f"torch.load with weights_only=True refuses {shown(file.name)}: it uses {reasons}")
     repeated = tuple(record.name for record in file.tensors if record.stride is not None and _repeats(record))
     if repeated:
         verb = "repeats" if len(repeated) == 1 else "repeat"
