@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "hub" not in sys.argv[1:2]:
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("NO_COLOR", "1")
 
 from tests.fuzz.case import unpack
@@ -22,15 +24,16 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=20_000, help="Cases of each target.")
     parser.add_argument("--seed", type=int, default=0, help="Where the random numbers begin.")
     parser.add_argument("--first", type=int, default=0, help="Number of the first case.")
-    parser.add_argument("--replay", type=Path, help="A seed file to look at instead.")
+    parser.add_argument("--limit", type=float, default=math.inf, help="Seconds after which a target ends early.")
+    parser.add_argument("--replay", type=Path, nargs="+", help="Seed files to look at instead.")
     asked = parser.parse_args()
     if asked.replay is not None:
-        found = replay(unpack(asked.replay.read_text())[0])
+        found = [f"{path.name}: {fault}" for path in asked.replay for fault in replay(unpack(path.read_text())[0])]
         print(*(found or ["nothing is wrong"]), sep="\n")
         return bool(found)
     failed = 0
     for target in TARGETS if asked.target == "all" else (asked.target,):
-        tally = run(target, asked.cases, asked.seed, asked.first)
+        tally = run(target, asked.cases, asked.seed, asked.first, limit=asked.limit)
         print(tally.line(), flush=True)
         for reason, number in tally.listed.most_common():
             print(f"  {number:,} × {reason}")

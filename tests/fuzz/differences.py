@@ -23,7 +23,7 @@ LISTED: tuple[Listed, ...] = (
     Listed(
         "onnx",
         r"Node with schema|Unrecognized attribute|Required attribute|No Op registered|not a registered function/op"
-        r"|Mismatched attribute type|deprecated|No schema registered",
+        r"|Mismatched attribute type|deprecated|No schema registered|marked single but has an empty string",
         "tieconv knows no definitions of operators: how many inputs and which attributes a node takes is for the checker",
     ),
     Listed(
@@ -47,7 +47,10 @@ def differences(kind: str, ours: Reading, theirs: Verdict) -> Iterator[str]:
     for name, seen in theirs.tensors.items():
         if name not in ours.tensors:
             yield f"the reference sees a tensor {name!a} that tieconv does not"
-        elif not all(one in ("", None) or other is None or one == other for one, other in zip(seen, ours.tensors[name], strict=True)):
+        elif not all(
+            one in ("", None) or other is None or one == other
+            for one, other in zip(seen, ours.tensors[name], strict=True)
+        ):
             yield f"tensor {name!a}: the reference sees {seen}, tieconv {ours.tensors[name]}"
     if kind in COUNTED and theirs.tensors and len(theirs.tensors) != len(ours.tensors):
         yield f"the reference sees {len(theirs.tensors)} tensors, tieconv {len(ours.tensors)}"

@@ -26,6 +26,10 @@ _ANSWERS_NO = frozenset({"check", "diff", "parity"})
 _ANNOTATION = re.compile(r"::(error|warning|notice|debug|group|endgroup)( [a-zA-Z]+=[^\r\n]*?)?::")
 
 
+_PEAK = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
+"""KiB: the peak of this process after the last command."""
+
+
 class Slow(BaseException):
     """A command took more than its CPU time; nothing may catch this."""
 
@@ -44,7 +48,7 @@ class Answer:
 
 def call(words: Sequence[str]) -> Answer:
     """Run ``tieconv`` with these words in this process."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _PEAK[0]
     started = time.process_time()
     try:
         with _limited(SECONDS):
@@ -52,7 +56,8 @@ def call(words: Sequence[str]) -> Answer:
     except Slow:
         return Answer(tuple(words), -1, "", f"more than {SECONDS:.0f} s of CPU time", SECONDS, 0.0)
     seconds = time.process_time() - started
-    more = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    _PEAK[0] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    more = (_PEAK[0] - before) / 1024
     escaped = result.exception
     text = "" if escaped is None or isinstance(escaped, SystemExit) else f"\nTraceback: {escaped!r}"
     return Answer(tuple(words), result.exit_code, result.stdout, result.stderr + text, seconds, more)
@@ -99,11 +104,11 @@ def _of_text(text: str, *, annotates: bool) -> Iterator[str]:
     odd = sorted({one for one in text if one != "\n" and not one.isprintable()})
     if odd:
         at = text.index(odd[0])
-        yield f"prints {ascii(''.join(odd))} after {ascii(text[max(0, at - 60) : at])}"
+        yield f"prints {''.join(odd)!a} after {text[max(0, at - 60) : at]!a}"
     for line in text.split("\n"):
         words = line.lstrip()
         if (words.startswith("::") and not (annotates and _ANNOTATION.match(line))) or words.startswith("##["):
-            yield f"orders a CI runner: {ascii(line[:120])}"
+            yield f"orders a CI runner: {line[:120]!a}"
 
 
 def _of_json(text: str) -> Iterator[str]:

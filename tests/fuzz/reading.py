@@ -14,6 +14,8 @@ from tieconv.sources.local import FileSet, open_files
 
 ABOUT_FILES = frozenset({"FMT001", "ONX005", "IDX001"})
 """Rules whose findings, at level error, say that a file is not what its format asks for."""
+UNEXPECTED = "unexpected "
+"""How the report of an exception starts that is none of tieconv's."""
 LARGEST = 1 << 20
 
 
@@ -37,6 +39,8 @@ def read(path: Path) -> Reading:
         inspection = tieconv.inspect(path, depth="header")
     except TieconvError as error:
         return Reading(error.code)
+    except Exception as error:
+        return Reading("", (f"{UNEXPECTED}{error!r}",))
     reported = {one.rule for one in inspection.findings if str(one.level) == "error"} & ABOUT_FILES
     try:
         return Reading("", tuple(sorted(reported)), _tensors(inspection.checkpoint))

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-SILENCE = 20.0
-"""Wall seconds after which a reference reader counts as hung."""
+SILENCE = 120.0
+"""Wall seconds after which a reference reader counts as hung: its first answer waits for its imports."""
 PATIENCE = 2.0
 """CPU seconds that a reference reader gets where Python can stop it."""
 MEMORY = 12 << 30
@@ -41,8 +42,8 @@ class Reference:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, kind: str, path: Path) -> Verdict:
-        """Return what the reader of ``kind`` makes of ``path``; a crash and a silence count as a refusal."""
+    def ask(self, kind: str, path: Path) -> Verdict | None:
+        """Return what the reader of ``kind`` makes of ``path``; ``None`` where it crashes, hangs or takes too long."""
         process = self._running()
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -51,14 +52,14 @@ class Reference:
             ready = select.select([process.stdout], [], [], SILENCE)[0]
             line = process.stdout.readline() if ready else b""
         except BrokenPipeError:
-            line, ready = b"", [0]
-        if line:
-            answer = json.loads(line)
-            if isinstance(answer, str):
-                raise ModuleNotFoundError(answer)
-            return Verdict(*answer)
-        self.close()
-        return Verdict("reference: the process ended" if ready else f"reference: silent for {SILENCE:.0f} s")
+            line = b""
+        if not line:
+            self.close()
+            return None
+        answer = json.loads(line)
+        if isinstance(answer, str):
+            raise ModuleNotFoundError(answer)
+        return Verdict(*answer) if answer else None
 
     def close(self) -> None:
         """End the process."""
@@ -168,16 +169,19 @@ def _serve() -> None:
     signal.signal(signal.SIGPROF, _stop)
     for line in sys.stdin:
         kind, path = json.loads(line)
+        for module in NEEDED.get(kind, ()):
+            with suppress(ImportError):
+                import_module(module)
         signal.setitimer(signal.ITIMER_PROF, PATIENCE)
         print(json.dumps(_verdict(kind, path)), file=answers, flush=True)
 
 
 def _stop(_number: int, _frame: object) -> NoReturn:
-    raise TimeoutError(f"reference: more than {PATIENCE:.0f} s of CPU time")
+    raise TimeoutError
 
 
-def _verdict(kind: str, path: str) -> list[Any] | str:
-    """Return the reason of a refusal and the tensors, or the name of a package that is not here."""
+def _verdict(kind: str, path: str) -> list[Any] | str | None:
+    """Return the reason of a refusal and the tensors, or which package is not here; ``None`` without a verdict."""
     try:
         for module in NEEDED.get(kind, ()):
             import_module(module)
@@ -185,6 +189,8 @@ def _verdict(kind: str, path: str) -> list[Any] | str:
         return str(error)
     try:
         return ["", READERS[kind](path)]
+    except (TimeoutError, MemoryError):
+        return None
     except Exception as error:
         return [f"{type(error).__name__}: {error}"[:2000], {}]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import random
 import shutil
@@ -16,12 +17,12 @@ from pathlib import Path
 
 from tests.fuzz import differences, oracles
 from tests.fuzz.case import SEEDS, Case, pack
-from tests.fuzz.reading import read
+from tests.fuzz.reading import UNEXPECTED, read
 from tests.fuzz.reference import Reference
 from tests.fuzz.targets import maker
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("inspect",), ("inspect", "--json"), ("inspect", "--depth", "full"), ("inspect", "--consumers"), ("untie",),
+    ("check",), ("check",), ("inspect",), ("inspect",), ("inspect", "--json"), ("inspect", "--depth", "full"), ("inspect", "--consumers"), ("untie",),
     ("retie",), ("dedup",), ("untie", "--json"), ("retie", "--from", "embed", "--force"), ("bias", "zero"),
     ("bias", "strip"), ("set-tie", "true"), ("set-tie", "auto"), ("convert", "--to", "safetensors"),
     ("convert", "--to", "torch"), ("reindex",), ("reindex", "--add-format"), ("analyze",), ("analyze", "--json"),
@@ -43,6 +44,7 @@ class Tally:
     reported: int = 0
     accepted: int = 0
     sampled: int = 0
+    unanswered: int = 0
     stricter: int = 0
     listed: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
@@ -55,6 +57,7 @@ class Tally:
             f"{self.target}: {self.cases:,} cases, {rate:.0f} a second; tieconv refused {self.refused:,}, reported "
             f"{self.reported:,}, took {self.accepted:,}; "
             f"the reference took {self.stricter:,} of {self.sampled:,} that tieconv did not; "
+            f"{self.unanswered:,} without an answer of the reference; "
             f"{sum(self.listed.values()):,} listed differences; {len(self.failures)} failures"
         )
 
@@ -94,6 +97,7 @@ class Runner:
 
     def _compared(self, case: Case, home: Path, source: Path, rng: random.Random, tally: Tally) -> Iterator[str]:
         ours = read(source)
+        yield from (f"tieconv.inspect: {one}" for one in ours.reported if one.startswith(UNEXPECTED))
         tally.refused += bool(ours.refused)
         tally.reported += bool(ours.reported)
         tally.accepted += ours.silent
@@ -101,6 +105,9 @@ class Runner:
             if not (home / name).is_file() or (not ours.silent and rng.random() > SAMPLED):
                 continue
             theirs = self.reference.ask(case.kind, home / name)
+            if theirs is None:
+                tally.unanswered += 1
+                continue
             if not ours.silent:
                 tally.sampled += 1
                 tally.stricter += not theirs.why
@@ -111,9 +118,8 @@ class Runner:
 
 
 def _commands(case: Case, source: str, rng: random.Random, folder: Path) -> Iterator[str]:
-    """Run `check` and one or two commands more; yield what is wrong with their answers."""
-    chosen = [("check",), *(case.commands or (rng.choice(COMMANDS),))]
-    for words in chosen:
+    """Run one command, or those of the case, and now and then one that writes; yield what is wrong with the answers."""
+    for words in case.commands or (rng.choice(COMMANDS),):
         paths = (source, source) if words[0] == "diff" else (source,)
         answer = oracles.call((words[0], *words[1:2] * (words[0] in ("bias", "set-tie")), *paths, *_rest(words)))
         yield from (f"{' '.join(words)}: {fault}" for fault in oracles.faults(answer))
@@ -157,15 +163,31 @@ def _snapshot(home: Path) -> dict[str, tuple[int, int, int]]:
     return found
 
 
-def run(target: str, cases: int, seed: int, first: int = 0, say: Callable[[str], None] = print, keep: bool = True) -> Tally:
-    """Run ``cases`` cases of a target from number ``first`` on; failures become seed files where ``keep`` is true."""
+def run(
+    target: str,
+    cases: int,
+    seed: int,
+    first: int = 0,
+    *,
+    say: Callable[[str], None] = print,
+    keep: bool = True,
+    limit: float = math.inf,
+) -> Tally:
+    """Run ``cases`` cases of a target from number ``first`` on, or as many as ``limit`` wall seconds allow.
+
+    Failures become seed files where ``keep`` is true.
+    """
     tally = Tally(target)
     make = maker(target)
     started = time.monotonic()
+    back = os.getcwd()
     with scratch() as folder:
         runner = Runner(folder)
         try:
+            os.chdir(folder)  # the settings of a directory above are none of the case's
             for number in range(first, first + cases):
+                if time.monotonic() - started > limit:
+                    break
                 rng = random.Random(f"{target}:{seed}:{number}")
                 case = make(rng)
                 tally.cases += 1
@@ -174,6 +196,7 @@ def run(target: str, cases: int, seed: int, first: int = 0, say: Callable[[str],
                 if tally.cases % 1000 == 0:
                     say(f"{target}: {tally.cases:,} cases, {len(tally.failures)} failures")
         finally:
+            os.chdir(back)
             runner.reference.close()
     tally.seconds = time.monotonic() - started
     return tally
@@ -200,5 +223,3 @@ def replay(case: Case) -> list[str]:
             return runner.judge(every, random.Random(0), Tally(case.target))
         finally:
             runner.reference.close()
-
-

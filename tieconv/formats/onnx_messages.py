@@ -131,11 +131,13 @@ def _opset(wire: Wire, start: int, end: int) -> tuple[str, int]:
 
 
 def _function(wire: Wire, start: int, end: int, model: Model) -> None:
-    body = Graph()
+    body, names = Graph(), {1: "", 10: "", 13: ""}
     for number, kind, value, stop in wire.fields(start, end):
         if kind != BYTES:
             continue
-        if number == 7:
+        if number in names:  # name, domain and overload tell functions apart
+            names[number] = wire.text(value, stop)
+        elif number == 7:
             body.nodes.append(_node(wire, value, stop, model.tensors, 0))
         elif number in (4, 5):
             (body.inputs if number == 4 else body.outputs).append(wire.text(value, stop))
@@ -143,6 +145,7 @@ def _function(wire: Wire, start: int, end: int, model: Model) -> None:
             body.opsets.add(_opset(wire, value, stop)[0])
         else:
             check_field(wire, value, stop, FUNCTION.get(number))
+    body.name = ":".join((names[10], names[1], names[13]))
     model.functions.append(body)
 
 

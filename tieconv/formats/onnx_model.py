@@ -113,23 +113,27 @@ def _read_one(
         return None if role is None else MatrixRead(labels[id(role.tensor)], role.turned)
 
     latent, held = _in_session(scope, model, labels)
-    return GraphRecord(
-        file=name,
-        ir_version=model.ir_version,
-        opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
-        producer=model.producer,
-        inputs=tuple(one for one in model.graph.inputs if one not in scope.held),
-        outputs=tuple(model.graph.outputs),
-        nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
-        sparse=sum(inside.graph.sparse for inside in scopes(scope)),
-        names=tuple(labels.values()),
-        embedding=read(roles.embedding),
-        head=read(roles.head),
-        bias=labels[id(roles.bias)] if roles.bias is not None else None,
-        latent=latent,
-        session_bytes=held,
-        quantised=tuple(_quantised(scope, roles, labels)),
-    ), tensors, validity.cautions(model, name, is_utf8=wire.is_utf8)
+    return (
+        GraphRecord(
+            file=name,
+            ir_version=model.ir_version,
+            opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
+            producer=model.producer,
+            inputs=tuple(one for one in model.graph.inputs if one not in scope.held),
+            outputs=tuple(model.graph.outputs),
+            nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
+            sparse=sum(inside.graph.sparse for inside in scopes(scope)),
+            names=tuple(labels.values()),
+            embedding=read(roles.embedding),
+            head=read(roles.head),
+            bias=labels[id(roles.bias)] if roles.bias is not None else None,
+            latent=latent,
+            session_bytes=held,
+            quantised=tuple(_quantised(scope, roles, labels)),
+        ),
+        tensors,
+        validity.cautions(model, name, is_utf8=wire.is_utf8),
+    )
 
 
 def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:

@@ -17,7 +17,7 @@ from tieconv.formats.pickle_calls import CALLS
 from tieconv.formats.pickle_containers import CONTAINERS
 from tieconv.formats.pickle_memo import MEMO
 from tieconv.formats.pickle_plain import PLAIN
-from tieconv.formats.pickle_state import Handlers, Inside, Machine, noting
+from tieconv.formats.pickle_state import Handlers, Inside, Machine, noting, opcode_name
 from tieconv.formats.pickle_values import Globals, Persistent
 
 
@@ -42,11 +42,10 @@ def run(
         machine = Machine(data, start, allowed, persistent, most, shortcuts=False)
         found = machine.run(_HANDLERS)
     if unsupported is not None:
-        unsupported.update(machine.unsupported)
+        for one in machine.unsupported:
+            unsupported[f"the pickle opcode {opcode_name(one)}" if isinstance(one, int) else one] = None
     return found
 
 
 _TABLE = {**PLAIN, **CONTAINERS, **MEMO, **CALLS}
-_HANDLERS: Handlers = [
-    noting(code, _TABLE[bytes([code])]) if bytes([code]) in _TABLE else None for code in range(256)
-]
+_HANDLERS: Handlers = [noting(code, _TABLE[bytes([code])]) if bytes([code]) in _TABLE else None for code in range(256)]

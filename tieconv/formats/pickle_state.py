@@ -93,8 +93,8 @@ class Machine:
         self.below = 0  # values in the outer stacks
         self.memo: list[object] = []
         self.scattered: dict[int, object] = {}
-        self.unsupported: dict[str, None] = {}
-        """What of the pickle ``torch.load(weights_only=True)`` refuses, in the order of its first use."""
+        self.unsupported: dict[int | str, None] = {}
+        """What ``torch.load(weights_only=True)`` refuses, in the order of its first use: opcodes and globals."""
 
     def run(self, handlers: Handlers) -> tuple[object, int]:
         """The value of the pickle and the offset behind it."""
@@ -221,7 +221,7 @@ def noting(opcode: int, handler: Callable[[Machine], None]) -> Callable[[Machine
         return handler
 
     def noted(machine: Machine) -> None:
-        machine.unsupported[f"the pickle opcode {opcode_name(opcode)}"] = None
+        machine.unsupported[opcode] = None
         handler(machine)
 
     return noted

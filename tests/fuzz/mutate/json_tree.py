@@ -103,7 +103,7 @@ def _containers(value: object) -> list[list[object]]:
 def _once(rng: random.Random, value: object, extra: tuple[object, ...]) -> object:
     containers = [each for each in _containers(value) if each]
     if not containers or rng.random() < 0.02:
-        return rng.choice(ODD)
+        return _copied(rng.choice(ODD))
     box = rng.choice(containers)
     at = rng.randrange(len(box))
     rng.choice(_CHANGES if isinstance(box, Pairs) else _OF_LISTS)(rng, box, at, extra)
@@ -113,7 +113,7 @@ def _once(rng: random.Random, value: object, extra: tuple[object, ...]) -> objec
 def _other(rng: random.Random, extra: tuple[object, ...]) -> object:
     draw = rng.random()
     if extra and draw < 0.4:
-        return rng.choice(extra)
+        return _copied(rng.choice(extra))
     if draw < 0.55:
         return rng.choice(NUMBERS)
     return rng.choice(NAMES) if draw < 0.75 else _copied(rng.choice(ODD))
@@ -152,7 +152,7 @@ def _item(rng: random.Random, box: list[object], at: int, extra: tuple[object, .
 
 
 def _more(rng: random.Random, box: list[object], at: int, extra: tuple[object, ...]) -> None:
-    box[at:at] = [box[at]] * rng.choice((1, 2, 80))
+    box[at:at] = [_copied(box[at]) for _ in range(rng.choice((1, 2, 80)))]
 
 
 _CHANGES: tuple[Callable[..., None], ...] = (_set, _set, _set, _rename, _drop, _repeat, _escape, _add, _wrap)

@@ -73,7 +73,9 @@ def changed(rng: random.Random, data: bytes, most: int = 3) -> bytes:
 
 def _refilled(rng: random.Random, part: bytes) -> bytes:
     if part[:1] == b"X":
-        return text(rng.choice((*NAMES, "storage", "cpu", "cuda:0", "meta", "0", "1", "weight", "state_dict", "module.x")))
+        return text(
+            rng.choice((*NAMES, "storage", "cpu", "cuda:0", "meta", "0", "1", "weight", "state_dict", "module.x"))
+        )
     if part[:1] == b"c":
         kinds = ("FloatStorage", "HalfStorage", "BFloat16Storage", "LongStorage", "UntypedStorage", "BoolStorage",
                  "ComplexFloatStorage", "QInt8Storage", "Float8_e4m3fnStorage", "Tensor", "Size", "int32")  # fmt: skip

@@ -31,7 +31,9 @@ def _base(external: bool, branches: bool) -> bytes:
         helper.make_node("Add", ["product", "bias"], ["logits"]),
     ]
     if branches:
-        nodes.insert(2, helper.make_node("If", ["flag"], ["chosen"], then_branch=_branch("a"), else_branch=_branch("b")))
+        nodes.insert(
+            2, helper.make_node("If", ["flag"], ["chosen"], then_branch=_branch("a"), else_branch=_branch("b"))
+        )
         tensors.append(helper.make_tensor("flag", TensorProto.BOOL, [], [True]))
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "sequence"])
     logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 8])
@@ -108,7 +110,9 @@ def _kind(rng: random.Random, model: onnx.ModelProto) -> None:
 
 def _shape(rng: random.Random, model: onnx.ModelProto) -> None:
     tensor = _tensor(rng, model)
-    tensor.dims[:] = [rng.choice((0, 1, 2, 4, 8, -1, 1 << 40, (1 << 63) - 1)) for _ in range(rng.choice((0, 1, 2, 2, 70)))]
+    tensor.dims[:] = [
+        rng.choice((0, 1, 2, 4, 8, -1, 1 << 40, (1 << 63) - 1)) for _ in range(rng.choice((0, 1, 2, 2, 70)))
+    ]
 
 
 def _raw(rng: random.Random, model: onnx.ModelProto) -> None:
@@ -132,7 +136,9 @@ def _tensor(rng: random.Random, model: onnx.ModelProto) -> TensorProto:
 def _label(rng: random.Random, model: onnx.ModelProto) -> None:
     graph = model.graph
     boxes = [*graph.initializer, *graph.input, *graph.output, *graph.node, graph]
-    rng.choice(boxes).name = rng.choice((*(one.name for one in graph.initializer), rng.choice(NAMES), rng.choice(NAMES)))
+    rng.choice(boxes).name = rng.choice(
+        (*(one.name for one in graph.initializer), rng.choice(NAMES), rng.choice(NAMES))
+    )
 
 
 def _external(rng: random.Random, model: onnx.ModelProto) -> None:

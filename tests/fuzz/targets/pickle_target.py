@@ -34,7 +34,9 @@ def make(rng: random.Random) -> Case:
         parts[at] = changed(rng, parts[at], rng.choice((1, 1, 1, 3)))
     if draw > 0.65 and tails:
         at = rng.randrange(len(tails))
-        tails[at] = rng.choice((b"", tails[at][:-1], struct.pack("<q", _signed(size(rng, 32))) + tails[at][8:], tails[at] * 2))
+        tails[at] = rng.choice(
+            (b"", tails[at][:-1], struct.pack("<q", _signed(size(rng, 32))) + tails[at][8:], tails[at] * 2)
+        )
     if rng.random() < 0.1:
         rng.shuffle(parts)
     data = b"".join(parts) + b"".join(tails)

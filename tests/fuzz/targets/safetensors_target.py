@@ -32,7 +32,9 @@ def damaged_file(rng: random.Random, stored: dict[str, tuple[str, tuple[int, ...
     if rng.random() < 0.2:
         body = edited(rng, body, 0, len(body), 2)
     if rng.random() < 0.15:
-        body = rng.choice((body + b" " * 7, body + b"\0", b" " + body, body + b"\n", body + b"}", b"\xef\xbb\xbf" + body))
+        body = rng.choice(
+            (body + b" " * 7, body + b"\0", b" " + body, body + b"\n", body + b"}", b"\xef\xbb\xbf" + body)
+        )
     length = len(body) if rng.random() < 0.92 else size(rng, len(body))
     if rng.random() < 0.15:
         data = edited(rng, data, most=1)

@@ -78,7 +78,13 @@ def records(rng: random.Random, pickle_bytes: bytes) -> list[Entry]:
     """Return the records that `torch.save` writes for this pickle."""
     first = numbers(32, 1)
     second = first if rng.random() < 0.5 else numbers(32, 4)
-    named = (("data.pkl", pickle_bytes), ("byteorder", b"little"), ("data/0", first), ("data/1", second), ("version", b"3\n"))
+    named = (
+        ("data.pkl", pickle_bytes),
+        ("byteorder", b"little"),
+        ("data/0", first),
+        ("data/1", second),
+        ("version", b"3\n"),
+    )
     return [_entry(f"archive/{name}", data) for name, data in named]
 
 
@@ -127,7 +133,9 @@ def _spoil(rng: random.Random, entries: list[Entry]) -> None:
         one.central.update(method=8, packed=len(one.data))
         one.local.update(method=8, packed=len(one.data))
     elif draw == 8:
-        one.extra = rng.choice((b"FB\x04\0ZZZZ", struct.pack("<HHQQ", 1, 16, len(one.data), len(one.data)), rng.randbytes(7)))
+        one.extra = rng.choice(
+            (b"FB\x04\0ZZZZ", struct.pack("<HHQQ", 1, 16, len(one.data), len(one.data)), rng.randbytes(7))
+        )
     else:
         contents = {"version": (b"2", b"4", b"", b"10\n"), "byteorder": (b"big", b"", b"x")}
         one.data = rng.choice(contents.get(one.name.rpartition("/")[2], (b"", one.data * 2, one.data[:-1])))

@@ -23,6 +23,8 @@ NEWEST_IR, NEWEST_OPSET = 14, 28
 """The newest IR version and the newest operator set of ai.onnx that ONNX Runtime 1.32 reads."""
 _NO_OPSETS = 3
 """The first IR version that must import operator sets."""
+_PLACES = frozenset({"location", "offset", "length", "checksum"})
+"""The keys of external data that ONNX Runtime knows, beside those of prepacked weights."""
 _STRINGS, _RAW = 6, 9
 """The fields of a tensor's texts and of its raw bytes."""
 _FREE_INITIALIZERS = 4
@@ -51,6 +53,8 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
         yield from _of_tensor(tensor)
     yield from _of_main(model.graph, model)
     yield from _of_graph(model.graph, [], model.opsets.keys())
+    for name in _repeated(function.name for function in model.functions):
+        yield CHECKER, f"two functions are called {shown(name)}"
     for function in model.functions:
         yield from _of_graph(function, [], function.opsets)
 
@@ -72,6 +76,9 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
     if tensor.kind not in TYPES and tensor.kind != STRING:
         yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
     fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
+    for key in tensor.entries if tensor.external else ():
+        if key not in _PLACES and not key.startswith("prepacked_"):
+            yield SESSION, f"{subject} says where it lies by the unknown key {shown(key) or '(empty)'}"
     if tensor.external and fields:
         yield CHECKER, f"{subject} lies in another file and holds values too"
     elif len(fields) > 1:
@@ -105,7 +112,10 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
         inputs = set(graph.inputs)
         for tensor in graph.initializers:
             if tensor.name not in inputs:
-                yield CHECKER, f"the initializer {shown(tensor.name)} is not an input, as IR version {model.ir_version} asks"
+                yield (
+                    CHECKER,
+                    f"the initializer {shown(tensor.name)} is not an input, as IR version {model.ir_version} asks",
+                )
 
 
 def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
@@ -129,7 +139,10 @@ def _of_node(node: Node, place: int, imported: Set[str]) -> Iterator[Fault]:
     elif not node.inputs and not node.outputs:
         yield CHECKER, f"{label(node, place)} has neither an input nor an output"
     if imported and node.domain not in imported and not (not node.domain and STANDARD & imported):
-        yield CHECKER, f"{label(node, place)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported"
+        yield (
+            CHECKER,
+            f"{label(node, place)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
+        )
 
 
 def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
