@@ -24,7 +24,7 @@ LISTED: tuple[Listed, ...] = (
         "onnx",
         r"Node with schema|Unrecognized attribute|Required attribute|No Op registered|not a registered function/op"
         r"|Mismatched attribute type|deprecated|No schema registered|marked single but has an empty string",
-        "tieconv knows no definitions of operators: how many inputs and which attributes a node takes is for the checker",
+        "tieconv knows no definitions of operators: how many inputs and which attributes they take",
     ),
     Listed(
         "onnx",

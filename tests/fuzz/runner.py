@@ -22,7 +22,8 @@ from tests.fuzz.reference import Reference
 from tests.fuzz.targets import maker
 
 COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("check",), ("check",), ("inspect",), ("inspect",), ("inspect", "--json"), ("inspect", "--depth", "full"), ("inspect", "--consumers"), ("untie",),
+    ("check",), ("check",), ("inspect",), ("inspect",), ("inspect", "--json"), ("inspect", "--depth", "full"),
+    ("inspect", "--consumers"), ("untie",),
     ("retie",), ("dedup",), ("untie", "--json"), ("retie", "--from", "embed", "--force"), ("bias", "zero"),
     ("bias", "strip"), ("set-tie", "true"), ("set-tie", "auto"), ("convert", "--to", "safetensors"),
     ("convert", "--to", "torch"), ("reindex",), ("reindex", "--add-format"), ("analyze",), ("analyze", "--json"),
@@ -60,6 +61,10 @@ class Tally:
             f"{self.unanswered:,} without an answer of the reference; "
             f"{sum(self.listed.values()):,} listed differences; {len(self.failures)} failures"
         )
+
+
+_KEPT = Path(os.path.abspath(os.environ.get("TIECONV_FUZZ_SEEDS", SEEDS)))
+"""Where the seed files of failures go."""
 
 
 @contextmanager
@@ -208,7 +213,7 @@ def _note(tally: Tally, case: Case, fault: str, say: Callable[[str], None], keep
         if keep:
             text = pack(case, fault)
             name = f"{tally.target}-{hashlib.sha256(repr(case.files).encode()).hexdigest()[:10]}.json"
-            folder = Path(os.environ.get("TIECONV_FUZZ_SEEDS", SEEDS))
+            folder = _KEPT
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
     tally.failures.append(fault)

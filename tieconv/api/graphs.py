@@ -66,7 +66,7 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
 
 
 def _readable(path: str | Path) -> Listing:
-    """What a path names, once `inspect` can read it and reports no graph that ONNX refuses: nothing is written from one.
+    """Return what a path names, once `inspect` can read it and reports no graph that ONNX refuses.
 
     Raises as reading does, and `RefusedError`.
     """

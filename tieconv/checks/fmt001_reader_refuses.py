@@ -14,7 +14,7 @@ A tensor of the dtype `F3`:
     error FMT001: safetensors refuses model.safetensors: it does not know the dtype F3 of model.extra
 
 ## How to fix
-Save the file again with the tool that wrote it. For a torch file with a training state, save `model.state_dict()` alone.
+Save the file again with the tool that wrote it. Of a training run, save `model.state_dict()` alone.
 A newer release of the reader may know a newer dtype.
 """
 

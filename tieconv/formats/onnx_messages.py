@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieconv.formats.onnx.shapes import (
+from tieconv.formats.onnx_shapes import (
     ATTRIBUTE,
     FUNCTION,
     GRAPH,
@@ -30,7 +30,10 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Tensor:
-    """A tensor: ``raw`` is where its bytes lie in the file, ``typed`` where its entries do, by field number."""
+    """A tensor: ``raw`` is where its bytes lie in the file, ``typed`` where its entries do, by field number.
+
+    ``repeats`` tells that an entry about external data stands twice.
+    """
 
     name: str = ""
     kind: int = 0
@@ -39,6 +42,7 @@ class Tensor:
     typed: list[Field] = field(default_factory=list)
     external: bool = False
     entries: dict[str, str] = field(default_factory=dict)
+    repeats: bool = False
     whole: Place = (0, 0)
 
 
@@ -63,8 +67,8 @@ class Node:
 class Graph:
     """A graph. Sparse initializers are counted, not read.
 
-    ``elements`` are the element types of inputs and outputs, 0 where there is none; ``opsets`` the operator sets that a
-    function imports.
+    ``elements`` are the element types of inputs and outputs, 0 where there is none, and whether a shape is given;
+    ``opsets`` the operator sets that a function imports.
     """
 
     name: str = ""
@@ -74,7 +78,7 @@ class Graph:
     outputs: list[str] = field(default_factory=list)
     sparse: int = 0
     sparse_names: list[str] = field(default_factory=list)
-    elements: list[tuple[str, int]] = field(default_factory=list)
+    elements: list[tuple[str, int, bool]] = field(default_factory=list)
     opsets: set[str] = field(default_factory=set)
 
 
@@ -168,7 +172,7 @@ def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) 
             (graph.inputs if number == 11 else graph.outputs).append(name)
             element = _element(wire, value, stop)
             if element is not None:
-                graph.elements.append((name, element))
+                graph.elements.append((name, *element))
         elif number == 15:
             graph.sparse += 1
             graph.sparse_names.append(_sparse(wire, value, stop, tensors))
@@ -184,18 +188,24 @@ def _name(wire: Wire, start: int, end: int) -> str:
 
 
 _TENSOR_TYPES = (1, 8)
-"""The fields of a type that hold the type of a tensor and of a sparse tensor; those of others hold no element type."""
+"""The fields of a type that hold the type of a tensor and of a sparse tensor."""
+_CONTAINER_TYPES = {4: 1, 5: 2, 9: 1, 7: 1}
+"""Those of a sequence, a map, an optional and an opaque value, and the field of each that names what it holds."""
 
 
-def _element(wire: Wire, start: int, end: int) -> int | None:
-    """Return the element type of a tensor, 0 where a value's description has none, ``None`` for other values."""
+def _element(wire: Wire, start: int, end: int) -> tuple[int, bool] | None:
+    """Return a tensor's element type, 0 where it has none, and whether it has a shape; ``None`` for other values."""
     types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
+    found: tuple[int, bool] | None = (0, False)
     for number, kind, value, stop in wire.fields(*types[-1]) if types else ():
-        if number not in _TENSOR_TYPES or kind != BYTES:
-            return None
-        elements = [found for one, each, found, _ in wire.fields(value, stop) if (one, each) == (1, VARINT)]
-        return elements[-1] if elements else 0
-    return 0
+        if kind == BYTES and number in _TENSOR_TYPES:
+            fields = list(wire.fields(value, stop))
+            elements = [one for field_, each, one, _ in fields if (field_, each) == (1, VARINT)]
+            found = elements[-1] if elements else 0, any(field_ == 2 for field_, *_ in fields)
+        elif kind == BYTES and number in _CONTAINER_TYPES:
+            inner = {field_ for field_, *_ in wire.fields(value, stop)}
+            found = None if _CONTAINER_TYPES[number] in inner else (0, False)
+    return found
 
 
 def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> str:
@@ -265,6 +275,7 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
             tensor.raw = (value, stop)
         elif number == 13 and kind == BYTES:
             key, text = _entry(wire, value, stop)
+            tensor.repeats |= key in tensor.entries
             tensor.entries[key] = text
         elif number == 14 and kind == VARINT:
             tensor.external = value == 1

@@ -67,7 +67,7 @@ def _paired(values: list[object]) -> list[tuple[object, object]]:
     if len(values) % 2:
         refuse("holds a key without a value", "pickle.malformed")
     keys = values[::2]
-    if not all([type(key) is str or _is_key(key) for key in keys]):
+    if any(type(key) is not str and not _is_key(key) for key in keys):
         refuse("has a dictionary whose key is a list, a set or a dictionary", "pickle.malformed")
     return list(zip(keys, values[1::2], strict=True))
 

@@ -32,8 +32,8 @@ def run(
     """The value of the pickle at ``start`` of ``data``, and the offset behind it.
 
     ``persistent`` makes a value from a persistent id; ``most`` tells how many opcodes may be carried out, and is
-    asked now and then. ``unsupported`` gathers what ``torch.load(weights_only=True)`` refuses. Raises `PickleProblem` for a pickle that is not read, and `Truncated` where ``data`` ends
-    inside of it.
+    asked now and then. ``unsupported`` gathers what ``torch.load(weights_only=True)`` refuses. Raises
+    `PickleProblem` for a pickle that is not read, and `Truncated` where ``data`` ends inside of it.
     """
     machine = Machine(data, start, allowed, persistent, most)
     try:

@@ -53,7 +53,8 @@ def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
     return tuple(
         Caution(
             REFUSED_BY_READER,
-            f"safetensors refuses {shown(file.name)}: it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
+            f"safetensors refuses {shown(file.name)}: "
+            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
             + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
             (names[0],),
         )

@@ -7,12 +7,14 @@ import struct
 from collections.abc import Callable
 
 NUMBERS = (0, 1, 2, 3, 7, 8, 31, 64, 127, 128, 255, 256, 4095, 4096, 65535, 1 << 16, (1 << 31) - 1, 1 << 31,
-           (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 53) + 1, (1 << 62), (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
+           (1 << 32) - 1, 1 << 32, 1 << 40, (1 << 53) + 1, (1 << 62), (1 << 63) - 1, 1 << 63,
+           (1 << 64) - 1)  # fmt: skip
 """Numbers at which widths, signs and products break."""
 
 NAMES = (
     "", " ", ".", "..", "/", "a/b", "../x", "/etc/passwd", "..\\x", "a\0b", "\n", "\r", "\t", "\x1b[31m",
-    "\x1b]0;title\x07", "\x9b31m", "\x7f", "\n::error file=x::y", "::warning::x", "::set-output name=a::b", "##[error]x",
+    "\x1b]0;title\x07", "\x9b31m", "\x7f", "\n::error file=x::y", "::warning::x", "::set-output name=a::b",
+    "##[error]x",
     "%0A::error::x", "\u202eevil", "\u200b", "\u2028::error::x", "\ufeff", "\u0301", "é", "e\u0301", "\U0001f600",
     "__metadata__", "[bold]x[/bold]", "{x}", "%s", "$(id)", "`id`", "-o", "--help", "hf://a/b", "NaN", "null", "true",
     "lm_head.weight", "model.embed_tokens.weight", "x" * 300, "x" * 5000, "model.safetensors", "config.json",

@@ -9,9 +9,11 @@ from tests.fuzz.models import CONFIG, safetensors, tensors
 from tests.fuzz.mutate.edits import NAMES
 from tests.fuzz.mutate.json_tree import Pairs, damaged
 
-KEYS = ("tie_word_embeddings", "tie_embeddings", "architectures", "model_type", "vocab_size", "hidden_size", "text_config",
+KEYS = ("tie_word_embeddings", "tie_embeddings", "architectures", "model_type", "vocab_size", "hidden_size",
+        "text_config",
         "quantization_config", "auto_map", "transformers_weights", "decoder", "encoder", "torch_dtype", "d_model",
-        "final_logit_softcapping", "rope_scaling", "num_nextn_predict_layers", "pad_token_id", "is_encoder_decoder")  # fmt: skip
+        "final_logit_softcapping", "rope_scaling", "num_nextn_predict_layers", "pad_token_id",
+        "is_encoder_decoder")  # fmt: skip
 CLASSES = ("LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration", "BertForMaskedLM", "Gemma2ForCausalLM",
            "Qwen2VLForConditionalGeneration", "BartForConditionalGeneration", "WhisperForConditionalGeneration",
            "LlamaForSequenceClassification", "DeepseekV3ForCausalLM", "CLIPModel", "Nothing")  # fmt: skip

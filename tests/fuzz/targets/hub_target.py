@@ -15,11 +15,15 @@ NAME = "model.safetensors"
 COMMIT = hashlib.sha1(b"org/model").hexdigest()
 COMMANDS = (("inspect",), ("inspect", "--json"), ("check",), ("inspect", "--depth", "full"), ("untie",), ("diff",))
 _EXTRA: tuple[object, ...] = (
-    "../x", "/etc/passwd", "a/../b", "config.json", NAME, -1, 0, 1 << 63, 1.5, "12", COMMIT, COMMIT[:39], COMMIT.upper(),
-    "0" * 64, Pairs([["size", 7], ["sha256", "0" * 64]]), Pairs([["rfilename", "x"]]), Pairs([["rfilename", NAME], ["size", 1]]),
+    "../x", "/etc/passwd", "a/../b", "config.json", NAME, -1, 0, 1 << 63, 1.5, "12", COMMIT, COMMIT[:39],
+    COMMIT.upper(),
+    "0" * 64, Pairs([["size", 7], ["sha256", "0" * 64]]), Pairs([["rfilename", "x"]]), Pairs([["rfilename",
+    NAME], ["size", 1]]),
 )  # fmt: skip
-_HEADERS = ("Content-Length", "Content-Range", "Content-Encoding", "Content-Type", "ETag", "X-Linked-Etag", "X-Linked-Size",
-            "X-Repo-Commit", "Location", "Retry-After", "Transfer-Encoding", "X-Error-Code", "X-Error-Message", "Link")  # fmt: skip
+_HEADERS = ("Content-Length", "Content-Range", "Content-Encoding", "Content-Type", "ETag", "X-Linked-Etag",
+            "X-Linked-Size",
+            "X-Repo-Commit", "Location", "Retry-After", "Transfer-Encoding", "X-Error-Code", "X-Error-Message",
+            "Link")  # fmt: skip
 _STATUS = (200, 200, 200, 206, 206, 204, 301, 302, 307, 308, 304, 400, 401, 403, 404, 410, 416, 429, 500, 502, 503, 999)
 
 
@@ -30,8 +34,10 @@ def _answer(status: int, headers: dict[str, str], body: bytes) -> bytes:
 
 def _value(rng: random.Random, length: int) -> str:
     """Return what a header may say."""
-    words = ("gzip", "deflate", "br", "identity", "chunked", "0", "-1", "1e9", f"{length}", f"{length + 1}", f"bytes 0-{length - 1}/{length}",
-             f"bytes 1-{length}/{length}", "bytes */0", "bytes 0-1/*", COMMIT, "f" * 40, '"abc"', "STORAGE/lfs/org/model/" + NAME,
+    words = ("gzip", "deflate", "br", "identity", "chunked", "0", "-1", "1e9", f"{length}", f"{length + 1}",
+    f"bytes 0-{length - 1}/{length}",
+             f"bytes 1-{length}/{length}", "bytes */0", "bytes 0-1/*", COMMIT, "f" * 40, '"abc"',
+             "STORAGE/lfs/org/model/" + NAME,
              "http://[::1", "file:///etc/passwd", "/", "", "3", "Wed, 21 Oct 2099 07:28:00 GMT")  # fmt: skip
     if rng.random() < 0.3:
         return rng.choice(NAMES).replace("\r", "").replace("\n", "") or str(size(rng, length))

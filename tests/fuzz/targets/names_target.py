@@ -12,7 +12,10 @@ from tests.fuzz.case import Case
 from tests.fuzz.models import CONFIG, EMBED, HEAD, numbers, safetensors, tensors
 from tests.fuzz.mutate.edits import NAMES
 
-CHARACTERS = "\n\r\t\x00\x07\x08\x1b\x7f\x80\x85\x9b\xa0\xad\u061c\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ufff9\U000e0001:#%[]{}'\"`$/\\. "
+CHARACTERS = (
+    "\n\r\t\x00\x07\x08\x1b\x7f\x80\x85\x9b\xa0\xad\u061c\u200b\u200e\u2028\u2029\u202e\u2066\ufeff\ufff9\U000e0001"
+    ":#%[]{}'\"`$/\\. "
+)
 
 
 def odd(rng: random.Random) -> str:

@@ -207,6 +207,7 @@ def _function(rng: random.Random, model: onnx.ModelProto) -> None:
 
 
 _CHANGES = (
-    _rewire, _rewire, _rewire, _reorder, _own, _kind, _kind, _shape, _raw, _label, _external, _header, _operator, _again,
+    _rewire, _rewire, _rewire, _reorder, _own, _kind, _kind, _shape, _raw, _label, _external, _header,
+    _operator, _again,
     _less, _typed, _function,
 )  # fmt: skip

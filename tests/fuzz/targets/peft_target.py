@@ -12,7 +12,8 @@ from tests.fuzz.targets.safetensors_target import damaged_file
 
 _WRAPPED = "base_model.model."
 _NAMES = (
-    f"{_WRAPPED}lm_head.lora_A.weight", f"{_WRAPPED}lm_head.lora_B.weight", f"{_WRAPPED}model.embed_tokens.lora_embedding_A",
+    f"{_WRAPPED}lm_head.lora_A.weight", f"{_WRAPPED}lm_head.lora_B.weight",
+    f"{_WRAPPED}model.embed_tokens.lora_embedding_A",
     f"{_WRAPPED}model.layers.0.self_attn.q_proj.lora_A.weight", f"{_WRAPPED}lm_head.weight",
     f"{_WRAPPED}lm_head.modules_to_save.weight", f"{_WRAPPED}model.embed_tokens.token_adapter.trainable_tokens_delta",
 )  # fmt: skip
@@ -28,8 +29,10 @@ CONFIG: dict[str, object] = {
     "ensure_weight_tying": False,
 }
 _EXTRA: tuple[object, ...] = (
-    "LORA", "IA3", "PROMPT_TUNING", "all-linear", "base", "../base", "/", "/etc", "", ["embed_tokens"], ["lm_head", 1], [None],
-    "embed_tokens|lm_head", "(a+)+$", Raw('"(a|a)*b"'), Pairs([["embed_tokens", [1, 2]]]), [0, 1], {}, True, None, "org/absent",
+    "LORA", "IA3", "PROMPT_TUNING", "all-linear", "base", "../base", "/", "/etc", "", ["embed_tokens"],
+    ["lm_head", 1], [None],
+    "embed_tokens|lm_head", "(a+)+$", Raw('"(a|a)*b"'), Pairs([["embed_tokens", [1, 2]]]), [0, 1], {}, True,
+    None, "org/absent",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Torch's zip files: the pickle inside, the records beside it, and the headers that two readers could read in two ways."""
+"""Torch's zip files: the pickle inside, the records beside it, and headers that two readers read in two ways."""
 
 from __future__ import annotations
 

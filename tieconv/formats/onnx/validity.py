@@ -1,7 +1,7 @@
 """What `onnx.checker` and a session of ONNX Runtime refuse of a graph's structure, told without either.
 
-Source: `onnx/checker.cc` of onnx 1.23 and `core/graph/graph.cc` of ONNX Runtime 1.32. The definitions of operators (how many
-inputs, which attributes, which types) are not looked at.
+Source: `onnx/checker.cc` of onnx 1.23 and `core/graph/graph.cc` of ONNX Runtime 1.32. The definitions of operators (how
+many inputs, which attributes, which types) are not looked at.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
     for key in tensor.entries if tensor.external else ():
         if key not in _PLACES and not key.startswith("prepacked_"):
             yield SESSION, f"{subject} says where it lies by the unknown key {shown(key) or '(empty)'}"
+    if tensor.external and tensor.repeats:
+        yield SESSION, f"{subject} says twice where it lies"
     if tensor.external and fields:
         yield CHECKER, f"{subject} lies in another file and holds values too"
     elif len(fields) > 1:
@@ -104,10 +106,15 @@ def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterat
 def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
     if not graph.name:
         yield CHECKER, "its graph has no name"
-    for name, element in graph.elements:
+    for name, element, shaped in graph.elements:
+        subject = f"{shown(name) or 'a value'}, an input or output,"
         if element not in TYPES and element != STRING:
-            which = f"has the undefined element type {element}" if element else "has no element type"
-            yield CHECKER, f"{shown(name) or 'a value'}, an input or output, {which}"
+            yield (
+                CHECKER,
+                f"{subject} has " + (f"the undefined element type {element}" if element else "no element type"),
+            )
+        elif not shaped:
+            yield CHECKER, f"{subject} has no shape"
     if model.ir_version < _FREE_INITIALIZERS:
         inputs = set(graph.inputs)
         for tensor in graph.initializers:
