@@ -203,7 +203,7 @@ def _element(wire: Wire, start: int, end: int) -> tuple[int, bool] | None:
             elements = [one for field_, each, one, _ in fields if (field_, each) == (1, VARINT)]
             found = elements[-1] if elements else 0, any(field_ == 2 for field_, *_ in fields)
         elif kind == BYTES and number in _CONTAINER_TYPES:
-            inner = {field_ for field_, *_ in wire.fields(value, stop)}
+            inner = {field_ for field_, each, *_ in wire.fields(value, stop) if each == BYTES}
             found = None if _CONTAINER_TYPES[number] in inner else (0, False)
     return found
 
