@@ -19,19 +19,30 @@ from tieconv.text import shown, size
     "--create-pr/--no-pr", "pull_request", default=True, show_default=True, help="--no-pr commits to the branch itself."
 )
 @click.option("-m", "--message", metavar="TEXT", help="The title of the pull request, or of the commit.")
+@click.option(
+    "--include", multiple=True, metavar="NAME", help="Also push this dot-file, key or cache, which is else left out."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and push nothing.")
 @json_option
 @traceback_option
 def command(
-    directory: str, target: str, pull_request: bool, message: str | None, yes: bool, dry_run: bool, as_json: bool
+    directory: str,
+    target: str,
+    pull_request: bool,
+    message: str | None,
+    include: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Open a pull request with exactly the files of DIR that differ from the repository's.
 
     Files are compared by their hashes. Weight and index files that the repository's model uses and DIR lacks are
-    deleted; nothing else is. The description is the plan, which is printed first; then it asks.
+    deleted; nothing else is. Dot-files such as `.env`, keys, tokens and caches are left out, and listed. The
+    description is the plan, which is printed first; then it asks.
     """
-    push = hub.plan_push(directory, target, message=message, pull_request=pull_request)
+    push = hub.plan_push(directory, target, message=message, pull_request=pull_request, include=include)
     goes = bool(push.changes) and not dry_run
     if not (as_json and (yes or not goes)):
         from tieconv.reporters.push_text import render
