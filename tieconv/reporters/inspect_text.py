@@ -141,15 +141,16 @@ def _bias(inspection: Inspection) -> tuple[str, ...]:
 
 
 def _ties(inspection: Inspection, width: int | None) -> list[str]:
-    if not inspection.ties:
+    ties = inspection.ties or inspection.wrapped_ties
+    if not ties:
         return ["  none known for this architecture"]
     rows: list[tuple[str, ...]] = []
-    for tie in inspection.ties[:_SHOWN_TIES]:
+    for tie in ties[:_SHOWN_TIES]:
         for place, member in enumerate(tie.members):
             label = str(tie.role).replace("_", " ") if place == 0 else ""
             rows.append((label, shown(member.name), _member(tie, member)))
     lines = columns(rows, width=width)
-    left = len(inspection.ties) - _SHOWN_TIES
+    left = len(ties) - _SHOWN_TIES
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
 
 
