@@ -13,7 +13,7 @@ or the weights are split over files of which only some are here.
 A checkpoint of a compiled model:
 
     error TIE006: neither model.embed_tokens.weight nor lm_head.weight is stored: transformers fills
-    both with random numbers. torch.compile left its prefix in all 21 tensor names.
+    both with random numbers. torch.compile left its prefix in all 3 tensor names.
 
 ## How to fix
 Where a known training wrapper left its prefix (DistributedDataParallel, FullyShardedDataParallel, torch.compile,
