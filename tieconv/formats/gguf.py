@@ -268,7 +268,8 @@ def _record(info: _Info, data_start: int, alignment: int, cursor: _Cursor) -> Te
     if (shape[-1] if shape else 1) % block:
         cursor.refuse(f"gives tensor {shown(name)} rows of {shape[-1:]} elements in {dtype} blocks of {block}", "block")
     nbytes = prod(shape) // block * width
-    if nbytes >= 1 << 63 or offset >= 1 << 63:
+    # A side of 0 does not undo an overflow of the others.
+    if prod(side or 1 for side in shape) * width >= 1 << 63 or offset >= 1 << 63:
         cursor.refuse(f"gives tensor {shown(name)} a size that overflows 64 bits", "overflow")
     if offset % alignment:
         cursor.refuse(f"places tensor {shown(name)} at {offset}, off its alignment of {alignment}", "offset")
