@@ -9,6 +9,7 @@ import click
 from tieconv.api.analysis import analyze
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
 from tieconv.cli.output import guard_output
+from tieconv.cli.streams import document, show
 
 
 @click.command("analyze")
@@ -43,8 +44,8 @@ def command(model: str, as_json: bool, page: str | None, **options: Any) -> None
 
         write_text(page, html(analysis))
     if as_json:
-        click.echo(str(analysis))
+        document(str(analysis))
     else:
         from tieconv.reporters.analyze_text import render
 
-        click.echo(render(analysis, paint, width()))
+        show(render(analysis, paint, width()))

@@ -16,6 +16,7 @@ from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.cli.options import MODEL_PATH, name_options, paint, traceback_option, width
 from tieconv.cli.output import guard_output
+from tieconv.cli.streams import echo, formatted, own
 from tieconv.errors import SettingsError
 from tieconv.gate.assemble import find_settings, load_baseline, load_settings, make_policy
 from tieconv.gate.policy import Policy
@@ -135,9 +136,9 @@ def run(arguments: Arguments) -> int:
     if patterns and arguments.format == "text":
         from tieconv.reporters.check_table import table
 
-        click.echo(f"\n{table(report)}", err=arguments.output_file is not None)
+        echo(f"\n{table(report)}", err=arguments.output_file is not None)
     for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
-        click.echo(line, err=True)
+        echo(line, err=True)
     return report.exit_code
 
 
@@ -150,7 +151,7 @@ def _policy(arguments: Arguments) -> Policy:
         settings, skipped = find_settings(arguments.models)
         for path in skipped:
             where = shell_word(os.path.relpath(path))
-            click.echo(_note(f"{where} lies in the model that it would judge: --config {where} uses it"), err=True)
+            echo(_note(f"{where} lies in the model that it would judge: --config {where} uses it"), err=True)
     return make_policy(
         settings,
         select=arguments.select,
@@ -183,7 +184,7 @@ def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[st
 
     if len(arguments.models) < 2 or not sys.stderr.isatty():
         return checked(lambda _: None)
-    with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr) as bar:
+    with click.progressbar(length=len(arguments.models), label="check", file=own(err=True)) as bar:
         return checked(lambda _: bar.update(1))
 
 
@@ -210,7 +211,7 @@ def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict
     write_text(path, policy.debt(models, path, old))
     written = len(load_baseline(path).entries)
     noun = count(written, "finding")
-    click.echo(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}", err=True)
+    echo(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}", err=True)
     return 0
 
 
@@ -221,9 +222,9 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     if arguments.output_file is not None:
         write_text(arguments.output_file, f"{text}\n" if text else "")
     elif text:
-        click.echo(text)
+        (echo if arguments.format == "text" else formatted)(text)
     for outcome in outcomes:
-        click.echo(_plan(outcome), err=to_file or arguments.format != "text")
+        echo(_plan(outcome), err=to_file or arguments.format != "text")
 
 
 def _plan(outcome: Outcome | GraphOutcome) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from tieconv.cli.streams import echo
+
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -18,4 +20,4 @@ def command(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # the choices above are the shells that Click knows
     root = ctx.find_root().command
-    click.echo(kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source())
+    echo(kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source())

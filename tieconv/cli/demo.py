@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from tieconv.cli.options import json_option, traceback_option
+from tieconv.cli.streams import echo, own
 from tieconv.text import path_word
 
 
@@ -40,8 +41,10 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
     from tieconv.demo.run import run
     from tieconv.demo.table import render
 
-    with click.progressbar(length=3 * steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+    with click.progressbar(
+        length=3 * steps, label="training", file=own(err=True), hidden=not sys.stderr.isatty()
+    ) as bar:
         found = run(Path(output), steps=steps, seed=seed, step_done=lambda: bar.update(1))
-    click.echo(str(found) if as_json else render(found))
+    echo(str(found) if as_json else render(found))
     page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
-    click.echo(f"next: open {page}, or tieconv inspect {tied}", err=True)
+    echo(f"next: open {page}, or tieconv inspect {tied}", err=True)

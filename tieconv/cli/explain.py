@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import click
 
 from tieconv.cli.options import paint, traceback_option, width
+from tieconv.cli.streams import echo
 from tieconv.gate.known import find_rule
 
 
@@ -18,9 +19,9 @@ def command(rule: str) -> None:
     """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
     found = find_rule(rule)
     columns = width()
-    click.echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
+    echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
     text = found.told.strip()
-    click.echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
+    echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 
 def _lines(text: str, columns: int) -> Iterator[str]:

@@ -11,6 +11,7 @@ from tieconv.api.exports import plan_export
 from tieconv.checkpoint.exported import ExportOutcome
 from tieconv.checkpoint.parity import Verdict
 from tieconv.cli.options import choice_option, json_option, model_argument, paint, traceback_option, width
+from tieconv.cli.streams import document, echo, own, show
 from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
@@ -70,7 +71,7 @@ def command(
         if output is not None:
             planned.check(output, overwrite=overwrite)
         _print(planned.outcome(), as_json=as_json)
-        click.echo("nothing was written" if dry_run else "nothing was written: give -o OUT", err=True)
+        echo("nothing was written" if dry_run else "nothing was written: give -o OUT", err=True)
         return
     outcome = _execute(planned, output, overwrite=overwrite)
     _print(outcome, as_json=as_json)
@@ -81,7 +82,7 @@ def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportO
     with click.progressbar(
         length=1,
         label="export",
-        file=sys.stderr,
+        file=own(err=True),
         hidden=not sys.stderr.isatty(),
         item_show_func=lambda stage: stage and str(stage),
         show_eta=False,
@@ -96,23 +97,23 @@ def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportO
 
 def _print(outcome: ExportOutcome, *, as_json: bool) -> None:
     if as_json:
-        click.echo(str(outcome))
+        document(str(outcome))
         return
     from tieconv.reporters.export_text import render
 
-    click.echo(render(outcome, paint, width()))
+    show(render(outcome, paint, width()))
 
 
 def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     report = outcome.parity
     if outcome.executed:
         told = "parity passed" if report else "parity not measured"
-        click.echo(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}", err=True)
+        echo(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}", err=True)
         return
     assert report is not None
     if report.verdict is Verdict.NOT_RUN:
         hint = f"{report.hint}; or write it unmeasured with --no-parity".removeprefix("; or ")
         raise NotRunError(f"nothing was written: parity was not run: {report.reason}", hint)
     again = f"tieconv export {path_word(model)} -o {path_word(output)} --no-parity"
-    click.echo(f"nothing was written: parity failed; to look at the graph all the same: {again}", err=True)
+    echo(f"nothing was written: parity failed; to look at the graph all the same: {again}", err=True)
     sys.exit(1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tieconv.cli.options import paint, width
+from tieconv.cli.streams import document, echo, own, show
 from tieconv.cli.write import WriteArguments
 from tieconv.text import shown, size
 
@@ -25,7 +26,9 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
         "verify": arguments.verify,
     }
     if arguments.writes:
-        with click.progressbar(length=1, label=planned.command, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+        with click.progressbar(
+            length=1, label=planned.command, file=own(err=True), hidden=not sys.stderr.isatty()
+        ) as bar:
 
             def progress(done: int, whole: int) -> None:
                 bar.length = max(whole, 1)
@@ -37,12 +40,12 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
         if arguments.output is not None or arguments.in_place:
             planned.check(arguments.output, **writing)  # type: ignore[arg-type]
     if as_json:
-        click.echo(str(outcome))
+        document(str(outcome))
     else:
         from tieconv.reporters.graph_text import render
 
-        click.echo(render(outcome, paint, width()))
-    click.echo(_closing(outcome, arguments), err=True)
+        show(render(outcome, paint, width()))
+    echo(_closing(outcome, arguments), err=True)
 
 
 def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:

@@ -7,6 +7,7 @@ import click
 from tieconv.api.evidence import inspect
 from tieconv.cli.network import fetched_line, headers_bar
 from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
+from tieconv.cli.streams import document, echo, show
 
 
 @click.command("inspect")
@@ -52,10 +53,10 @@ def command(
             model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only
         )
     if as_json:
-        click.echo(str(inspection))
+        document(str(inspection))
     else:
         from tieconv.reporters.inspect_text import render
 
-        click.echo(render(inspection, paint, width()))
+        show(render(inspection, paint, width()))
     if inspection.fetched is not None:
-        click.echo(fetched_line(inspection.fetched), err=True)
+        echo(fetched_line(inspection.fetched), err=True)

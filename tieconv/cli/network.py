@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import click
 
 from tieconv.checkpoint.inspection import Fetched
+from tieconv.cli.streams import own
 from tieconv.sources import is_hub
 from tieconv.text import count, size
 
@@ -24,7 +25,7 @@ def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
     if not is_hub(model) or not sys.stderr.isatty():
         yield None
         return
-    with click.progressbar(length=1, label="headers", file=sys.stderr) as bar:
+    with click.progressbar(length=1, label="headers", file=own(err=True)) as bar:
 
         def tick(done: int, total: int) -> None:
             bar.length = total

@@ -9,6 +9,7 @@ import click
 from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
 from tieconv.cli.options import MODEL_PATH, choice_option, json_option, paint, traceback_option, width
+from tieconv.cli.streams import document, echo, show
 from tieconv.errors import DestinationError, NotRunError
 from tieconv.text import shown
 
@@ -42,11 +43,11 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
     """
     report = parity(onnx, model, provider=provider, reference=reference)
     if as_json:
-        click.echo(str(report))
+        document(str(report))
     else:
         from tieconv.reporters.parity_text import render
 
-        click.echo(render(report, paint, width()))
+        show(render(report, paint, width()))
     if html:
         _write(html, report)
     if report.verdict is Verdict.NOT_RUN:
@@ -63,4 +64,4 @@ def _write(path: str, report: Parity) -> None:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DestinationError(f"{shown(path)} cannot be written: {reason}", "give --html another file") from error
-    click.echo(f"wrote {shown(path)}", err=True)
+    echo(f"wrote {shown(path)}", err=True)

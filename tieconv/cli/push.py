@@ -8,6 +8,7 @@ import click
 
 from tieconv.api import hub
 from tieconv.cli.options import MODEL_PATH, json_option, paint, traceback_option
+from tieconv.cli.streams import document, echo, show
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
@@ -36,15 +37,15 @@ def command(
     if not (as_json and (yes or not goes)):
         from tieconv.reporters.push_text import render
 
-        click.echo(render(push, paint), err=as_json)
+        show(render(push, paint), err=as_json)
     if goes:
         _ask(yes)
         push = hub.push(push)
-        click.echo(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}", err=True)
+        echo(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}", err=True)
     else:
-        click.echo("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed", err=True)
+        echo("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed", err=True)
     if as_json:
-        click.echo(str(push))
+        document(str(push))
 
 
 def _ask(yes: bool) -> None:
@@ -55,7 +56,7 @@ def _ask(yes: bool) -> None:
     try:
         agreed = click.confirm("push this?", err=True)
     except click.Abort as error:
-        click.echo(err=True)
+        echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         agreed = False  # the end of input is no yes

@@ -8,6 +8,7 @@ import click
 
 from tieconv.checks.interface import Rule
 from tieconv.cli.options import json_option, paint, traceback_option, width
+from tieconv.cli.streams import document, echo
 from tieconv.gate.known import rules
 from tieconv.gate.selection import ALL, Selection, selectors
 
@@ -26,7 +27,7 @@ def command(select: tuple[str, ...], as_json: bool) -> None:
     selection = Selection(selectors(select, "--select") or (ALL,))
     chosen = [rule for rule in rules() if selection.runs(rule.code)]
     if as_json:
-        click.echo(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
+        document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
         return
     from tieconv.reporters.layout import wrapped
 
@@ -35,9 +36,9 @@ def command(select: tuple[str, ...], as_json: bool) -> None:
         level = str(rule.level)
         lead = f"{rule.code}  {level.ljust(7)}  {rule.name.ljust(longest)}  "
         first, *rest = wrapped(summary(rule), lead, width())
-        click.echo(first.replace(level, paint(level, _STYLES[level]), 1))
+        echo(first.replace(level, paint(level, _STYLES[level]), 1))
         for line in rest:
-            click.echo(line)
+            echo(line)
 
 
 def summary(rule: Rule) -> str:

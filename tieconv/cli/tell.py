@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from tieconv.cli.streams import echo
+
 _MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 
 
@@ -17,9 +19,9 @@ def tell(message: str, hint: str) -> None:
         "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     ):  # Click takes colour out where stderr is no terminal
         first = first.replace("error", click.style("error", fg="red"), 1)
-    click.echo("\n".join([first, *rest]), err=True)
+    echo("\n".join([first, *rest]), err=True)
     if hint:
-        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
+        echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
 
 
 def _lines(message: str) -> list[str]:

@@ -11,6 +11,7 @@ import click
 
 from tieconv.cli.network import fetched_line
 from tieconv.cli.options import paint, width
+from tieconv.cli.streams import document, echo, own, show
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
@@ -71,16 +72,16 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
         outcome = planned.outcome()
         _check_dry_run(planned, arguments)
     if as_json:
-        click.echo(str(outcome))
+        document(str(outcome))
     else:
         from tieconv.reporters.plan_text import render
 
-        click.echo(render(outcome, paint, width(), hardlink=arguments.hardlink))
+        show(render(outcome, paint, width(), hardlink=arguments.hardlink))
     if planned.fetched is not None:
-        click.echo(fetched_line(planned.fetched), err=True)
-    click.echo(_closing(outcome, arguments), err=True)
+        echo(fetched_line(planned.fetched), err=True)
+    echo(_closing(outcome, arguments), err=True)
     if stands_inside:
-        click.echo("your shell stands in the directory that was replaced: enter it again with `cd .`", err=True)
+        echo("your shell stands in the directory that was replaced: enter it again with `cd .`", err=True)
 
 
 def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
@@ -101,7 +102,7 @@ def _execute(planned: PlannedWrite, arguments: WriteArguments) -> Outcome:
     plan = planned.plan
     total = plan.bytes_written + plan.bytes_linked
     with click.progressbar(
-        length=max(total, 1), label=plan.command, file=sys.stderr, hidden=not sys.stderr.isatty()
+        length=max(total, 1), label=plan.command, file=own(err=True), hidden=not sys.stderr.isatty()
     ) as bar:
         last = 0
 
