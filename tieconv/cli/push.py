@@ -54,7 +54,8 @@ def _ask(yes: bool) -> None:
     if not sys.stdin.isatty():
         raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
     try:
-        agreed = click.confirm("push this?", err=True)
+        echo("push this? [y/N]:", err=True, nl=False)
+        agreed = click.confirm("", prompt_suffix="", show_default=False, err=True)
     except click.Abort as error:
         echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):

@@ -75,7 +75,7 @@ def escaped_libraries() -> Iterator[None]:
     """Escape what anything but `echo`, `show` and `document` prints while the body runs."""
     before = sys.stdout, sys.stderr
     streams = Escaped(sys.stdout), Escaped(sys.stderr, _LIBRARY_LINES)
-    sys.stdout, sys.stderr = streams  # type: ignore[assignment]
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:

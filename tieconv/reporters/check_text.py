@@ -34,9 +34,10 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
         verdict = paint("unread", "warning")  # nothing was found in what was read
     dropped = len(view.waived(model))
     yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
-    for entry in model.open[:_SHOWN_FINDINGS]:
+    findings = [*model.open]
+    for entry in findings[:_SHOWN_FINDINGS]:
         yield from _finding(entry, paint, width)
-    left = len(model.open) - _SHOWN_FINDINGS
+    left = len(findings) - _SHOWN_FINDINGS
     if left > 0:
         yield f"  … and {count(left, 'more finding')} (--format json lists them)"
     for fix in model.fixes:
