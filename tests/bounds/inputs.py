@@ -140,7 +140,7 @@ def safetensors_unclosed(home: Path) -> None:
 
 @_input
 def safetensors_equal(home: Path) -> None:
-    """A million tensors of one byte, all equal: each shares its bytes with every other one."""
+    """As many tensors as are read, all equal: each has the bytes of every other one."""
     count, names = 500_000, (f"layers.{i}.weight" for i in range(500_000))
     _header(
         home, json.dumps({name: entry("U8", [1], [i, i + 1]) for i, name in enumerate(names)}).encode(), bytes(count)
@@ -190,6 +190,13 @@ def _index(home: Path, content: bytes) -> None:
 @_input
 def index_entries(home: Path) -> None:
     _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{_SHARD}",', f'"z":"{_SHARD}"}}}}'))
+
+
+@_input
+def index_read(home: Path) -> None:
+    """As many names as are read, none of which is stored."""
+    entries = {f"model.layers.{i}.experts.weight": _SHARD for i in range(500_000)}
+    _index(home, json.dumps({"metadata": {"total_size": 1}, "weight_map": entries}).encode())
 
 
 @_input
@@ -250,6 +257,20 @@ def config_levels(home: Path) -> None:
             12_000_000,
         ),
     )
+
+
+@_input
+def config_levels_read(home: Path) -> None:
+    """As many sub-configs as are read."""
+    levels = (f'"s{i}":{{"tie_word_embeddings":false}},' for i in range(240_000))
+    _config(home, f'{{{_LLAMA},"tie_word_embeddings":true,{"".join(levels)}"z":0}}'.encode())
+
+
+@_input
+def config_flags_read(home: Path) -> None:
+    """As many sub-configs with a flag of the wrong type as are read: each one is a finding."""
+    levels = (f'"s{i}":{{"tie_word_embeddings":"x"}},' for i in range(240_000))
+    _config(home, f'{{{_LLAMA},{"".join(levels)}"z":0}}'.encode())
 
 
 @_input
@@ -370,6 +391,15 @@ def gguf_tensors(home: Path) -> None:
 
 
 @_input
+def gguf_tensors_read(home: Path) -> None:
+    """As many tensors as are read, each of one byte."""
+    info = struct.Struct("<IQIQ")
+    count = 500_000
+    infos = (gguf_text(f"blk.{i}.weight") + info.pack(1, 1, 24, 32 * i) for i in range(count))
+    _gguf(home, count, 0, b"".join(infos) + bytes(32 * count + 64))
+
+
+@_input
 def gguf_names(home: Path) -> None:
     info = struct.Struct("<IQIQ").pack(1, 0, 24, 0)
     _gguf(home, 1500, 0, b"".join(gguf_text(f"{i}" + "n" * 65_000) + info for i in range(1500)))
@@ -407,8 +437,19 @@ def onnx_nodes(home: Path) -> None:
 
 @_input
 def onnx_small_nodes(home: Path) -> None:
-    """Just as many fields as are looked at."""
     _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 600_000)
+
+
+@_input
+def onnx_nodes_read(home: Path) -> None:
+    """Just as many fields as are looked at."""
+    _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 249_000)
+
+
+@_input
+def onnx_equal_read(home: Path) -> None:
+    tensors = (f"{i:x}".encode() for i in range(149_000))
+    _onnx(home, b"".join(_field(5, _field(8, name) + b"\x08\x01\x10\x01" + _field(9, bytes(4))) for name in tensors))
 
 
 @_input
