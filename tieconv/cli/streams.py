@@ -91,9 +91,9 @@ def own(*, err: bool = False) -> TextIO:
     return stream.inner if isinstance(stream, Escaped) else stream
 
 
-def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
     """Print ``text``, which may hold colours. Everything else that a terminal or a CI runner obeys is escaped."""
-    click.echo(_harmless(text), file=own(err=err), nl=nl)
+    click.echo(_harmless(text), file=own(err=err), nl=nl, color=color)
 
 
 def show(text: str, *, err: bool = False) -> None:

@@ -112,7 +112,7 @@ def loads(
     except _Problem as error:
         refuse(name, str(error), "json.refused")
     if not isinstance(value, dict):
-        refuse(name, f"holds {_KINDS[type(value)]} where an object is expected", "json.not-an-object")
+        refuse(name, f"holds {_KINDS.get(type(value), 'a number')} where an object is expected", "json.not-an-object")
     return value
 
 

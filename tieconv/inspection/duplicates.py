@@ -26,6 +26,7 @@ from tieconv.inspection.blocks import (
     sample_pieces,
     stored_pieces,
 )
+from tieconv.inspection.equality import is_known_equal
 from tieconv.inspection.pair_work import PairWork, cross_pairs
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
@@ -244,6 +245,9 @@ def _split_by_sample(
 
 def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
     """Partition refinement: read all members block by block and follow each part that still agrees."""
+    if len(group) == 2 and is_known_equal(reader, group[0].range, group[1].range):
+        yield group
+        return
     pending = [(group, 0)]
     while pending:
         members, start = pending.pop()
