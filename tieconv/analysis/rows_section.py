@@ -25,7 +25,7 @@ TITLE = "Rows"
 LISTED = 20
 _BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
-_NO_TOKENIZER = "no tokenizer.json or vocab.json beside the weights says which rows have a token"
+_NO_TOKENIZER = "no tokenizer.json, vocab.json or vocab.txt beside the weights says which rows have a token"
 
 
 def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:

@@ -12,7 +12,7 @@ from tieconv.formats.strict_json import loads
 
 GENERATION = "generation_config.json"
 _LIMIT = 16_000_000
-_KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids")
+_KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
 """How the keys of a config end that name an id."""
 
 
@@ -37,7 +37,7 @@ def read_generation(files: Files, names: Mapping[str, int]) -> Mapping[str, obje
 def _named(value: object, key: str = "") -> Iterator[int]:
     if isinstance(value, Mapping):
         for inner, entry in value.items():
-            yield from _named(entry, str(inner))
+            yield from _named(entry, key if key.endswith(_KEYS) else str(inner))
     elif isinstance(value, list):
         for entry in value:
             yield from _named(entry, key)
