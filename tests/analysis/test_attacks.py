@@ -24,7 +24,7 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_tex
             "phi3", "olmo", "olmo2", "bloom", "falcon", "opt", "stablelm", "cohere", "cohere2", "granite", "starcoder2",
             "nemotron", "biogpt", "mamba", "bert", "roberta", "distilbert", "electra", "modernbert", "bart",
             "m2m_100")  # fmt: skip
-QUICK = ("gemma2", "granite", "bart")
+QUICK = ("gemma2", "bart")
 HIDDEN_KEYS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "do_layer_norm_before", "decoder_layers")
 SLACK = 1e-6
 
@@ -99,12 +99,12 @@ def family(folder: Path, model_type: str, tally: Tally, keys: Callable[[str], bo
     for seed in range(seeds):
         perturbed(folder / f"{seed}", model_type, seed)
         case(folder / f"{seed}", folder / "out", model_type, seed, tally, f"{model_type} {seed}")
-    source = folder / "0"
-    config = json.loads((source / "config.json").read_text())
+    config = json.loads((folder / "0" / "config.json").read_text())
     for key in filter(keys, sorted(config)):
-        (source / "config.json").write_text(json.dumps({one: value for one, value in config.items() if one != key}))
-        case(source, folder / "out", model_type, 0, tally, f"{model_type} without {key}")
-    (source / "config.json").write_text(json.dumps(config))
+        less = json.dumps({one: value for one, value in config.items() if one != key})
+        for seed in (0, 1) if key in HIDDEN_KEYS else (0,):  # noise, and nearly one vector on every row
+            (folder / f"{seed}" / "config.json").write_text(less)
+            case(folder / f"{seed}", folder / "out", model_type, seed, tally, f"{model_type} without {key}")
 
 
 @pytest.mark.parametrize("model_type", QUICK)
@@ -185,12 +185,16 @@ def emitted(folder: Path) -> set[int]:
     return ids
 
 
-def token_cases(folder: Path, model_type: str, tally: Tally, names: Iterator[str] | list[str]) -> None:
+DIFFERING = ([BEYOND], [VOCABULARY - 1], [BEYOND + 1], [BEYOND + 3, VOCABULARY - 2])
+"""The rows that differ, all beyond the vocabulary."""
+
+
+def token_cases(folder: Path, model_type: str, tally: Tally, names: list[str], sets: int = len(DIFFERING)) -> None:
     """Heads that differ in rows beyond the vocabulary, under tokenizers that may have tokens there."""
     for name in names:
-        for differing in ([BEYOND], [BEYOND + 1], [VOCABULARY - 1], [BEYOND + 3, VOCABULARY - 2]):
+        for differing in DIFFERING[:sets]:
             shutil.rmtree(folder, ignore_errors=True)
-            model = build(folder, model_type, tied=False, **MORE.get(model_type, {}))
+            build(folder, model_type, tied=False, **MORE.get(model_type, {}))
             subject = certificates(folder).subject
             assert subject.head is not None
             embed, head = subject.embed.record.name, subject.head.record.name
@@ -213,7 +217,6 @@ def token_cases(folder: Path, model_type: str, tally: Tally, names: Iterator[str
             tally["certified"] += 1
             if ids & set(differing) or _moves(folder, model_type, ids):
                 tally.violations.append(f"{model_type}, {name}: rows {differing} are read")
-            del model
 
 
 def _moves(folder: Path, model_type: str, ids: set[int]) -> bool:
@@ -233,9 +236,9 @@ def _moves(folder: Path, model_type: str, ids: set[int]) -> bool:
 def test_no_tokenizer_reads_a_row_that_it_is_certified_not_to(name: str, tmp_path: Path) -> None:
     """With tokens that only a config names, and at which transformers gives ids beyond the vocabulary."""
     tally = Tally()
-    token_cases(tmp_path / "model", "llama", tally, [name])
+    token_cases(tmp_path / "model", "llama", tally, [name], 2)
     assert not tally.violations
-    assert tally["certified"] >= (4 if name == "as it is" else 0)
+    assert tally["certified"] >= (2 if name == "as it is" else 0)
 
 
 @pytest.mark.slow
