@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.families.vocabulary import sizes_disagree
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub
@@ -52,6 +53,7 @@ def inspected(
     if commit:
         checkpoint = replace(checkpoint, revision=commit)
     evidence = _with_base(inspect_checkpoint(checkpoint, _reader(checkpoint, files), depth, embed=embed, head=head))
+    evidence = _with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
         from tieconv.consumers import predict
 
@@ -92,6 +94,21 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
         checkpoint=replace(evidence.checkpoint, unread=found[2]),
         findings=tuple(finding for finding in evidence.findings if finding.rule.startswith(("TIE", "BIA"))),
     )
+
+
+def _with_tokenizer(evidence: Inspection, files: HubFiles | FileSet) -> Inspection:
+    """The evidence with the rows that the tokenizer needs, where config and tensors disagree on their number."""
+    if not sizes_disagree(evidence):
+        return evidence
+    from tieconv.analysis.certificate.token_ids import token_ids
+    from tieconv.analysis.certificate.tokenizer_files import read_files
+
+    checkpoint = evidence.checkpoint
+    ids = token_ids(read_files(files, checkpoint.companions), checkpoint.config_values)
+    if ids.undecided or not ids.listed:
+        return evidence
+    stops = [max(ids.listed) + 1, *(span.stop for span in ids.spans)]
+    return replace(evidence, tokenizer_rows=max(stops))
 
 
 def _with_base(evidence: Inspection) -> Inspection:

@@ -114,16 +114,17 @@ class Edits:
         self._record(SetTensor(record.name, because))
         self._add(OutputTensor(record.name, record.dtype, record.shape, Given(data)), record.name)
 
-    def resize(self, record: TensorRecord, shape: tuple[int, ...]) -> None:
-        """Give a dense tensor another length: zeros at its end, or its end cut off."""
+    def resize(self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None) -> None:
+        """Give a dense tensor another length: zeros, or ``row`` again and again, at its end, or its end cut off."""
         size = nbytes(record.dtype, shape)
         assert size is not None, record.dtype  # callers take whole-byte types
         self._record(ResizeTensor(record.name, record.shape, shape))
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
-        zeros = size - content.size
+        more = size - content.size
+        tail = Given(row * (more // len(row))) if row else Zeros(more)
         self.additions[record.name] = (
-            OutputTensor(record.name, record.dtype, shape, Padded(content, zeros) if zeros else content),
+            OutputTensor(record.name, record.dtype, shape, Padded(content, tail) if more else content),
             record.name,
         )
 
