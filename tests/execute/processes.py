@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.patience import HANGS
+
 from . import models
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -26,7 +28,7 @@ def command(kind: str, source: Path, out: Path, *options: str) -> list[str]:
 
 def run(arguments: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run to the end."""
-    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=120, cwd=cwd)
+    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=HANGS, cwd=cwd)
 
 
 def _heed_signals() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANGS
 from tieconv.execute.target import staging_path
 
 from . import models, processes
@@ -191,7 +192,7 @@ def kill_before(stage: Stage, call: Call) -> str | None:
         ],
         env=processes.environment(),
         capture_output=True,
-        timeout=60,
+        timeout=HANGS,
     )
     return stage.check() if done.returncode else None
 
