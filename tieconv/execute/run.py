@@ -15,6 +15,7 @@ from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import FileState
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale
+from tieconv.execute.dropped import check_dropped
 from tieconv.execute.exchange import check_unchanged, exchange, standing
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
@@ -108,7 +109,7 @@ class _Job:
             syncer.stop()
         with writing(self.final.name, staging.path, 0):
             self._finish_directories(staging)
-        self._look_again(record)
+        self._look_again(staging, record)
         with signals.shielded(), writing(self.final.name, staging.path, 0):
             self._publish(staging)
 
@@ -205,12 +206,15 @@ class _Job:
             return
         inherit(directory, old, stat.S_IMODE(os.stat(directory).st_mode & old.st_mode) | 0o700)
 
-    def _look_again(self, record: Record) -> None:
+    def _look_again(self, staging: Staging, record: Record) -> None:
         """Nothing that this was made from, or will replace, changed while it was written."""
-        check_fresh(self.plan)
+        relinked = tree.relinked(staging.new)
+        check_fresh(self.plan, relinked)
         for name, state in record.sources.items():
-            if tree.file_state_at(self.root / name) != state:
+            if not state.is_still(tree.file_state_at(self.root / name), relinked):
                 raise stale(name)
+        staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
+        check_dropped(self.plan, self.root, staging.new, staged)
         if self.before:
             check_unchanged(self.final, self.before)
         check_place(self.plan, self.target)

@@ -183,8 +183,9 @@ class _Job:
     def _look_again(self, writer: Writer) -> None:
         """Nothing that this was made from changed while it was written."""
         root = Path(self.target.listing.root)
+        relinked = tree.relinked(self.staging.new)
         for name, state in {**self.target.states, **writer.record.sources}.items():
-            if tree.file_state_at(root / name) != state:
+            if not state.is_still(tree.file_state_at(root / name), relinked):
                 raise stale(name)
         if self.before:
             check_unchanged(self.final, self.before)

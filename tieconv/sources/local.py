@@ -80,7 +80,7 @@ def _resolve(path: str, root: str) -> str:
 def file_state(descriptor: int) -> FileState:
     """What identifies the open file's content."""
     status = os.fstat(descriptor)
-    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileSet:
