@@ -70,6 +70,7 @@ def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
     from tieconv.analysis.subject import open_subject
 
     with open_files(evidence.checkpoint.root) as files:
+        files.expect(evidence.checkpoint.files)
         subject = open_subject(evidence, files)
         if not subject.head:
             return make(evidence, fold=None)
@@ -94,6 +95,7 @@ def _within(
 
     plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
+        files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
         told = permit(evidence, files, survivor, max_kl, text)
     return replace(plan, notes=(*plan.notes, told), proofs=(*plan.proofs, *proofs))

@@ -13,6 +13,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.output import OutputWeights
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import FileState
+from tieconv.errors import VerificationError
 from tieconv.execute import swap, tree
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale
 from tieconv.execute.dropped import check_dropped
@@ -22,6 +23,7 @@ from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
 from tieconv.execute.promises import check_promises
 from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.sums import blame_source, check_source_sums
 from tieconv.execute.sync import Syncer
 from tieconv.execute.target import (
     Target,
@@ -156,8 +158,13 @@ class _Job:
         full = self.target.verify == "full"
         verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
         verifier.names(self._expected())
-        for weights in self.plan.weights:
-            verifier.weights(weights, self._staged_name(weights))
+        check_source_sums(self.plan, self.root, full=full)
+        try:
+            for weights in self.plan.weights:
+                verifier.weights(weights, self._staged_name(weights))
+        except VerificationError:
+            blame_source(self.plan, self.root)
+            raise
         for text in self.plan.texts:
             verifier.text(text)
         for name in record.companions:
