@@ -51,7 +51,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     else:
         names_known = ""
     told = [entry.value for entry in inspection.config.declared]
-    separate = set(told) == {False} and inspection.checkpoint.tensors.keys() >= set(names)
+    separate = (
+        bool(told) and all(value in (False,) for value in told) and inspection.checkpoint.tensors.keys() >= set(names)
+    )
     pair = named and len(names) == 2 and not separate
     yield RULE.finding(
         f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{names_known}",

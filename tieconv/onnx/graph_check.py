@@ -10,6 +10,7 @@ import onnx
 
 from tieconv.checkpoint.graph import SharedMatrix
 from tieconv.errors import TieconvError, VerificationError
+from tieconv.formats.onnx_model import check_readable
 from tieconv.onnx.graph import GraphFile, read_graph
 from tieconv.onnx.graph_bytes import GraphBytes
 from tieconv.onnx.share.find import MIN_BYTES, find_groups
@@ -26,6 +27,7 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
     """
     try:
         with open_files(staged) as files:
+            check_readable(str(staged), files, name)
             written = read_graph(str(staged), name, files)
             reader = GraphBytes(written, files)
             groups = find_groups(reader, reader.stored(MIN_BYTES)) if matrices is not None else []

@@ -9,7 +9,7 @@ from onnx_ir.passes import PreconditionError
 from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.checkpoint.records import Listing
-from tieconv.onnx.graph import GraphFile, graph_names, read_graph
+from tieconv.onnx.graph import GraphFile, blamed_on_source, read_sources
 from tieconv.onnx.graph_packages import has_onnxruntime
 from tieconv.onnx.graph_planned import PlannedGraphs, states_of
 from tieconv.onnx.graph_proof import NOT_INSTALLED
@@ -22,9 +22,10 @@ def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> Planne
     """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises."""
     matrices: list[SharedMatrix] = []
     with open_files(listing.root) as files:
-        graphs = tuple(read_graph(listing.root, name, files) for name in graph_names(listing))
+        graphs = read_sources(listing, files)
         for graph in graphs:
-            matrices += _share(graph, files, form)
+            with blamed_on_source(graph):
+                matrices += _share(graph, files, form)
     notes = tuple(_notes(listing, matrices))
     return PlannedGraphs("dedup", form, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 
