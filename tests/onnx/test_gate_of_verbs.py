@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import mmap
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +17,10 @@ from click.testing import CliRunner
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.hostile.conftest import faults_of_text
+from tieconv import api
 from tieconv.cli import main
+from tieconv.errors import StalePlanError
+from tieconv.onnx import graph_planned
 
 ROOT = Path(__file__).parents[2]
 V, H = 400, 64
@@ -129,3 +136,76 @@ def test_an_old_graph_without_opset(words: tuple[str, ...], tmp_path: Path) -> N
     assert code in (0, 1, 2) and "unexpected" not in said and "fault of tieconv" not in said
     if words[0] == "dedup" and "-o" in words:
         assert "opset 0 is older than 11" in said
+
+
+BROKEN = {
+    "forward": {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_factor": [1.0],
+                                    "long_factor": [1.0, 2.0, 3.0]}},
+    "load": {"num_attention_heads": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [("export", "{model}", "-o", "{out}"), ("analyze", "{model}", "--text", "{text}")])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_config_that_its_own_class_fails_with(broken: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    """One sentence that names the config, the class and the error; nothing is written."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "fixtures" / "models" / "llama-untied", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | BROKEN[broken]))
+    (tmp_path / "text").write_text("a b c " * 50)
+    given = {"model": model, "out": tmp_path / "out", "text": tmp_path / "text"}
+    result = CliRunner().invoke(main, [word.format(**given) for word in words])
+    assert "unexpected" not in result.output and "fault of tieconv" not in result.output
+    assert not (tmp_path / "out").exists()
+    if words[0] == "export":
+        assert result.exit_code == 2
+        error = next(line for line in result.stderr.splitlines() if line.startswith("error: "))
+        assert str(model) in error and ("LlamaForCausalLM" in error or "transformers cannot read it" in error)
+
+
+@pytest.mark.parametrize("value", [{}, [{}], [], [[]], "x", 0, None], ids=repr)
+@pytest.mark.parametrize("verb", ["inspect", "check", "retie", "untie", "dedup", "convert"])
+def test_odd_flags_of_an_unknown_class(verb: str, value: object, tmp_path: Path) -> None:
+    """A flag may be any JSON value: an answer, or a refusal in a sentence."""
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "fixtures" / "models" / "llama-duplicated", model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"architectures": ["FooForCausalLM"], "model_type": "foo", "tie_word_embeddings": value}
+    (model / "config.json").write_text(json.dumps(config))
+    words = [verb, str(model), *(["--to", "torch"] if verb == "convert" else [])]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code in (0, 1, 2) and "unexpected" not in result.output
+
+
+def test_a_copy_that_changes_after_it_was_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data written through a mapping while the result is proved: the copies differ by then, and nothing is written."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("no /dev/shm: elsewhere the kernel may write a page back, and then notes the time")
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="tieconv-test-"))
+    try:
+        model = tied()
+        matrix = numpy_helper.to_array(model.graph.initializer[0])
+        del model.graph.node[1]
+        model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(matrix.T), "T"))
+        (folder / "in").mkdir()
+        graph = folder / "in" / "model.onnx"
+        onnx.save(model, graph, save_as_external_data=True, location="data", size_threshold=0)
+        with (graph.parent / "data").open("r+b") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0)
+        mapped[-1] ^= 0  # dirty
+        planned, proved = api.plan_graph_dedup(graph.parent), graph_planned.check_written
+
+        def change(*given: object) -> None:
+            proved(*given)
+            mapped[-1] ^= 0x15
+
+        monkeypatch.setattr(graph_planned, "check_written", change)
+        with pytest.raises(StalePlanError, match="another program changed"):
+            planned.execute(folder / "out")
+        assert os.listdir(folder) == ["in"]
+        monkeypatch.undo()
+        mapped[-1] ^= 0x15
+        assert api.plan_graph_dedup(graph.parent).execute(folder / "out").verified
+    finally:
+        shutil.rmtree(folder)

@@ -155,7 +155,9 @@ def load_whole_config(directory: str) -> Any:
     try:
         with quiet(transformers):
             return transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers' classes raise what they like on a config that they do not expect
         raise UnreadableError(
             f"{shown(os.path.join(directory, 'config.json'))}: transformers cannot read it: {shown(error)}",
             "code that comes with a checkpoint is never run: install a transformers that knows the model type",
@@ -184,7 +186,9 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
             model, info = cls.from_pretrained(
                 directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
             )
-        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # as above
             raise UnreadableError(
                 f"{shown(directory)}: transformers cannot load it as {shown(name)}: {shown(error)}",
                 f"look at what the checkpoint holds: {command('inspect', str(directory))}",
