@@ -9,8 +9,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.patience import HANGS
-
 from . import models
 
 _TESTS = Path(__file__).resolve().parents[1]
@@ -24,11 +22,6 @@ def environment() -> dict[str, str]:
 def command(kind: str, source: Path, out: Path, *options: str) -> list[str]:
     """The command line of the driver."""
     return [sys.executable, "-m", "execute.driver", kind, str(source), str(out), *options]
-
-
-def run(arguments: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run to the end."""
-    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=HANGS, cwd=cwd)
 
 
 def _heed_signals() -> None:

@@ -50,9 +50,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         names_known = f"; name them: --embed {_EMBED} --head {_HEAD}"
     else:
         names_known = ""
-    told = [entry.value for entry in inspection.config.declared]
+    declared = [entry.value for entry in inspection.config.declared]
     separate = (
-        bool(told) and all(value in (False,) for value in told) and inspection.checkpoint.tensors.keys() >= set(names)
+        bool(declared)
+        and all(value is False for value in declared)
+        and inspection.checkpoint.tensors.keys() >= set(names)
     )
     pair = named and len(names) == 2 and not separate
     yield RULE.finding(
