@@ -21,7 +21,7 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.records import ByteReader, Checkpoint, Listing
+    from tieconv.checkpoint.records import ByteReader, Checkpoint, Files, Listing
     from tieconv.consumers.interface import Consumer
     from tieconv.sources.hub_files import HubFiles, Tick
     from tieconv.sources.local import FileSet
@@ -53,7 +53,8 @@ def inspected(
     if commit:
         checkpoint = replace(checkpoint, revision=commit)
     evidence = _with_base(inspect_checkpoint(checkpoint, _reader(checkpoint, files), depth, embed=embed, head=head))
-    evidence = _with_tokenizer(evidence, files)
+    if sizes_disagree(evidence):
+        evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
         from tieconv.consumers import predict
 
@@ -96,10 +97,8 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
     )
 
 
-def _with_tokenizer(evidence: Inspection, files: HubFiles | FileSet) -> Inspection:
-    """The evidence with the rows that the tokenizer needs, where config and tensors disagree on their number."""
-    if not sizes_disagree(evidence):
-        return evidence
+def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
+    """Return the evidence with the number of rows that the tokenizer's ids need, where its files tell."""
     from tieconv.analysis.certificate.token_ids import token_ids
     from tieconv.analysis.certificate.tokenizer_files import read_files
 
@@ -175,6 +174,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
     """A reader of a checkpoint that was read before, of the same commit where it is on the Hub."""
     if not checkpoint.revision or not is_hub(checkpoint.root):
         with open_files(checkpoint.root) as files:
+            files.expect(checkpoint.files)
             yield files
         return
     with opened(checkpoint.root) as model:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.opened import reading
+from tieconv.opened import opened, reading, with_tokenizer
 from tieconv.plans.resize import Fill
 from tieconv.plans.resize import plan_resize as make_plan
 
@@ -45,6 +45,8 @@ def plan_resize(
             with reading(evidence.checkpoint) as files:
                 return _mean_row(files, record)
 
+        with opened(evidence.checkpoint.root) as (_, files, _):
+            evidence = with_tokenizer(evidence, files)
         return make_plan(evidence, str(to), Fill(fill), mean_row)
 
     return planned_write(make, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)

@@ -11,6 +11,9 @@ from tieconv.checkpoint.quantised import quantised_twin
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 
+_OTHER = frozenset({"type_vocab_size"})
+"""Sizes of tables that have no row for a token."""
+
 
 def vocabulary_sizes(inspection: Inspection) -> dict[str, int]:
     """Return every vocabulary size of the config by its dotted path.
@@ -58,7 +61,7 @@ def _is_misshapen(inspection: Inspection, head: str) -> bool:
 
 def _sizes(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
-        if key.endswith("vocab_size") and type(value) is int and value > 0:
+        if key.endswith("vocab_size") and key not in _OTHER and type(value) is int and value > 0:
             yield f"{prefix}{key}", value
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             yield from _sizes(value, f"{prefix}{key}.", depth + 1)

@@ -124,7 +124,7 @@ def _resize(
             f"fill them with zeros: {again(inspection, 'resize', f'--to {rows}')}",
             "resize.mean",
         )
-    edits.resize(record, shape, mean_row(record) if averaged else None)
+    edits.resize(record, shape, mean_row(record) if averaged else None, zero_end=False)
     if rows < before:
         return []
     what = "the mean of its rows" if averaged else "zeros"
