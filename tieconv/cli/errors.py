@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.screen import reset
+from tieconv.cli.streams import echo
 from tieconv.cli.tell import tell
 from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
@@ -29,7 +31,7 @@ class ErrorBoundary(click.Group):
         except KeyboardInterrupt:
             from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
 
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
                 sys.stdout.flush()
                 os._exit(130)
@@ -47,6 +49,7 @@ class ErrorBoundary(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _have_streams()
         _print_anything()
+        reset()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
         wanted = "--traceback" in argv
         if wanted:
@@ -78,7 +81,7 @@ def _trace(error: Exception) -> None:
 
     for part in traceback.format_exception(error):
         for line in part.splitlines():
-            click.echo(shown(line, 1000), err=True)
+            echo(shown(line, 1000), err=True)
 
 
 def _have_streams() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,6 +71,7 @@ class RunFile:
         data = json.dumps(entry).encode() + b"\n"
         try:
             with open(self._path, "ab") as file:
+                _check_own(self._path, os.fstat(file.fileno()))
                 if not self._whole:  # the rest of a line that a killed run left
                     file.truncate(self._end)
                     self._whole = True
@@ -79,6 +81,16 @@ class RunFile:
             raise DestinationError(
                 f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
             ) from error
+
+
+def _check_own(path: str, status: os.stat_result) -> None:
+    """Raise `DestinationError` for a second name of another file, which would grow with this one."""
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise DestinationError(
+            f"{shown(path)} is a hard link to another file, so nothing is appended to it",
+            "name another file",
+            "out.text",
+        )
 
 
 def _action_of(entry: CheckedFinding) -> list[object] | None:
