@@ -39,6 +39,10 @@ class Planned(Protocol):
         """The plan as it stands, not executed."""
         ...
 
+    def clear(self, out: str | Path | None = None) -> None:
+        """Remove what a killed run left beside ``out``."""
+        ...
+
     def check(self, out: str | Path | None = None) -> None:
         """Every refusal that needs no writing."""
         ...
@@ -97,6 +101,7 @@ class Fixer:
         planned = self._next(model)
         if planned is None:
             return model, None
+        planned.clear(out)
         planned.check(out)
         if not isinstance(planned, PlannedWrite):
             planned.execute(out)
