@@ -15,7 +15,7 @@ from tieconv.checkpoint.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import owning
-from tieconv.execute.staging import Staging
+from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.swap import publish_new
 from tieconv.execute.target import Target, destination
 from tieconv.execute.tree import remove
@@ -87,6 +87,8 @@ class Fixer:
         return replace(after, fixes=(*self.done, *self._left(after)), output=output)
 
     def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:
+        if os.path.lexists(model.source):
+            sweep(Path(os.path.realpath(model.source)))  # a killed run may have left nothing more to fix
         now = model
         while (planned := self._next(now)) is not None:
             known = planned.outcome().plan.notes
