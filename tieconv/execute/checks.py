@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from tieconv.checkpoint.plan import Plan
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError
+from tieconv.execute import tree
 from tieconv.execute.clone import can_clone
 from tieconv.execute.failures import free_bytes, no_space, writing
 from tieconv.execute.frame import bytes_in_place_of_shared
@@ -230,7 +231,7 @@ def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
         except TieconvError as error:
             raise stale(name) from error
         try:
-            if not state.is_still(file_state(descriptor), relinked):
+            if not state.is_still(file_state(descriptor), {*relinked, *tree.UNLINKED}):
                 raise stale(name)
         finally:
             os.close(descriptor)
