@@ -6,12 +6,16 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.records import ByteRange, FileState, Listing
+from tieconv.checkpoint.records import ByteRange, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.sources.sums import Sums
 
 AnyPath = str | os.PathLike[str]
 
@@ -80,7 +84,7 @@ def _resolve(path: str, root: str) -> str:
 def file_state(descriptor: int) -> FileState:
     """What identifies the open file's content."""
     status = os.fstat(descriptor)
-    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileSet:
@@ -88,6 +92,7 @@ class FileSet:
 
     def __init__(self, root: AnyPath) -> None:
         self._root = os.fspath(root)
+        self._sums: Sums | None = None
         self._descriptors: dict[str, int] = {}
         self.bytes_read = 0
 
@@ -122,6 +127,35 @@ class FileSet:
                 )
             done += got
         self.bytes_read += done
+        if self._sums is not None:
+            self._sums.seen(span.file, position, buffer)
+
+    def expect(self, weights: Iterable[WeightFile]) -> None:
+        """Hold the storages of ``weights`` to their checksums where `read_into` reads them from end to end."""
+        self.sums.expect(weights)
+
+    @property
+    def sums(self) -> Sums:
+        """How far storages were read."""
+        if self._sums is None:
+            from tieconv.sources.sums import Sums  # most formats have no checksums
+
+            self._sums = Sums()
+        return self._sums
+
+    def next_data(self, span: ByteRange, offset: int) -> int:
+        """The first offset within ``span``, from ``offset`` on, whose byte may be other than zero; its size at the end.
+
+        Bytes before it are a hole, which the file system knows to be zeros. Where it has no such knowledge, ``offset``.
+        """
+        descriptor = self.descriptor(span.file)
+        try:
+            found = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
+                return offset  # reading it says what is wrong
+            return span.size
+        return min(found - span.start, span.size)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._root, name)
