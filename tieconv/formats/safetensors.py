@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
 from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.records import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.strict_json import collector_paused, loads
@@ -56,6 +57,7 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
     if size == 0:
         _refuse(name, "is empty", "empty", "download or save it again")
     first = pread(min(size, 512), 0)
+    check_git_file(name, first, size)
     length = int.from_bytes(first[:8], "little")
     # A zip archive's first bytes are a possible length: what follows them decides.
     if length > HEADER_LIMIT or not first[8:].startswith(b"{"):
@@ -80,7 +82,6 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
 
 _SAVE_AGAIN = "load it with the tool that it was made for and save it as safetensors"
 _DISGUISES: tuple[tuple[bytes, str, str, str], ...] = (
-    (b"version https://git-lfs", "is a Git LFS pointer, not the weights", "lfs-pointer", "fetch them: git lfs pull"),
     (b"PK\x03\x04", "is a zip archive (a torch file?), not safetensors", "zip", "if it is one, rename it to .bin"),
     (b"\x80", "is a pickle (an old torch file?), not safetensors", "pickle", "if it is one, rename it to .bin"),
     (b"GGUF", "is a GGUF file, not safetensors", "gguf", "rename it to .gguf"),

@@ -8,7 +8,6 @@ from tieconv.formats.pickle_values import refuse
 
 _DOWNLOAD = "fetch the file again"
 _KINDS: tuple[tuple[bytes, str, str, str], ...] = (
-    (b"version https://git-lfs", "is a Git LFS pointer, not the weights", "lfs-pointer", "git lfs pull"),
     (b"GGUF", "is a GGUF file", "gguf", "rename it to .gguf"),
     (b"\x1f\x8b", "is a gzip archive", "archive", "unpack it first"),
     (b"BZh", "is a bzip2 archive", "archive", "unpack it first"),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from tieconv.checkpoint.records import Caution, Files, WeightFile
 from tieconv.formats.directory import Model, Naming
 
 SUFFIXES = (".bin", ".pt", ".pth")
+_STATES = "training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states"
+"""What trainers write beside the weights: transformers' `Trainer`, accelerate and DeepSpeed."""
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
@@ -16,6 +20,11 @@ def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]
     return read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name, sparse=sparse)
 
 
+def is_trainer_state(name: str) -> bool:
+    """Return whether a trainer gives exactly this name to a file that never holds a model."""
+    return re.fullmatch(rf"({_STATES})([_-]\d+)*\.\w+|(bf16_)?zero_pp_rank_\d+_.*", name) is not None
+
+
 TORCH = Model(
     Naming(
         format="torch",
@@ -23,8 +32,7 @@ TORCH = Model(
         single="pytorch_model.bin",
         suffixes=SUFFIXES,
         shard=r"-\d{5}-of-\d{5}\.(bin|pt|pth)$",
-        # What trainers leave beside the weights.
-        others=r"^(training_args|optimizer|scheduler|scaler|rng_state|random_states|dist_)[^/]*$",
+        others=rf"^({_STATES}|dist_|(bf16_)?zero_pp_rank_)[^/]*$",
     ),
     _read_one,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.family import Knowledge
+from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import difference, measured
@@ -37,7 +37,9 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     first = "\n".join(wrapped(title, "", width))
     tensors = checkpoint.tensors
     parameters = sum(tensor.elements for tensor in tensors.values())
-    amount = f"{count(len(tensors), 'tensor')}, {parameters:,} parameters, {size(inspection.bytes_stored)} stored"
+    amount = (
+        f"{count(len(tensors), 'tensor')}, {count(parameters, 'parameter')}, {size(inspection.bytes_stored)} stored"
+    )
     if checkpoint.unread:
         left = count(len(checkpoint.unread), "shard")
         return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
@@ -50,10 +52,13 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
 def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     head = inspection.head
     embedding = head.input_embedding
+    shared = not inspection.config.known and any(_shares_storage(tie) for tie in inspection.ties)
+    if shared:
+        yield "effect", inspection.config.why
     if embedding:
         yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
     else:
-        yield ("input embedding", *(_quantised(inspection, "embedding") or ("not stored",)))
+        yield ("input embedding", *(_quantised(inspection, "embedding") or (_no_embedding(inspection),)))
     yield _output(inspection)
     yield _bias(inspection)
     for entry in inspection.config.declared:
@@ -63,12 +68,32 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "config", "no config.json"
     yield from _adapter(inspection)
     yield from _storage(inspection)
-    yield "effect", inspection.config.why
+    if not shared:
+        yield "effect", inspection.config.why
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         yield "commit", inspection.checkpoint.revision
     if inspection.family.knowledge is not Knowledge.TABLE and not inspection.checkpoint.graphs:
-        yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
+        yield "knowledge", _knowledge(inspection.family)
+
+
+def _knowledge(family: Family) -> str:
+    """How much of what ties is a guess."""
+    if family.knowledge is Knowledge.NONE:
+        return "none: no tensor has the name of an embedding or a head"
+    project = f" (as in {family.convention})" if family.convention else ""
+    return f"pattern: what ties is guessed from names{project} and shapes"
+
+
+def _no_embedding(inspection: Inspection) -> str:
+    """Why there is no embedding to show: a name that is known is not stored, any other was not found."""
+    if inspection.checkpoint.adapter is not None:
+        return "none: an adapter has none"
+    return "not stored" if inspection.family.input_embedding else "none found"
+
+
+def _shares_storage(tie: Tie) -> bool:
+    return tie.role is Role.WORD_EMBEDDING and any(member.state is State.ALIASED for member in tie.members)
 
 
 def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
@@ -99,7 +124,7 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         return
     where = "not here"
     if inspection.base is not None:
-        where = "tied" if inspection.base.config.effective else "not tied"
+        where = inspection.base.config.verdict
     yield "adapter of", shown(adapter.base or "no named base model"), where
     if adapter.targets:
         yield "changes", ", ".join(shown(name, 60) for name in adapter.targets[:8])
@@ -111,7 +136,9 @@ def _output(inspection: Inspection) -> tuple[str, ...]:
     output = inspection.head.output_head
     if output is None:
         known = inspection.family.knowledge is Knowledge.TABLE
-        absent = ("none: this architecture has none" if known else "none found: its name is not known",)
+        absent = ("none: this architecture has none" if known else "none found",)
+        if inspection.checkpoint.adapter is not None:
+            absent = ("none: an adapter has none",)
         return ("output head", *(_quantised(inspection, "head") or absent))
     if output.stored:
         return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hashlib import sha256
 from types import TracebackType
 
+from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import UnreadableError
 from tieconv.sources.digest import Kind
@@ -135,11 +136,13 @@ class HubFiles:
         if name not in self._held and (offset == 0 or _is_document(stored)):
             self._head(name)
         found = self._from_held(name, offset, end)
-        if found is not None:
-            return found
-        start = self._known_until(name, offset, end)
-        ahead = self._from_held(name, offset, start) or b""
-        return ahead + self._beyond(name, stored, start, end)
+        if found is None:
+            start = self._known_until(name, offset, end)
+            ahead = self._from_held(name, offset, start) or b""
+            found = ahead + self._beyond(name, stored, start, end)
+        if not offset:
+            check_git_file(name, found, stored.size)
+        return found
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``. Raises `UnreadableError`."""

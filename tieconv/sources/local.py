@@ -9,6 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tieconv.checkpoint.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.records import ByteRange, FileState, Listing
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
@@ -101,11 +102,18 @@ class FileSet:
         return file_state(self.descriptor(name))
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
+        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+
+        Raises `UnreadableError` where Git left a pointer or the text of a link in place of the file.
+        """
+        descriptor = self.descriptor(name)
         try:
-            return os.pread(self.descriptor(name), size, offset)
+            data = os.pread(descriptor, size, offset)
         except OSError as error:
             raise _unreadable(self._path(name), error) from error
+        if not offset and 0 < len(data) <= LARGEST:
+            check_git_file(name, data, os.fstat(descriptor).st_size)
+        return data
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``; ``UnreadableError`` where the file ends early."""
