@@ -24,10 +24,11 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.records import SEVERAL, TRAINING
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
-_CODES = ("torch.training", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused")
+_CODES = (TRAINING, SEVERAL, "torch.extra", "torch.prefix", "torch.expanded", "torch.unused")
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:

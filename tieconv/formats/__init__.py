@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     FORMATS: tuple[Format, ...]
 
-_TORCH = (".bin", ".pt", ".pth")
+_TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _OF_OTHERS = (
     *_TORCH,
     *(suffix + ".index.json" for suffix in _TORCH),

@@ -193,10 +193,15 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
         if start < position:
             _refuse(name, f"tensor {shown(record.name)} overlaps the one before it", "overlap")
         if start > position:
-            _refuse(name, f"{start - position:,} bytes before tensor {shown(record.name)} belong to none", "hole")
+            _refuse(name, f"{_stray(start - position)} before tensor {shown(record.name)}", "hole")
         position = end
     if position != size:
-        _refuse(name, f"{size - position:,} bytes after the last tensor belong to none", "trailing")
+        _refuse(name, f"{_stray(size - position)} after the last tensor", "trailing")
+
+
+def _stray(number: int) -> str:
+    """Bytes that belong to no tensor, as the start of a sentence."""
+    return f"{count(number, 'byte')} that {'belongs' if number == 1 else 'belong'} to no tensor"
 
 
 def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:

@@ -5,10 +5,12 @@ Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch 2.13, whose files ca
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, NoReturn
 
+from tieconv.formats.other_tools import by_entries
 from tieconv.formats.pickle_values import refuse
 from tieconv.text import shown
 
@@ -100,6 +102,7 @@ def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, i
 
 def listed_entries(data: bytes, count: int) -> list[Listed]:
     """The ``count`` entries of the directory's bytes, in its order; none of them compressed."""
+    _check_kind(data)
     listed: list[Listed] = []
     position, last = 0, len(data) - _CENTRAL.size
     for _ in range(count):
@@ -109,23 +112,29 @@ def listed_entries(data: bytes, count: int) -> list[Listed]:
         listed.append(entry)
     if position != len(data):
         malformed("has bytes behind its directory's last entry", "zip.junk")
-    _check_kind(listed)
+    if any(entry.method for entry in listed):
+        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
     return listed
 
 
-def _check_kind(listed: list[Listed]) -> None:
-    """Archives of another kind, by the names of their entries; compressed ones are of another kind."""
-    names = b"\n".join([entry.name for entry in listed]) + b"\n"
-    if b"/constants.pkl\n" in names or b"/code/" in names:
-        refuse(
-            "is a TorchScript archive, a program with weights",
-            "torch.script",
-            "save a state dict where it was made: torch.save(torch.jit.load(FILE).state_dict(), OUT)",
-        )
-    if b".npy\n" in names:
-        refuse("is a numpy archive (.npz), not a torch file", "torch.npz", "load it with numpy")
-    if any(entry.method for entry in listed):
-        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
+def _check_kind(data: bytes) -> None:
+    """Refuse an archive of another kind, by the names of its entries: before it is held to what torch writes."""
+    names = b"".join(name + b"\n" for name in _names(data))
+    kind = by_entries(names)
+    if kind is not None:
+        refuse(kind.what, f"torch.{kind.code}", kind.hint)
+    if names and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
+        refuse("is an ordinary zip archive, not a torch file: it has no data.pkl", "torch.no-pickle", "unpack it first")
+
+
+def _names(data: bytes) -> Iterator[bytes]:
+    """The names of the entries, as far as the directory can be followed."""
+    position = 0
+    while data[position : position + 4] == CENTRAL and position + _CENTRAL.size <= len(data):
+        name, extra, comment = struct.unpack_from("<HHH", data, position + 28)
+        position += _CENTRAL.size
+        yield data[position : position + name]
+        position += name + extra + comment
 
 
 def _listed(data: bytes, position: int) -> tuple[Listed, int]:

@@ -49,6 +49,10 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
     names = checkpoint.tensors
+    if not names:
+        family = _without_groups(architecture, Tying.HEADLESS)
+        why = "The file holds no tensors: it is a vocabulary alone."
+        return family, ConfigView(architecture, (), (), False, why, known=False)
     if _EMBEDDING not in names:
         family = _without_groups(architecture, Tying.HEADLESS)
         return family, ConfigView(architecture, (), (), False, f"Not tied: the file holds no {_EMBEDDING}.")

@@ -89,6 +89,8 @@ def _no_embedding(inspection: Inspection) -> str:
     """Why there is no embedding to show: a name that is known is not stored, any other was not found."""
     if inspection.checkpoint.adapter is not None:
         return "none: an adapter has none"
+    if not inspection.checkpoint.tensors:
+        return "none: the file holds no tensors"
     return "not stored" if inspection.family.input_embedding else "none found"
 
 
@@ -137,8 +139,8 @@ def _output(inspection: Inspection) -> tuple[str, ...]:
     if output is None:
         known = inspection.family.knowledge is Knowledge.TABLE
         absent = ("none: this architecture has none" if known else "none found",)
-        if inspection.checkpoint.adapter is not None:
-            absent = ("none: an adapter has none",)
+        if inspection.checkpoint.adapter is not None or not inspection.checkpoint.tensors:
+            absent = (_no_embedding(inspection),)
         return ("output head", *(_quantised(inspection, "head") or absent))
     if output.stored:
         return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
