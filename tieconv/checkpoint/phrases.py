@@ -75,5 +75,6 @@ def _measures(detail: Detail) -> Iterator[str]:
         yield f"max {detail['max_ulp']:,} ulp"
     if isinstance(detail.get("max_abs"), float):
         yield f"max |difference| {detail['max_abs']:.4g}"
-    if isinstance(detail.get("nan_rows"), int) and detail["nan_rows"]:
-        yield f"NaN in {count(detail['nan_rows'], 'row')}"
+    nan_rows = detail.get("nan_rows")
+    if isinstance(nan_rows, int) and nan_rows:
+        yield f"NaN in {count(nan_rows, 'row')}"

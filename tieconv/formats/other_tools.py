@@ -56,13 +56,11 @@ def _kinds() -> dict[str, list[tuple[Any, OtherTool]]]:
     for entry in json.loads(data)["kinds"]:
         kind = OtherTool(entry["code"], entry["what"], entry["hint"])
         for key in found.keys() & entry.keys():
-            value = entry[key]
-            found[key].append(
-                (
-                    tuple(value)
-                    if key == "ends"
-                    else re.compile(value, re.DOTALL | re.IGNORECASE * (entry["code"] == "html")),
-                    kind,
-                )
-            )
+            found[key].append((_pattern(key, entry), kind))
     return found
+
+
+def _pattern(key: str, entry: dict[str, Any]) -> Any:
+    if key == "ends":
+        return tuple(map(str.lower, entry[key]))
+    return re.compile(entry[key], re.DOTALL | (re.IGNORECASE if entry["code"] == "html" else 0))

@@ -21,7 +21,7 @@ _WITH = "generator"
 """The key beside the model under which OpenNMT-py keeps its output layer, a module of the model."""
 _OF_TRAINING = re.compile(r"optim|sched|scaler|rng|random|amp|callback|loop|metric|param_groups|loss|hist|extra_state")
 """In keys of a training checkpoint: what lies under them is no model."""
-_DEEPEST = 4
+_DEEPEST = 5
 _MOST_DICTIONARIES = 10_000
 _LARGEST_METADATA = 10_000_000
 
@@ -64,7 +64,8 @@ def find_state(value: object) -> StateDict:
     joined = _output_layer(chosen, places, tensors)
     tensors |= joined
     left = _other_models(chosen, places, bool(joined))
-    cautions = [*_training(chosen, value, left), *_extra(extra, chosen.pairs, metadata), *_prefixed(tensors)]
+    where = (*([".".join(chosen.path)] if chosen.path else []), *([_WITH] if joined else []))
+    cautions = [*_training(where, chosen, value, left), *_extra(extra, chosen.pairs, metadata), *_prefixed(tensors)]
     return StateDict(tensors, metadata, tuple(cautions))
 
 
@@ -165,11 +166,11 @@ def _plain(pair: tuple[object, object]) -> bool:
     return type(key) is str and (value is None or type(value) in (int, bool, str))
 
 
-def _training(chosen: _Place, top: Pairs, others: tuple[str, ...]) -> Iterator[Caution]:
+def _training(keys: tuple[str, ...], chosen: _Place, top: Pairs, others: tuple[str, ...]) -> Iterator[Caution]:
     """What says that the file holds more than the model; another code where it may not be the model that was meant."""
     if not chosen.path:
         return
-    where = shown(".".join(chosen.path), 80)
+    where = " and ".join(shown(key, 80) for key in keys)
     if others or chosen.path[-1] not in _NAMED:
         more = f"; there are others under {', '.join(shown(path, 40) for path in others[:4])}" if others else ""
         yield Caution(SEVERAL, f"the tensors are those under {where} of a training checkpoint{more}")
