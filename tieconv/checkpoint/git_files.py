@@ -14,8 +14,8 @@ from tieconv.text import shell_word, shown
 LARGEST = 1024
 """Bytes of the largest pointer by the specification; a path is shorter on most systems."""
 _POINTER = b"version https://git-lfs"
-_LINK = re.compile(rb"(?:\.{1,2}/)*[\w.@+-]+(?:/[\w.@+ -]+)*")
-_PATH = re.compile(rb".*/.*|.*\.[A-Za-z]\w*")
+_PATH = rb"(?=.*/|.*\.[A-Za-z]\w*\Z)(?:\.{1,2}/)*[\w.@+-]+(?:/[\w.@+ -]+)*"
+"""Segments of a relative path: more than one of them, or one with a suffix."""
 _LINKED = (".json", ".safetensors", ".bin", ".pt", ".pth", ".th", ".ckpt", ".gguf", ".onnx", ".onnx_data", ".model")
 """Ends of the names of files that are never a single path."""
 
@@ -31,10 +31,9 @@ def check_git_file(name: str, start: bytes, size: int) -> None:
             "git.lfs-pointer",
         )
     linked = name.endswith(_LINKED) or start.startswith(b"../")
-    if linked and len(start) == size and _LINK.fullmatch(start) and _PATH.fullmatch(start):
+    if linked and len(start) == size and re.fullmatch(_PATH, start):
         raise UnreadableError(
             f"{shown(name)} holds only the path {shown(start.decode('ascii'), 80)}: Git wrote a symlink as text",
-            "in the model's directory: git config core.symlinks true && git checkout -- "
-            + shell_word(name.rpartition("/")[2]),
+            "in the model's directory: git config core.symlinks true && git checkout -- " + shell_word(name),
             "git.symlink-text",
         )

@@ -19,6 +19,10 @@ from tieconv.text import count, shown
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 
+_CORE_ML = "com.apple.CoreML/weights/weight.bin"
+"""Where the directory of a Core ML package has its weights."""
+
+
 def choose(listing: Listing, files: Files) -> Checkpoint:
     """The checkpoint that MODEL, which is no graph, names, in the format that loaders prefer.
 
@@ -51,14 +55,15 @@ def _is_torch(listing: Listing, files: Files) -> bool:
 
 
 def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
-    names = (listing.named,) if listing.named else tuple(listing.entries)
+    packed = (name for name in listing.entries if name.endswith(_CORE_ML))
+    names = (listing.named,) if listing.named else (*listing.top, *packed)
     for name in names:
         kind = by_name(name)
         if listing.named or kind:
             kind = by_content(files.pread(name, WINDOW, 0)) or kind
         if kind:
             return UnreadableError(f"{shown(name)} {kind.what}", kind.hint, "format.unsupported")
-    states = [name for name in names if is_trainer_state(name.rpartition("/")[2])]
+    states = [name for name in names if is_trainer_state(name)]
     if states:
         verb = "is" if len(states) == 1 else f"and {count(len(states) - 1, 'more file')} are"
         return UnreadableError(

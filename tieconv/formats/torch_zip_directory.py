@@ -32,6 +32,10 @@ _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _central = _CENTRAL.unpack_from
 _MAX16 = 0xFFFF
+_LOCAL_NAME = 30
+"""Where the name begins in the header before an entry."""
+_OF_TORCH = rb"/(data\.pkl|version|byteorder|\.format_version|\.storage_alignment|\.?data/.*)\Z"
+_ORDINARY = "is an ordinary zip archive, not a torch file: it has no data.pkl"
 _SEARCHED = 1 << 20
 
 
@@ -62,11 +66,13 @@ def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
     if len(tail) < _END.size or not tail.startswith(END):
         last = pread(min(size, _SEARCHED), max(size - _SEARCHED, 0))
         if 0 <= last.rfind(END) <= len(last) - _END.size:
+            _refuse_ordinary(pread)
             malformed("has bytes behind the end of its archive", "zip.suffix")
         malformed("is a zip archive without its end", "zip.truncated")
     _, disk, first_disk, here, count, length, start, comment = _END.unpack(tail)
     end = size - _END.size
     if disk or first_disk or here != count or comment:
+        _refuse_ordinary(pread)
         malformed("is a zip archive of several parts or with a comment", "zip.end")
     place = pread(_LOCATOR64.size, end - _LOCATOR64.size) if end >= _LOCATOR64.size else b""
     if place.startswith(LOCATOR64):
@@ -74,6 +80,14 @@ def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
     if count == _MAX16 or MAX32 in (length, start):
         malformed("is a zip archive without its zip64 record", "zip.end")
     return _bounded(start, length, count, end)
+
+
+def _refuse_ordinary(pread: Pread) -> None:
+    """Refuse an archive whose first entry is none that torch writes there: a zip may carry a comment."""
+    first = pread(_LOCAL_NAME + MAX_NAME, 0)
+    length = int.from_bytes(first[26:28], "little")
+    if not re.search(_OF_TORCH, first[_LOCAL_NAME : _LOCAL_NAME + length]):
+        refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
 
 
 def _place64(pread: Pread, place: bytes, end: int, small: tuple[int, int, int]) -> tuple[int, int, int, int]:
@@ -124,7 +138,7 @@ def _check_kind(data: bytes) -> None:
     if kind is not None:
         refuse(kind.what, f"torch.{kind.code}", kind.hint)
     if names and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
-        refuse("is an ordinary zip archive, not a torch file: it has no data.pkl", "torch.no-pickle", "unpack it first")
+        refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
 
 
 def _names(data: bytes) -> Iterator[bytes]:

@@ -24,13 +24,12 @@ def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     architectures = config.get("architectures")
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
     known = family.knowledge is Knowledge.TABLE or any(value is not None for value in levels.values())
-    if not known:
-        why = _UNDECLARED if config else _NO_CONFIG
+    if not config and not known:
+        why = _NO_CONFIG
     return ConfigView(str(config.get("model_type", "")), names, declared, tied, why, known)
 
 
 _NO_CONFIG = "Unknown: no config names the model's class."
-_UNDECLARED = "Unknown: the config declares no tie flag, and its class is not in the table."
 
 
 def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView:
