@@ -50,7 +50,7 @@ def made(name: str, folder: Path) -> Path:
 # --- adapters --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["lora-with-training-states", "lora-pickled", "lora-deepspeed"])
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name.startswith("lora-")])
 def test_an_adapter_stays_an_adapter(name: str, tmp_path: Path) -> None:
     """What a trainer leaves beside it changes nothing: no finding, and no verb writes a byte."""
     folder = made(name, tmp_path / "adapter")
@@ -92,12 +92,12 @@ def test_every_command_says_what_git_left(kind: str, name: str, tmp_path: Path) 
     """One sentence with the file, and the command that mends it; nothing is written."""
     folder = made(f"git-{kind}-{name}", tmp_path / "clone")
     before = content(folder)
-    told = {"pointer": f"{name} is a Git LFS pointer", "link": f"{name} holds only the path ../base/{name}"}[kind]
+    sentence = {"pointer": f"{name} is a Git LFS pointer", "link": f"{name} holds only the path ../base/{name}"}[kind]
     hint = {"pointer": "git lfs pull", "link": f"git checkout -- {name}"}[kind]
     for verb in VERBS:
         result = run(verb, folder)
         assert result.exit_code == 2, (verb, result.output)
-        assert told in result.output and hint in result.output, (verb, result.output)
+        assert sentence in result.output and hint in result.output, (verb, result.output)
     assert content(folder) == before
 
 

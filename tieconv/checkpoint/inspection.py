@@ -287,6 +287,7 @@ class Inspection(Printed):
                 "architecture": self.family.architecture or None,
                 "knowledge": str(self.family.knowledge),
                 "tying": str(self.family.tying),
+                "convention": self.family.convention or None,
             },
             "head": self.head.to_dict(),
             "ties": [tie.to_dict() for tie in self.ties],

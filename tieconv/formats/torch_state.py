@@ -65,7 +65,12 @@ def find_state(value: object) -> StateDict:
     tensors |= joined
     left = _other_models(chosen, places, bool(joined))
     where = (*([".".join(chosen.path)] if chosen.path else []), *([_WITH] if joined else []))
-    cautions = [*_training(where, chosen, value, left), *_extra(extra, chosen.pairs, metadata), *_prefixed(tensors)]
+    dotted = not any(place is chosen for place in every)
+    cautions = [
+        *_training(where, chosen, value, left, dotted),
+        *_extra(extra, chosen.pairs, metadata),
+        *_prefixed(tensors),
+    ]
     return StateDict(tensors, metadata, tuple(cautions))
 
 
@@ -166,20 +171,22 @@ def _plain(pair: tuple[object, object]) -> bool:
     return type(key) is str and (value is None or type(value) in (int, bool, str))
 
 
-def _training(keys: tuple[str, ...], chosen: _Place, top: Pairs, others: tuple[str, ...]) -> Iterator[Caution]:
+def _training(
+    keys: tuple[str, ...], chosen: _Place, top: Pairs, others: tuple[str, ...], dotted: bool
+) -> Iterator[Caution]:
     """What says that the file holds more than the model; another code where it may not be the model that was meant."""
     if not chosen.path:
         return
-    where = " and ".join(shown(key, 80) for key in keys)
+    where = f"the tensors are those under {' and '.join(shown(key, 80) for key in keys)} of a training checkpoint"
+    if dotted:
+        where += ", nested dictionaries whose keys are joined by dots"
     if others or chosen.path[-1] not in _NAMED:
         more = f"; there are others under {', '.join(shown(path, 40) for path in others[:4])}" if others else ""
-        yield Caution(SEVERAL, f"the tensors are those under {where} of a training checkpoint{more}")
+        yield Caution(SEVERAL, f"{where}{more}")
         return
-    left = ", ".join(
-        shown(key, 40) for key, _ in top.items[:6] if type(key) is str and key not in (chosen.path[0], _WITH)
-    )
-    beside = f"; the file also holds {left}" if left else ""
-    yield Caution(TRAINING, f"the tensors are those under {where} of a training checkpoint{beside}")
+    besides = [key for key, _ in top.items[:6] if type(key) is str and key not in (chosen.path[0], _WITH)]
+    more = f"; the file also holds {', '.join(shown(key, 40) for key in besides)}" if besides else ""
+    yield Caution(TRAINING, f"{where}{more}")
 
 
 def _extra(extra: list[object], pairs: Pairs, metadata: dict[str, str] | None) -> Iterator[Caution]:

@@ -192,7 +192,7 @@ _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?
 
 
 _REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
-_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".onnx")
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:
