@@ -7,7 +7,8 @@ import sys
 import click
 
 from tieconv.api.comparison import diff
-from tieconv.cli.options import MODEL_PATH, json_option, name_options, paint, traceback_option, width
+from tieconv.cli.options import MODEL_PATH, common_options, json_option, name_options
+from tieconv.cli.screen import paint, width
 
 
 @click.command("diff")
@@ -15,7 +16,7 @@ from tieconv.cli.options import MODEL_PATH, json_option, name_options, paint, tr
 @click.argument("b", type=MODEL_PATH)
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) -> None:
     """What differs between the models A and B, tensor by tensor, ties and layout seen through.
 

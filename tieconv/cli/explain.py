@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import click
 
-from tieconv.cli.options import paint, traceback_option, width
+from tieconv.cli.completion import complete_rules
+from tieconv.cli.options import common_options
+from tieconv.cli.screen import paint, width
 from tieconv.gate.known import find_rule
 
 
 @click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
-@click.argument("rule")
-@traceback_option
+@click.argument("rule", shell_complete=complete_rules)
+@common_options
 def command(rule: str) -> None:
     """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
     found = find_rule(rule)

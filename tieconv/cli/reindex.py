@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tieconv.api.shards import plan_reindex
-from tieconv.cli.options import json_option, model_argument, traceback_option, write_options
+from tieconv.cli.options import common_options, json_option, model_argument, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
@@ -17,7 +17,7 @@ from tieconv.cli.write import WriteArguments, finish
 @click.option("--prune", is_flag=True, help="Leave out the weight files that are outside the index.")
 @click.option("--add-format", is_flag=True, help="Name the format, pt, where safetensors metadata names none.")
 @json_option
-@traceback_option
+@common_options
 def command(model: str, prune: bool, add_format: bool, as_json: bool, **writing: Any) -> None:
     """Rebuild the shard index from the headers of the shards.
 

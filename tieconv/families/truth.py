@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.family import Family, Knowledge, Tying
+from tieconv.text import shown
 
 _STATES: tuple[bool | None, ...] = (None, True, False)  # order of the letters in ``Family.truth``
 _FIXED = {
@@ -66,7 +67,7 @@ def _because(tied: bool, value: bool | None, where: str, unread: tuple[str, ...]
         reason = f"{where} does not declare the flag and the class default decides"
     else:
         reason = f"{where} says {str(value).lower()}"
-    return f"{verdict}: {reason}{'; not read: ' + ', '.join(unread) if unread else ''}."
+    return f"{verdict}: {reason}{'; not read: ' + ', '.join(map(shown, unread)) if unread else ''}."
 
 
 def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
@@ -14,13 +15,16 @@ from tieconv.formats.other_tools import WINDOW, by_content, by_name
 from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.torch_model import TORCH, check_slices, is_trainer_state
-from tieconv.text import count, shown
+from tieconv.text import count, path_word, shown
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
 
 _CORE_ML = "com.apple.CoreML/weights/weight.bin"
 """Where the directory of a Core ML package has its weights."""
+
+_BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "vocab.json")
+"""How the names end of files that lie beside weights and hold none."""
 
 
 def choose(listing: Listing, files: Files) -> Checkpoint:
@@ -71,7 +75,14 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
             "give the directory that holds the weights",
             "format.trainer",
         )
-    what = "is no weight file" if listing.named else "holds no weight file"
+    if listing.named and listing.named.endswith(_BESIDE_WEIGHTS):
+        folder = path_word(os.path.dirname(listing.source) or ".")
+        return UnreadableError(
+            f"{shown(listing.source)} describes a model and holds no weights",
+            f"give the model's directory: {folder}",
+            "format.beside-weights",
+        )
+    what = "is not a weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:
         files.state(special)  # says what is wrong with it

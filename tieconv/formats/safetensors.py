@@ -3,7 +3,7 @@
 Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. Stricter than
 that reader in these places: no white space before the `{`, no repeated key at any depth, no further field in a
 tensor's entry, no entry written as a list, at most 64 dimensions. Looser in one: a tensor of a dtype that is not
-known is carried as bytes.
+known is carried as bytes, and `unknown_dtypes` says so.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.git_files import check_git_file
-from tieconv.checkpoint.records import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.records import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.strict_json import collector_paused, loads
 from tieconv.text import count, shown
@@ -43,6 +43,28 @@ def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
         records.sort(key=lambda record: (record.range.start, record.range.end))
         _check_coverage(records, data_start, size, name)
         return WeightFile(name, size, data_start, tuple(records), metadata)
+
+
+def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
+    """Return one caution for each dtype that safetensors does not know; it refuses the whole file."""
+    unknown: dict[str, list[str]] = {}
+    for tensor in file.tensors:
+        if tensor.dtype not in BITS:
+            unknown.setdefault(tensor.dtype, []).append(tensor.name)
+    return tuple(
+        Caution(
+            REFUSED_BY_READER,
+            f"safetensors refuses {shown(file.name)}: "
+            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
+            + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
+            (names[0],),
+        )
+        for dtype, names in list(unknown.items())[:_LISTED]
+    )
+
+
+_LISTED = 4
+"""Dtypes that are listed; one is enough to refuse the file."""
 
 
 def _header(pread: Pread, length: int, name: str) -> bytes:

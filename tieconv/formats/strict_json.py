@@ -109,7 +109,7 @@ def loads(
     except _Problem as error:
         _refuse(name, str(error), "json.refused")
     if not isinstance(value, dict):
-        _refuse(name, f"holds {_KINDS[type(value)]} where an object is expected", "json.not-an-object")
+        _refuse(name, f"holds {_KINDS.get(type(value), 'a number')} where an object is expected", "json.not-an-object")
     return value
 
 

@@ -5,6 +5,7 @@ Source: `torch._utils`, `torch._tensor` and `torch._weights_only_unpickler` of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tieconv.formats.pickle_values import (
@@ -76,6 +77,8 @@ def natural(value: object) -> bool:
 
 def _tensor(arguments: Arguments) -> StoredTensor:
     storage = arguments[0]
+    if arguments[4:5] and type(arguments[4]) is not bool:
+        refuse(f"makes a tensor that requires {describe(arguments[4])} for a gradient", "torch.tensor")
     if not isinstance(storage, StorageRef):
         refuse(f"makes a tensor of {describe(storage)}", "torch.tensor")
     return _view(storage, storage.dtype, arguments[1:4])
@@ -177,6 +180,23 @@ def _opaque(name: str) -> tuple[str, Global]:
     return _function(name, lambda _arguments: Opaque(name), 0, 16)
 
 
+def _training_value(name: str) -> tuple[str, Global]:
+    """A value of a training state that ``torch.load(weights_only=True)`` refuses by its global."""
+    return name, _opaque(name)[1]._replace(weights_only=False)
+
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta|npu|hpu|mtia|xla|privateuseone)(:(0|[1-9][0-9]?))?")
+
+
+def _device(arguments: Arguments) -> Opaque:
+    """A device by its name, and perhaps its number; torch itself refuses other arguments."""
+    words = arguments[0]
+    number = arguments[1:] == () or (natural(arguments[1]) and type(words) is str and ":" not in words)
+    if type(words) is not str or not _DEVICE.fullmatch(words) or not number:
+        refuse("names a device that is none", "pickle.arguments")
+    return Opaque("torch.device")
+
+
 def _unsupported(name: str, what: str, hint: str) -> tuple[str, Global]:
     def stop(_arguments: Arguments) -> object:
         refuse(f"holds {what}, which is not read", "torch.unsupported", hint)
@@ -221,12 +241,13 @@ ALLOWED: Globals = {
             _function("torch._utils._rebuild_parameter_with_state", _parameter, 4),
             _function("torch._tensor._rebuild_from_type_v2", _from_type, 4),
             _function("torch.Size", _size, 1),
-            _opaque("torch.device"),
+            _function("torch.device", _device, 1, 2),
             _opaque("torch.serialization._get_layout"),
             # Training states: kept apart, never looked into.
-            *map(_opaque, ("_codecs.encode", "numpy.dtype", "collections.Counter", "builtins.set", "__builtin__.set")),
+            *map(_opaque, ("_codecs.encode", "collections.Counter", "builtins.set", "__builtin__.set")),
+            _training_value("numpy.dtype"),
             *(
-                _opaque(f"numpy.{core}.multiarray.{name}")
+                _training_value(f"numpy.{core}.multiarray.{name}")
                 for core in ("core", "_core")
                 for name in ("scalar", "_reconstruct")
             ),
@@ -234,7 +255,8 @@ ALLOWED: Globals = {
         ]
     ),
     **{f"torch.{name}Storage": Global(f"torch.{name}Storage") for name in _QUANTISED},
-    **{name: Global(name) for name in ("torch.Tensor", "torch._tensor.Tensor", _PARAMETER, "numpy.ndarray")},
+    **{name: Global(name) for name in ("torch.Tensor", _PARAMETER)},
+    **{name: Global(name, weights_only=False) for name in ("torch._tensor.Tensor", "numpy.ndarray")},
     **{
         f"torch.{name}": Global(f"torch.{name}")
         for name in ("strided", "sparse_coo", "per_tensor_affine", "per_channel_affine")

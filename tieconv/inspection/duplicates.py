@@ -16,6 +16,7 @@ from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.inspection import Duplicate, State
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, Piece, announce, announced, pieces, read, sample_pieces
+from tieconv.inspection.equality import is_known_equal
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
@@ -229,6 +230,9 @@ def _split_by_sample(
 
 def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
     """Partition refinement: read all members block by block and follow each part that still agrees."""
+    if len(group) == 2 and is_known_equal(reader, group[0].range, group[1].range):
+        yield group
+        return
     pending = [(group, 0)]
     while pending:
         members, start = pending.pop()

@@ -70,6 +70,9 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
 
     Raises what the reader raises.
     """
+    known: bool | None = getattr(reader, "nans", {}).get(record.range)
+    if known is not None:
+        return known
     reader, (record,) = readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
@@ -78,6 +81,26 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
         _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
         for block in stream(reader, record.range)
     )
+
+
+class NanWatch:
+    """Whether there is a NaN in the blocks of a tensor that pass by, for a reader that keeps it (``nans``)."""
+
+    def __init__(self, reader: ByteReader, record: TensorRecord) -> None:
+        self._kept: dict[ByteRange, bool] | None = getattr(reader, "nans", None)
+        self._layout = _LAYOUTS.get(record.dtype) if self._kept is not None else None
+        self._range, self._found, self._seen = record.range, False, 0
+
+    def __call__(self, block: bytearray) -> None:
+        layout = self._layout
+        self._seen += len(block)
+        if layout is not None and not self._found:
+            self._found = _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
+
+    def keep(self) -> None:
+        """Keep it if all blocks have passed."""
+        if self._kept is not None and self._layout is not None and self._seen == self._range.size:
+            self._kept[self._range] = self._found
 
 
 def _may_hold_nan(block: bytearray, layout: _Layout) -> bool:

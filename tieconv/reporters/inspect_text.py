@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.finding import Finding
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import difference, measured
+from tieconv.reporters.inspect_head import bias_row, embedding_row, output_row
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -50,17 +51,12 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
 
 
 def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
-    head = inspection.head
-    embedding = head.input_embedding
     shared = not inspection.config.known and any(_shares_storage(tie) for tie in inspection.ties)
     if shared:
         yield "effect", inspection.config.why
-    if embedding:
-        yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
-    else:
-        yield ("input embedding", *(_quantised(inspection, "embedding") or (_no_embedding(inspection),)))
-    yield _output(inspection)
-    yield _bias(inspection)
+    yield embedding_row(inspection)
+    yield output_row(inspection)
+    yield bias_row(inspection)
     for entry in inspection.config.declared:
         value = "absent" if entry.value is None else _json(entry.value)
         yield "config", shown(entry.path), value
@@ -83,15 +79,6 @@ def _knowledge(family: Family) -> str:
         return "none: no tensor has the name of an embedding or a head"
     project = f" (as in {family.convention})" if family.convention else ""
     return f"pattern: what ties is guessed from names{project} and shapes"
-
-
-def _no_embedding(inspection: Inspection) -> str:
-    """Why there is no embedding to show: a name that is known is not stored, any other was not found."""
-    if inspection.checkpoint.adapter is not None:
-        return "none: an adapter has none"
-    if not inspection.checkpoint.tensors:
-        return "none: the file holds no tensors"
-    return "not stored" if inspection.family.input_embedding else "none found"
 
 
 def _shares_storage(tie: Tie) -> bool:
@@ -132,41 +119,6 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "changes", ", ".join(shown(name, 60) for name in adapter.targets[:8])
     if adapter.saved:
         yield "replaces", ", ".join(shown(name, 60) for name in adapter.saved[:8])
-
-
-def _output(inspection: Inspection) -> tuple[str, ...]:
-    output = inspection.head.output_head
-    if output is None:
-        known = inspection.family.knowledge is Knowledge.TABLE
-        absent = ("none: this architecture has none" if known else "none found",)
-        if inspection.checkpoint.adapter is not None or not inspection.checkpoint.tensors:
-            absent = (_no_embedding(inspection),)
-        return ("output head", *(_quantised(inspection, "head") or absent))
-    if output.stored:
-        return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
-    if output.tied_to:
-        return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
-    tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
-    return "output head", shown(output.name), f"not stored{', and nothing that it is tied to is' if tied else ''}"
-
-
-def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
-    """The matrix of a graph that plays the role and is quantised."""
-    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
-    return (shown(found[0].name), f"quantised ({shown(found[0].operator)}), not compared") if found else ()
-
-
-def _bias(inspection: Inspection) -> tuple[str, ...]:
-    bias = inspection.head.output_bias
-    if bias is None or (bias.state is BiasState.ABSENT and not inspection.family.output_biases):
-        return "head bias", "none"
-    words = {
-        BiasState.ABSENT: "not stored",
-        BiasState.ZERO: "all zero",
-        BiasState.NONZERO: "not zero" + (f", largest magnitude {bias.max_abs:.4g}" if bias.max_abs else ""),
-        BiasState.UNREAD: "not read",
-    }
-    return "head bias", shown(bias.name), words[bias.state]
 
 
 def _ties(inspection: Inspection, width: int | None) -> list[str]:
@@ -257,10 +209,6 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
         if not finding.remedy.safe:
             told = "(yours to decide: it changes, or settles, what the model computes)"
             yield from wrapped(told, " " * len(lead), width)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
 
 
 def _json(value: object) -> str:
