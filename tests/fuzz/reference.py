@@ -108,7 +108,11 @@ def _torch(path: str) -> dict[str, list[object]]:
             return {}
         if tensor.numel() > 1 << 20:
             return {}
-        data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+        data = (
+            tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+            if tensor.numel()
+            else b""
+        )
         found[name] = ["", list(tensor.shape), zlib.crc32(data)]
     return found
 

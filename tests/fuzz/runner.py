@@ -197,7 +197,8 @@ def run(
                 case = make(rng)
                 tally.cases += 1
                 for fault in runner.judge(case, rng, tally):
-                    _note(tally, case, f"case {number} of seed {seed}: {fault}", say, keep)
+                    told = fault.replace(f"{folder}/", "")
+                    _note(tally, case, f"case {number} of seed {seed}: {told}", say, keep)
                 if tally.cases % 1000 == 0:
                     say(f"{target}: {tally.cases:,} cases, {len(tally.failures)} failures")
         finally:

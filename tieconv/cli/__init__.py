@@ -9,6 +9,7 @@ import click
 
 from tieconv.cli.errors import ErrorBoundary
 from tieconv.cli.options import screen_options
+from tieconv.cli.streams import escaped_libraries
 from tieconv.cli.usage import as_options, no_command
 from tieconv.version import VERSION
 
@@ -56,6 +57,11 @@ class LazyGroup(ErrorBoundary):
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise no_command(args[0], COMMANDS)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """As Click, with whatever libraries print escaped."""
+        with escaped_libraries():
+            return super().invoke(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

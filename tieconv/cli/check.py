@@ -19,6 +19,7 @@ from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.cli.output import guard_output
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import echo, formatted
 from tieconv.errors import SettingsError
 from tieconv.gate.assemble import find_settings, load_baseline, load_settings, make_policy
 from tieconv.gate.policy import Policy
@@ -156,7 +157,7 @@ def run(arguments: Arguments) -> int:
     if patterns and arguments.format == "text":
         from tieconv.reporters.check_table import table
 
-        click.echo(f"\n{table(report)}", err=arguments.output_file is not None)
+        echo(f"\n{table(report)}", err=arguments.output_file is not None)
     for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
         say(line)
     return report.exit_code
@@ -247,9 +248,9 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     if arguments.output_file is not None:
         write_text(arguments.output_file, f"{text}\n" if text else "")
     elif text:
-        click.echo(text)
+        (echo if arguments.format == "text" else formatted)(text)
     for outcome in outcomes:
-        click.echo(_plan(outcome, in_place=arguments.in_place), err=to_file or arguments.format != "text")
+        echo(_plan(outcome, in_place=arguments.in_place), err=to_file or arguments.format != "text")
 
 
 def _plan(outcome: Outcome | GraphOutcome, *, in_place: bool) -> str:

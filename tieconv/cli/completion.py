@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
+from tieconv.cli.streams import echo
+
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -20,7 +22,7 @@ def command(ctx: click.Context, shell: str) -> None:
     root = ctx.find_root().command
     script = kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source()
     # Click's script cuts a completion at each comma; values and help texts hold commas.
-    click.echo(script.replace('string split ","', 'string split --max 1 ","'))
+    echo(script.replace('string split ","', 'string split --max 1 ","'))
 
 
 def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:

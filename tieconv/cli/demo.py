@@ -9,6 +9,7 @@ import click
 from tieconv.cli.options import common_options, json_option
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import say
+from tieconv.cli.streams import echo
 from tieconv.text import path_word
 
 
@@ -50,6 +51,6 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
             tick(done, 3 * steps)
 
         found = run(Path(output), steps=steps, seed=seed, step_done=step_done)
-    click.echo(str(found) if as_json else render(found))
+    echo(str(found) if as_json else render(found))
     page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
     say(f"next: open {page}, or tieconv inspect {tied}")

@@ -9,6 +9,7 @@ import click
 from tieconv.api.comparison import diff
 from tieconv.cli.options import MODEL_PATH, common_options, json_option, name_options
 from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, show
 
 
 @click.command("diff")
@@ -25,9 +26,9 @@ def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) 
     """
     comparison = diff(a, b, embed=embed, head=head)
     if as_json:
-        click.echo(str(comparison))
+        document(str(comparison))
     else:
         from tieconv.reporters.diff_text import render
 
-        click.echo(render(comparison, paint, width()))
+        show(render(comparison, paint, width()))
     sys.exit(0 if comparison.same_function else 1)

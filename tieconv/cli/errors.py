@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from tieconv.cli.screen import reset
+from tieconv.cli.streams import echo
 from tieconv.cli.tell import tell
 from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
@@ -30,7 +31,7 @@ class ErrorBoundary(click.Group):
         except KeyboardInterrupt:
             from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
 
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
                 sys.stdout.flush()
                 os._exit(130)
@@ -80,7 +81,7 @@ def _trace(error: Exception) -> None:
 
     for part in traceback.format_exception(error):
         for line in part.splitlines():
-            click.echo(shown(line, 1000), err=True)
+            echo(shown(line, 1000), err=True)
 
 
 def _have_streams() -> None:

@@ -10,6 +10,7 @@ import click
 from tieconv.cli.completion import complete_rules
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import echo
 from tieconv.gate.known import find_rule
 
 
@@ -20,9 +21,9 @@ def command(rule: str) -> None:
     """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
     found = find_rule(rule)
     columns = width()
-    click.echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
+    echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
     text = found.told.strip()
-    click.echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
+    echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 
 def _lines(text: str, columns: int) -> Iterator[str]:

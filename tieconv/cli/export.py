@@ -13,6 +13,7 @@ from tieconv.checkpoint.parity import Verdict
 from tieconv.cli.options import choice_option, common_options, json_option, model_argument
 from tieconv.cli.progress import stage_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
+from tieconv.cli.streams import echo
 from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
@@ -86,13 +87,13 @@ def command(
     if output is not None:
         planned.check(output, overwrite=overwrite)
     if output is None or dry_run:
-        click.echo(str(before) if as_json else render(before, paint, width()))
+        echo(str(before) if as_json else render(before, paint, width()))
         say("nothing was written" if dry_run else "nothing was written: give -o OUT")
         return
     if not as_json:
         say(render(before, painter(sys.stderr), width(sys.stderr)))
     outcome = _execute(planned, output, overwrite=overwrite)
-    click.echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
+    echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
     _close(outcome, model, output)
 
 

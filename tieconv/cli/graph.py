@@ -9,6 +9,7 @@ import click
 
 from tieconv.cli.progress import byte_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
+from tieconv.cli.streams import document, echo
 from tieconv.cli.write import WriteArguments
 from tieconv.text import shown, size
 
@@ -37,13 +38,13 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
         if not as_json:
             proofs = render_proofs(outcome, paint, width())
             if proofs:
-                click.echo(proofs)
+                echo(proofs)
     else:
         outcome = planned.outcome()
         if not as_json:
-            click.echo(_text(outcome, arguments))
+            echo(_text(outcome, arguments))
     if as_json:
-        click.echo(str(outcome))
+        document(str(outcome))
     say(_closing(outcome, arguments))
 
 

@@ -8,6 +8,7 @@ from tieconv.api.evidence import inspect
 from tieconv.cli.network import fetched_line, headers_bar
 from tieconv.cli.options import common_options, json_option, model_argument, name_options
 from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import document, show
 
 
 @click.command("inspect")
@@ -53,10 +54,10 @@ def command(
             model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only
         )
     if as_json:
-        click.echo(str(inspection))
+        document(str(inspection))
     else:
         from tieconv.reporters.inspect_text import render
 
-        click.echo(render(inspection, paint, width()))
+        show(render(inspection, paint, width()))
     if inspection.fetched is not None:
         say(fetched_line(inspection.fetched))

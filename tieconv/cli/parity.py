@@ -10,6 +10,7 @@ from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
 from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
 from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import document, show
 from tieconv.errors import NotRunError
 from tieconv.text import shown
 
@@ -43,11 +44,11 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
     """
     report = parity(onnx, model, provider=provider, reference=reference)
     if as_json:
-        click.echo(str(report))
+        document(str(report))
     else:
         from tieconv.reporters.parity_text import render
 
-        click.echo(render(report, paint, width()))
+        show(render(report, paint, width()))
     if html:
         _write(html, report)
     if report.verdict is Verdict.NOT_RUN:

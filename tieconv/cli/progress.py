@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tieconv.cli.screen import is_quiet
+from tieconv.cli.streams import own
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
@@ -109,7 +110,7 @@ def _rich(columns: list[ProgressColumn]) -> Progress:
     from rich.progress import Progress
 
     # No thread of its own: a fork or a signal in the middle of a draw would leave its lock held.
-    return Progress(*columns, console=Console(stderr=True), auto_refresh=False, transient=True)
+    return Progress(*columns, console=Console(file=own(err=True)), auto_refresh=False, transient=True)
 
 
 def _text() -> ProgressColumn:

@@ -9,6 +9,7 @@ import click
 from tieconv.api import hub
 from tieconv.cli.options import MODEL_PATH, common_options, json_option
 from tieconv.cli.screen import paint, say
+from tieconv.cli.streams import document, echo, show
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
@@ -48,7 +49,7 @@ def command(
     if not (as_json and (yes or not goes)):
         from tieconv.reporters.push_text import render
 
-        click.echo(render(push, paint), err=as_json)
+        show(render(push, paint), err=as_json)
     if goes:
         _ask(yes)
         push = hub.push(push)
@@ -56,7 +57,7 @@ def command(
     else:
         say("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed")
     if as_json:
-        click.echo(str(push))
+        document(str(push))
 
 
 def _ask(yes: bool) -> None:
@@ -65,9 +66,10 @@ def _ask(yes: bool) -> None:
     if not sys.stdin.isatty():
         raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
     try:
-        agreed = click.confirm("push this?", err=True)
+        echo("push this? [y/N]:", err=True, nl=False)
+        agreed = click.confirm("", prompt_suffix="", show_default=False, err=True)
     except click.Abort as error:
-        click.echo(err=True)
+        echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         agreed = False  # the end of input is no yes

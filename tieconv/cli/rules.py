@@ -10,6 +10,7 @@ from tieconv.checks.interface import Rule
 from tieconv.cli.completion import complete_rules
 from tieconv.cli.options import common_options, json_option
 from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, echo
 from tieconv.gate.known import rules
 from tieconv.gate.selection import ALL, Selection, selectors
 
@@ -32,7 +33,7 @@ def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> N
     selection = Selection((*selectors(words, "RULES"), *selectors(select, "--select")) or (ALL,))
     chosen = [rule for rule in rules() if selection.runs(rule.code)]
     if as_json:
-        click.echo(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
+        document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
         return
     from tieconv.reporters.layout import wrapped
 
@@ -41,9 +42,9 @@ def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> N
         level = str(rule.level)
         lead = f"{rule.code}  {level.ljust(7)}  {rule.name.ljust(longest)}  "
         first, *rest = wrapped(rule.summary, lead, width())
-        click.echo(first.replace(level, paint(level, _STYLES[level]), 1))
+        echo(first.replace(level, paint(level, _STYLES[level]), 1))
         for line in rest:
-            click.echo(line)
+            echo(line)
 
 
 def _document(rule: Rule) -> dict[str, str]:

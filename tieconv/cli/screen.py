@@ -11,6 +11,7 @@ from typing import IO, Any
 
 import click
 
+from tieconv.cli.streams import echo
 from tieconv.text import size
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -54,7 +55,7 @@ def is_verbose() -> bool:
 def say(text: str) -> None:
     """Print a line about what happened to stderr, unless `-q` is given."""
     if not is_quiet():
-        click.echo(text, err=True)
+        echo(text, err=True)
 
 
 def has_colour(stream: IO[str] | None = None) -> bool:
@@ -109,4 +110,4 @@ def timed(step: str) -> Iterator[None]:
 
         # Linux counts in KiB.
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        click.echo(f"{step}: {time.monotonic() - start:.2f} s, peak memory {size(peak)}", err=True)
+        echo(f"{step}: {time.monotonic() - start:.2f} s, peak memory {size(peak)}", err=True)

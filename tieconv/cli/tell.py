@@ -7,6 +7,7 @@ import sys
 import click
 
 from tieconv.cli.screen import has_colour
+from tieconv.cli.streams import echo
 
 _MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 
@@ -17,9 +18,9 @@ def tell(message: str, hint: str) -> None:
     first, *rest = _lines(message[:_MESSAGE_LIMIT])
     if colour:
         first = first.replace("error", click.style("error", fg="red"), 1)
-    click.echo("\n".join([first, *rest]), err=True, color=colour)
+    echo("\n".join([first, *rest]), err=True, color=colour)
     if hint:
-        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
+        echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
 
 
 def _lines(message: str) -> list[str]:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import click
 
+from tieconv.cli.streams import echo
 from tieconv.cli.tell import tell
 from tieconv.text import path_word, shown
 from tieconv.version import VERSION
@@ -88,7 +89,7 @@ def as_options(arguments: list[str], commands: Iterable[str]) -> list[str]:
     match arguments:
         case ["help"] | ["version"]:
             context = click.get_current_context()
-            click.echo(context.get_help() if arguments == ["help"] else f"tieconv, version {VERSION}")
+            echo(context.get_help() if arguments == ["help"] else f"tieconv, version {VERSION}")
             context.exit(0)
         case ["help", command, *_] if command in commands:
             return [command, "--help"]

@@ -12,6 +12,7 @@ import click
 from tieconv.cli.network import fetched_line
 from tieconv.cli.progress import byte_progress
 from tieconv.cli.screen import painter, say, timed, width
+from tieconv.cli.streams import document, echo
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
         outcome = planned.outcome()
         _check_target(planned, arguments)
         if not as_json:
-            click.echo(_text(outcome, arguments))
+            echo(_text(outcome, arguments))
     if as_json:
-        click.echo(str(outcome))
+        document(str(outcome))
     if planned.fetched is not None:
         say(fetched_line(planned.fetched))
     say(_closing(outcome, arguments))

@@ -59,7 +59,7 @@ def storage_reference(pid: object) -> StorageRef:
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         refuse("refers to something that is no storage", "torch.persistent")
     _, kind, key, location, numel = pid[:5]
-    if type(kind) is not Global or type(kind.value) is not Dtype:
+    if type(kind) is not Global or type(kind.value) is not Dtype or not kind.name.endswith("Storage"):
         refuse(f"has a storage of {describe(kind)}", "torch.storage-class")
     if type(key) is not str or len(key) > 64 or not key.isascii() or not key.isalnum():
         refuse("has a storage whose key is no plain name", "torch.storage-key")
@@ -108,7 +108,9 @@ def _v2(arguments: Arguments) -> StoredTensor:
 def _v3(arguments: Arguments) -> StoredTensor:
     storage, dtype = arguments[0], arguments[6]
     _check_metadata(arguments[7:8])
-    if not isinstance(storage, StorageRef) or not isinstance(dtype, Global) or not isinstance(dtype.value, Dtype):
+    if not isinstance(dtype, Global) or dtype.name.endswith("Storage") or not isinstance(storage, StorageRef):
+        refuse("makes a tensor without a storage or a dtype", "torch.tensor")
+    if not isinstance(dtype.value, Dtype):
         refuse("makes a tensor without a storage or a dtype", "torch.tensor")
     return _view(storage, dtype.value, arguments[1:4])
 
@@ -180,6 +182,24 @@ def _opaque(name: str) -> tuple[str, Global]:
     return _function(name, lambda _arguments: Opaque(name), 0, 16)
 
 
+def _encoded(arguments: Arguments) -> Opaque:
+    """Bytes, as Python 2 pickles them: a text and the names of its encoding and of what to do about errors."""
+    if not all(type(one) is str for one in arguments):
+        refuse("encodes other than text", "pickle.arguments")
+    return Opaque("_codecs.encode")
+
+
+def _collection(name: str) -> tuple[str, Global]:
+    """A set or a counter, of what at most one list, tuple or dictionary holds."""
+
+    def make(arguments: Arguments) -> Opaque:
+        if arguments and not isinstance(arguments[0], list | tuple | Pairs):
+            refuse(f"makes {name} of {describe(arguments[0])}", "pickle.arguments")
+        return Opaque(name)
+
+    return _function(name, make, 0, 1)
+
+
 def _training_value(name: str) -> tuple[str, Global]:
     """A value of a training state that ``torch.load(weights_only=True)`` refuses by its global."""
     return name, _opaque(name)[1]._replace(weights_only=False)
@@ -244,7 +264,8 @@ ALLOWED: Globals = {
             _function("torch.device", _device, 1, 2),
             _opaque("torch.serialization._get_layout"),
             # Training states: kept apart, never looked into.
-            *map(_opaque, ("_codecs.encode", "collections.Counter", "builtins.set", "__builtin__.set")),
+            _function("_codecs.encode", _encoded, 1, 3),
+            *map(_collection, ("collections.Counter", "builtins.set", "__builtin__.set")),
             _training_value("numpy.dtype"),
             *(
                 _training_value(f"numpy.{core}.multiarray.{name}")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from tieconv.formats.limits import MAX_TENSORS
 from tieconv.formats.other_tools import by_entries
 from tieconv.formats.pickle_values import refuse
 from tieconv.text import shown
@@ -19,7 +20,9 @@ Pread = Callable[[int, int], bytes]
 
 CENTRAL, END, END64, LOCATOR64 = b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 DIRECTORY_LIMIT = 128_000_000
-"""The largest central directory in bytes: a million entries."""
+"""The largest central directory in bytes."""
+_MAX_ENTRIES = MAX_TENSORS + 1000
+"""Entries of the directory: a storage for each tensor, and what lies beside them."""
 MAX_NAME = 1024
 MAX32 = 0xFFFFFFFF
 """A field of 32 bits that says: the number is in the zip64 extra."""
@@ -32,6 +35,8 @@ _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _central = _CENTRAL.unpack_from
 _MAX16 = 0xFFFF
+_NAMES = 16 << 20
+"""Bytes of names by which the kind of an archive is told."""
 _LOCAL_NAME = 30
 """Where the name begins in the header before an entry."""
 _OF_TORCH = rb"/(data\.pkl|version|byteorder|\.format_version|\.storage_alignment|\.?data/.*)\Z"
@@ -107,6 +112,8 @@ def _place64(pread: Pread, place: bytes, end: int, small: tuple[int, int, int]) 
 
 
 def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, int, int]:
+    if count > _MAX_ENTRIES:
+        refuse(f"has a directory of {count:,} entries, more than the {_MAX_ENTRIES:,} that are read", "zip.too-large")
     if length > DIRECTORY_LIMIT:
         refuse(f"has a directory of {length:,} bytes", "zip.too-large")
     if start + length > end or count * _CENTRAL.size > length:
@@ -133,22 +140,23 @@ def listed_entries(data: bytes, count: int) -> list[Listed]:
 
 def _check_kind(data: bytes) -> None:
     """Refuse an archive of another kind, by the names of its entries: before it is held to what torch writes."""
-    names = b"".join(name + b"\n" for name in _names(data))
+    names = _names(data)
     kind = by_entries(names)
     if kind is not None:
         refuse(kind.what, f"torch.{kind.code}", kind.hint)
-    if names and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
+    if 0 < len(names) < _NAMES and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
         refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
 
 
-def _names(data: bytes) -> Iterator[bytes]:
-    """The names of the entries, as far as the directory can be followed."""
-    position = 0
-    while data[position : position + 4] == CENTRAL and position + _CENTRAL.size <= len(data):
+def _names(data: bytes) -> bytes:
+    """The names of the entries, each followed by a newline, as far as the directory can be followed; 16 MiB at most."""
+    position, names = 0, bytearray()
+    while data[position : position + 4] == CENTRAL and position + _CENTRAL.size <= len(data) and len(names) < _NAMES:
         name, extra, comment = struct.unpack_from("<HHH", data, position + 28)
         position += _CENTRAL.size
-        yield data[position : position + name]
+        names += data[position : position + name] + b"\n"
         position += name + extra + comment
+    return bytes(names)
 
 
 def _listed(data: bytes, position: int) -> tuple[Listed, int]:

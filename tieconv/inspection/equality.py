@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
-from tieconv.inspection.blocks import announce, read, sample_pieces, stream
+from tieconv.inspection.blocks import BLOCK, announce, read, sample_pieces, stored_pieces, stream
 
 
 def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
@@ -65,8 +65,14 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
 
 
 def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
-    for one, two in zip(stream(reader, a), stream(reader, b), strict=True):
-        if one != two:  # whole bytearrays compare by memcmp; memoryviews item by item, five times slower
+    # Whole bytearrays compare by memcmp; memoryviews compare item by item, five times slower.
+    one, two = bytearray(min(BLOCK, a.size)), bytearray(min(BLOCK, a.size))
+    for offset, size in stored_pieces(reader, (a, b), 0, a.size, BLOCK):
+        if size < len(one):
+            one, two = bytearray(size), bytearray(size)
+        reader.read_into(a, offset, memoryview(one))
+        reader.read_into(b, offset, memoryview(two))
+        if one != two:
             return False
         watch(one)
     return True

@@ -39,7 +39,7 @@ _LAYOUTS = {
 def all_zero(reader: ByteReader, span: ByteRange) -> bool:
     """Whether every byte of ``span`` is zero (so -0.0 is not); stops at the first that is not."""
     zeros = b""
-    for block in stream(reader, span):
+    for block in stream(reader, span, holes=False):
         if len(zeros) != len(block):
             zeros = bytes(len(block))
         if block != zeros:
@@ -59,7 +59,7 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     if layout is None:
         zero = all_zero(reader, record.range)
         return (BiasState.ZERO, 0.0) if zero else (BiasState.NONZERO, None)
-    largest = max((_largest(block, layout) for block in stream(reader, record.range)), default=0)
+    largest = max((_largest(block, layout) for block in stream(reader, record.range, holes=False)), default=0)
     if largest >= layout.infinity:
         return BiasState.NONZERO, None
     return (BiasState.NONZERO if largest else BiasState.ZERO), _decode(largest, record.dtype)
@@ -79,7 +79,7 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
         return False
     return any(
         _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
-        for block in stream(reader, record.range)
+        for block in stream(reader, record.range, holes=False)
     )
 
 
