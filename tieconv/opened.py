@@ -158,6 +158,7 @@ def reading(checkpoint: Checkpoint) -> Iterator[ByteReader]:
     """A reader of a checkpoint that was read before, of the same commit where it is on the Hub."""
     if not checkpoint.revision or not is_hub(checkpoint.root):
         with open_files(checkpoint.root) as files:
+            files.expect(checkpoint.files)
             yield files
         return
     with opened(checkpoint.root) as model:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Collection, Mapping
+from dataclasses import field, replace
 from enum import StrEnum
 from math import prod
 from typing import Protocol
@@ -197,12 +197,25 @@ def way_out(code: str, source: str) -> str:
 
 @record
 class FileState:
-    """What identifies a file's content at reading time, so that a stale plan can fail."""
+    """What identifies a file's content at reading time, so that a stale plan can fail.
+
+    ``ctime_ns`` changes with every write, also where ``mtime_ns`` was put back; 0 where nothing tells it.
+    """
 
     device: int
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int = 0
+
+    def is_still(self, now: FileState | None, relinked: Collection[tuple[int, int]] = ()) -> bool:
+        """Whether ``now`` is the same file, unchanged; a hard link that was made of it changes ``ctime_ns`` too.
+
+        ``relinked`` are (device, inode) of such files.
+        """
+        if now is not None and (self.device, self.inode) in relinked:
+            now = replace(now, ctime_ns=self.ctime_ns)
+        return now == self
 
 
 @record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import unicodedata
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from tieconv.checkpoint.plan import Plan
@@ -224,8 +225,11 @@ def _check_parent(plan: Plan, target: Target, final: Path) -> None:
             )
 
 
-def check_fresh(plan: Plan) -> None:
-    """Raise `StalePlanError` where a file is no longer the one that the plan was made from."""
+def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
+    """Raise `StalePlanError` where a file is no longer the one that the plan was made from.
+
+    ``relinked`` are the (device, inode) of files that got another name since.
+    """
     root = source_root(plan)
     for name, state in plan.fingerprint.items():
         try:
@@ -233,7 +237,7 @@ def check_fresh(plan: Plan) -> None:
         except TieconvError as error:
             raise stale(name) from error
         try:
-            if file_state(descriptor) != state:
+            if not state.is_still(file_state(descriptor), relinked):
                 raise stale(name)
         finally:
             os.close(descriptor)

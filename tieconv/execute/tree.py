@@ -50,7 +50,12 @@ def file_state_at(path: Path) -> FileState | None:
         status = os.stat(path)
     except OSError:
         return None
-    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def relinked(root: Path) -> set[tuple[int, int]]:
+    """Device and inode of the files under ``root`` that have another name too."""
+    return {(one.st_dev, one.st_ino) for _, one in walk(root) if one.st_nlink > 1 and not stat.S_ISDIR(one.st_mode)}
 
 
 def link(root: Path, new: Path, without: Collection[str]) -> None:

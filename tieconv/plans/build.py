@@ -74,6 +74,7 @@ def build(
         summary=_summary(command, edits, bool(changes)),
         options=options,
         notes=notes,
+        proofs=tuple(edits.proofs),
     )
 
 
