@@ -88,6 +88,7 @@ class Family:
     named: bool = False  # the user named the pair: no guess is left
     unflippable: str | None = None  # why a change of the flag means more than its tied names say
     misfit: bool = False  # a head of its own has another shape than the table that the tied one uses
+    convention: str = ""  # the public project that gives a guessed pair these names
 
     @property
     def trusted(self) -> bool:
