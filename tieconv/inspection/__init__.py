@@ -11,6 +11,7 @@ from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Sh
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated
+from tieconv.inspection.effect import effect
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
@@ -48,7 +49,7 @@ def inspect_checkpoint(
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
     wasted += storage.unused if storage else 0
-    return Inspection(
+    found = Inspection(
         checkpoint=checkpoint,
         family=family,
         depth=depth,
@@ -62,6 +63,7 @@ def inspect_checkpoint(
         shadows=_shadows(checkpoint, reader, depth, played),
         storage=storage,
     )
+    return replace(found, config=replace(config, effect=effect(found)))
 
 
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:

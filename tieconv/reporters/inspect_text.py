@@ -52,6 +52,9 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     embedding = head.input_embedding
     if embedding:
         yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
+    elif head.embedding_pieces:
+        for piece in head.embedding_pieces:
+            yield "input embedding", shown(piece.name), f"{_shape(piece.shape)} {shown(piece.dtype)}, a part of it"
     else:
         yield ("input embedding", *(_quantised(inspection, "embedding") or ("not stored",)))
     yield _output(inspection)
@@ -63,7 +66,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "config", "no config.json"
     yield from _adapter(inspection)
     yield from _storage(inspection)
-    yield "effect", inspection.config.why
+    yield "effect", inspection.config.effect or inspection.config.why
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         yield "commit", inspection.checkpoint.revision
