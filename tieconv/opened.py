@@ -130,7 +130,7 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
             checkpoint = alone(checkpoint)
         if refuses:
             guard_layout(inspect_checkpoint(checkpoint, files, Depth.HEADER))
-    return fetch(listing, (*checkpoint.states, *checkpoint.companions))
+    return fetch(listing, files, (*checkpoint.states, *checkpoint.companions))
 
 
 def refuse_far_graphs(checkpoint: Checkpoint) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
@@ -61,8 +61,9 @@ class PlannedWrite:
             self.check(out, **options)
             return self._near().execute(out, progress=progress, **options)
         target = self._target(out, options)
-        execute(self.plan, target, reinspect=self.reinspect, progress=progress)
-        return Outcome(self.plan, executed=True, verified=True, output=str(target.path))
+        notes = execute(self.plan, target, reinspect=self.reinspect, progress=progress)
+        plan = replace(self.plan, notes=(*self.plan.notes, *notes))
+        return Outcome(plan, executed=True, verified=True, output=str(target.path))
 
     def _near(self) -> PlannedWrite:
         """The same plan for what was fetched. Raises `StalePlanError` where the branch moved on meanwhile."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 # Marks that Python calls printable and that no terminal shows: they hide, join or stretch what stands beside them.
 _INVISIBLE = "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -78,6 +79,13 @@ def size(number: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.3g} {unit}"
+
+
+def listed(values: Iterable[object], limit: int = 8) -> str:
+    """The first ``limit`` values as text that is safe to print, and how many more there are."""
+    every = [*values]
+    names = ", ".join(shown(value, 60) for value in every[:limit])
+    return names if len(every) <= limit else f"{names}, … and {len(every) - limit:,} more"
 
 
 def count(number: int, noun: str) -> str:

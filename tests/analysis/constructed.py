@@ -83,6 +83,24 @@ def _drift(e: Array, rng: Rng) -> Array:
     return e + size * (e - e.mean(0)).std() * moved / moved.std()
 
 
+def _row_scaled(e: Array, rng: Rng) -> Array:
+    return e * np.exp(rng.normal(0, rng.uniform(0.1, 1), (len(e), 1)))
+
+
+def _low_rank(e: Array, rng: Rng) -> Array:
+    """As an adapter that was merged into the head leaves it."""
+    rank = int(rng.integers(1, e.shape[1] // 4 + 1))
+    moved = rng.standard_normal((len(e), rank)) @ rng.standard_normal((rank, e.shape[1]))
+    return e + rng.uniform(0.05, 2) * e.std() * moved / moved.std()
+
+
+def _partly_equal(e: Array, rng: Rng) -> Array:
+    other = embedding(rng, *e.shape)
+    kept = rng.choice(len(e), int(len(e) * rng.uniform(0.15, 0.4)), replace=False)
+    other[kept] = e[kept]
+    return other
+
+
 def _independent(e: Array, rng: Rng) -> Array:
     return embedding(rng, *e.shape)
 
@@ -96,6 +114,9 @@ MAPS: dict[Kinship, Callable[[Array, Rng], Array]] = {
     Kinship.LINEAR: _linear,
     Kinship.DRIFT: _drift,
     Kinship.INDEPENDENT: _independent,
+    Kinship.ROW_SCALED: _row_scaled,
+    Kinship.LOW_RANK: _low_rank,
+    Kinship.PARTLY_EQUAL: _partly_equal,
 }
 
 
@@ -131,10 +152,12 @@ def make(truth: Kinship, rng: Rng) -> Case:
         return Case(truth, *turned, f"{rows}x{width} {wide}/{narrow}")
     if truth in MAPS:
         # Half the time the map saw the values before they were rounded, half the time after.
-        base = embed.values(0, rows) if rng.random() < 0.5 else e
+        base = embed.values(0, rows) if rng.random() < 0.5 or truth is Kinship.PARTLY_EQUAL else e
         head = table(MAPS[truth](base, rng), dtype, memory, "head")
         return Case(truth, embed, head, note)
     return Case(truth, embed, table(_rows(truth, e, rng), dtype, memory, "head"), note)
 
 
-CLASSES = tuple(kind for kind in Kinship if kind not in (Kinship.ALIAS, Kinship.UNKNOWN))
+_LAST = (Kinship.ROW_SCALED, Kinship.LOW_RANK, Kinship.PARTLY_EQUAL)
+CLASSES = (*(kind for kind in Kinship if kind not in (Kinship.ALIAS, Kinship.UNKNOWN, *_LAST)), *_LAST)
+"""In the order that the seeds of the committed matrix go by."""

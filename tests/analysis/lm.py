@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,27 @@ ENCODER_DECODER = {"encoder_layers": 1, "decoder_layers": 2, "encoder_attention_
                    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "d_model": 64, "d_kv": 16, "d_ff": 48, "num_layers": 1,
                    "num_decoder_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}  # fmt: skip
 """With sizes of their own; d_model is a power of four, by whose root T5 may divide exactly."""
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 3.0},
+    "granitemoe": {"logits_scaling": 3.0},
+    "granitemoeshared": {"logits_scaling": 3.0},
+    "gemma2": {"final_logit_softcapping": 5.0},
+    "gpt_neo": {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 4},
+    "gptj": {"rotary_dim": 4},
+    "codegen": {"rotary_dim": 4},
+    "jamba": {"use_mamba_kernels": False},
+    "jetmoe": {"kv_channels": 8},
+    "mixtral": {"num_local_experts": 2},
+    "qwen2_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+                  "shared_expert_intermediate_size": 16},
+    "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
+    "falcon": {"multi_query": False, "alibi": False, "num_kv_heads": 4, "head_dim": ...},
+}  # fmt: skip
+"""Settings that a class needs, or without which a factor of its logits would be 1."""
 
 
 def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
@@ -55,6 +77,14 @@ def config_of(model_type: str, *, tied: bool, **more: Any) -> Any:
         sizes |= {"max_position_embeddings": 256, "tie_word_embeddings": tied, **ENCODER_DECODER}
     values = {key: value for key, value in (sizes | more).items() if value is not ...}
     return AutoConfig.for_model(model_type, **values)
+
+
+def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """What the model's forward pass takes for ``ids``; an encoder-decoder reads and predicts the same."""
+    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if "use_cache" in signature(model.forward).parameters:
+        given["use_cache"] = False
+    return given | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
 
 
 def build(folder: Path, model_type: str = "llama", *, tied: bool, seed: int = 0, **more: Any) -> Any:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.analysis.constructed import table
-from tests.analysis.lm import VOCABULARY, build
+from tests.analysis.lm import MORE, VOCABULARY, build, inputs
 from tests.analysis.test_bounds import PERTURBATIONS
-from tests.analysis.test_final import MORE, inputs, opened
+from tests.analysis.test_final import opened
 from tieconv.analysis.bounds import Change, bound
 from tieconv.sources.local import open_files
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -10,38 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.analysis.lm import VOCABULARY, build, configure
-from tieconv.analysis.final import _KNOWN
+from tests.analysis.lm import MORE, VOCABULARY, build, configure, inputs
+from tieconv.analysis.final import KNOWN
 from tieconv.analysis.subject import Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources.local import locate, open_files
-
-MORE: dict[str, dict[str, Any]] = {
-    "cohere": {"logit_scale": 0.25},
-    "cohere2": {"logit_scale": 0.25},
-    "granite": {"logits_scaling": 3.0},
-    "granitemoe": {"logits_scaling": 3.0},
-    "granitemoeshared": {"logits_scaling": 3.0},
-    "gemma2": {"final_logit_softcapping": 5.0},
-    "gpt_neo": {"attention_types": [[["global"], 2]], "num_layers": 2, "num_heads": 4},
-    "gptj": {"rotary_dim": 4},
-    "codegen": {"rotary_dim": 4},
-    "mixtral": {"num_local_experts": 2},
-    "qwen2_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
-                  "shared_expert_intermediate_size": 16},
-    "qwen3_moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16},
-    "falcon": {"multi_query": False, "alibi": False, "num_kv_heads": 4, "head_dim": ...},
-}  # fmt: skip
-
-
-def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
-    """What the model's forward pass takes for ``ids``; an encoder-decoder reads and predicts the same."""
-    given: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    if "use_cache" in signature(model.forward).parameters:
-        given["use_cache"] = False
-    return given | ({"decoder_input_ids": ids} if model.config.is_encoder_decoder else {})
 
 
 def opened(folder: Path, files: Any) -> Subject:
@@ -49,7 +23,7 @@ def opened(folder: Path, files: Any) -> Subject:
     return open_subject(inspect_checkpoint(checkpoint, files, Depth.HEADER), files)
 
 
-@pytest.mark.parametrize("model_type", sorted(_KNOWN))
+@pytest.mark.parametrize("model_type", sorted(KNOWN))
 def test_logits_follow_from_the_last_norm(model_type: str, tmp_path: Path) -> None:
     """cap(s · U (γ ⊙ x̂ + β) + b) with ‖x̂‖ ≤ √d gives the model's logits, x̂ being solved from what the norm gives."""
     model = build(tmp_path, model_type, tied=False, **MORE.get(model_type, {}))

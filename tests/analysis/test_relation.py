@@ -333,3 +333,47 @@ def test_rows_of_zeros_of_either_sign_hide_no_order() -> None:
     head = values[np.r_[:24, 24 + rng.permutation(40)]]
     head[:24] = -0.0
     assert relate_tables(table(values, "F64"), table(head, "F64")).kind is Kinship.ROW_PERMUTATION
+
+
+def test_equal_rows_and_columns_are_told() -> None:
+    """Where 40 % of the rows or half of the columns are equal, no sentence says that nothing is."""
+    rng = np.random.default_rng(7)
+    e = rng.standard_normal((400, 32))
+    rows, columns = rng.standard_normal((400, 32)), rng.standard_normal((400, 32))
+    rows[:160] = e[:160]
+    columns[:, :8] = e[:, :8]
+    by_rows = relate_tables(table(e, "BF16"), table(rows, "BF16"))
+    assert by_rows.kind is Kinship.PARTLY_EQUAL
+    assert "160 of 400 rows (40%)" in sentence(by_rows) and "independent" not in sentence(by_rows)
+    by_columns = relate_tables(table(e, "BF16"), table(columns, "BF16"))
+    assert "8 of 32 columns (25%)" in sentence(by_columns) and "independent" not in sentence(by_columns)
+    columns[:, :16] = e[:, :16]
+    assert "16 of 32 columns (50%)" in sentence(relate_tables(table(e, "BF16"), table(columns, "BF16")))
+    one = rng.standard_normal((400, 32))
+    one[5] = e[5]
+    alone = relate_tables(table(e, "BF16"), table(one, "BF16"))
+    assert alone.kind is Kinship.INDEPENDENT and "1 of 400 rows" in sentence(alone)
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_a_low_rank_difference_is_named(dtype: str) -> None:
+    """An adapter merged into the head, with its rank; a full one of the same size is drift."""
+    rng = np.random.default_rng(8)
+    e = embedding(rng, 900, 64)
+    moved = rng.standard_normal((900, 8)) @ rng.standard_normal((8, 64)) * e.std() / 10
+    low = relate_tables(table(e, dtype), table(e + moved, dtype))
+    assert (low.kind, low.detail["rank"]) == (Kinship.LOW_RANK, 8)
+    assert "rank 8" in sentence(low)
+    full = relate_tables(table(e, dtype), table(e + rng.standard_normal((900, 64)) * e.std() / 10, dtype))
+    assert full.kind is Kinship.DRIFT
+
+
+def test_a_factor_for_each_row_is_named() -> None:
+    """Rows brought to one length, and rows of either sign."""
+    rng = np.random.default_rng(9)
+    e = embedding(rng, 900, 64)
+    unit = relate_tables(table(e, "BF16"), table(e / np.linalg.norm(e, axis=1, keepdims=True), "BF16"))
+    assert unit.kind is Kinship.ROW_SCALED and "each row scaled" in sentence(unit)
+    signed = relate_tables(table(e, "F32"), table(e * rng.choice([-1.0, 2.0], (900, 1)), "F32"))
+    assert signed.kind is Kinship.ROW_SCALED
+    assert (signed.detail["factor_min"], signed.detail["factor_max"]) == pytest.approx((-1.0, 2.0))

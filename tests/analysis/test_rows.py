@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import AutoTokenizer
 import tieconv
 from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
-from tests.cli.run import refused
+from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit
 from tieconv.analysis import undertrained
 from tieconv.analysis.moments import lengths
@@ -124,7 +125,7 @@ def test_every_kind_of_tokenizer_is_read(tmp_path: Path, kind: str) -> None:
         added = [{"id": 7, "content": "end"}, {"id": "x", "content": "odd"}, 3]
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
     with open_files(tmp_path) as files:
-        tokens = read_tokens(files, {path.name: 1 for path in tmp_path.iterdir()})
+        tokens = read_tokens(files, {path.name: 1 for path in tmp_path.iterdir()}, {})
     assert tokens is not None
     assert tokens.used(9).tolist() == [True] * 5 + [False, False, True, False]
     assert tokens.text[7] == "end"
@@ -151,6 +152,75 @@ def test_tokens_that_other_files_add_are_tokens(tmp_path: Path, name: str) -> No
     assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
 
 
+LATE = VOCABULARY - 1
+
+
+def _undecided(folder: Path, change: Callable[[Path], object]) -> str:
+    """Why there is no certificate after a change; the change is what ends it."""
+    build(folder, tied=False)
+
+    def edit_last(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][LATE] += 1
+
+    edit(folder, edit_last)
+    assert figure(tieconv.analyze(folder), "Re-tying", "KL bound, head survives").value == 0
+    change(folder)
+    measure = figure(tieconv.analyze(folder), "Re-tying", "KL bound, head survives")
+    assert measure.value is None
+    return measure.says
+
+
+def _settings(**values: object) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda folder: (folder / "tokenizer.model").write_bytes(b"x"), "tokenizer.model was not read"),
+        (lambda folder: (folder / "tekken.json").write_text("{}"), "tekken.json was not read"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json could not be read"),
+        (lambda folder: (folder / "vocab.json").write_text('{"en": {"a": 0}}'), "not a map of tokens to ids"),
+        (lambda folder: (folder / "processor_config.json").write_text("{}"), "processor_config.json may add tokens"),
+        (lambda folder: (folder / "vocab.txt").write_text("\n".join(map(str, range(VOCABULARY)))), "tokens change"),
+        (_settings(processor_class="IdeficsProcessor"), "may add tokens of its own"),
+        (_settings(auto_map={"AutoTokenizer": ["house.Tokenizer", None]}), "code of its own"),
+        (_settings(tokenizer_class="HouseTokenizer"), "HouseTokenizer"),
+        (_settings(tokenizer_class="CanineTokenizer"), "CanineTokenizer"),
+        (_settings(fast_tokenizer_files=["tokenizer.4.0.0.json"]), "fast_tokenizer_files"),
+        (_settings(vocab_file="elsewhere.json"), "vocab_file"),
+        (_settings(extra_ids="many"), "extra_ids"),
+        (_settings(extra_ids=100), "may give these ids to tokens"),
+        (_settings(extra_special_tokens=[f"<{number}>" for number in range(PADDING)]), "may give these ids"),
+    ],
+)
+def test_where_ids_are_not_known_no_row_is_certified_unread(
+    change: Callable[[Path], object], why: str, tmp_path: Path
+) -> None:
+    """Vocabularies that were not read, code, unknown classes and keys, and enough new tokens to reach the last row."""
+    assert why in _undecided(tmp_path, change)
+
+
+def test_the_certificate_names_the_inputs_that_it_is_not_about(tmp_path: Path) -> None:
+    """Ids may be given or generated: the sentence names the rows, in the report and in what retie writes."""
+    build(tmp_path / "model", tied=False)
+
+    def change(values: dict[str, Any]) -> None:
+        values["lm_head.weight"] = values["model.embed_tokens.weight"].clone()
+        values["lm_head.weight"][-4:] += 1
+
+    edit(tmp_path / "model", change)
+    rows = f"not for these ids where they are given, generated or added later: {VOCABULARY - 4}-{LATE}"
+    assert rows in tieconv.analyze(tmp_path / "model").verdict
+    told = ok("retie --from head --max-kl 0", tmp_path / "model", "-o", tmp_path / "out").stdout
+    assert rows in " ".join(told.split())
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"model": 3}', '{"model": {"vocab": {"a": -1, "b": 1.5, "c": true}}}']
 )
@@ -158,7 +228,7 @@ def test_a_tokenizer_that_says_nothing_is_none(tmp_path: Path, text: str) -> Non
     """Malformed and empty tokenizers are as good as none, and stop nothing."""
     (tmp_path / "tokenizer.json").write_text(text)
     with open_files(tmp_path) as files:
-        assert read_tokens(files, {"tokenizer.json": len(text)}) is None
+        assert read_tokens(files, {"tokenizer.json": len(text)}, {}) is None
 
 
 def _trained(rng: np.random.Generator, *, output: bool) -> tuple[Any, Any, Any]:

@@ -22,11 +22,17 @@ def ok(line: str, *more: str | Path) -> Result:
     return result
 
 
-def refused(line: str, *more: str | Path) -> str:
-    """As `run`, and it must exit 2 with one error line and one hint line; returns the error."""
+def refused(line: str, *more: str | Path, after_plan: bool = False) -> str:
+    """As `run`, and it must exit 2 with one error line and one hint line; returns the error.
+
+    With ``after_plan`` the refusal comes while the model is written: the plan stands before it.
+    """
     result = run(line, *more)
     assert result.exit_code == 2, result.output
     lines = result.stderr.splitlines()
+    if after_plan:
+        plan, lines = lines[:-2], lines[-2:]
+        assert plan and plan[-1].startswith("  ")
     assert [text.split(":")[0] for text in lines] == ["error", "hint"], result.stderr
     assert result.stdout == ""
     return lines[0].removeprefix("error: ")

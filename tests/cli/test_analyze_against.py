@@ -72,6 +72,19 @@ def test_a_reference_that_was_only_untied_has_one_role(trio: tuple[Path, Path, P
         assert "has two equal tables" in refused("analyze", tied, *words)
 
 
+def test_the_second_reference_is_another_model(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """The same directory, a copy of it, and one that shares a single table: the ceilings would be those of itself."""
+    tied, untied, second = trio
+    shutil.copytree(untied, tmp_path / "copy")
+    shutil.copytree(second, tmp_path / "half")
+    tensors = load_file(untied / "model.safetensors")
+    half = load_file(second / "model.safetensors")
+    half["lm_head.weight"] = tensors["lm_head.weight"]
+    save_file(half, tmp_path / "half" / "model.safetensors", {"format": "pt"})
+    for other in (untied, tmp_path / "copy", tmp_path / "half"):
+        assert "another seed" in refused("analyze", tied, "--against", untied, "--second", other)
+
+
 def test_text_has_ceilings(trio: tuple[Path, Path, Path]) -> None:
     """The table for people has chance and, with --second, what is possible at all; without, the column is not there."""
     tied, untied, second = trio

@@ -187,7 +187,7 @@ def test_unify_two_that_differ_needs_a_word(model, tmp_path: Path, survivor: str
     assert OUTER in sentence and INNER in sentence
     kept = tensors(folder)[{"bias": OUTER, "decoder": INNER}[survivor]]
     result = ok(f"bias unify --from {survivor}", folder, "-o", tmp_path / "out")
-    assert "are lost" in result.stdout
+    assert "are lost" in result.stderr
     after = tensors(tmp_path / "out")
     assert set(after) & {OUTER, INNER} == ({OUTER} if tied else {OUTER, INNER})
     assert all(after[name].equal(kept) for name in (OUTER, INNER) if name in after)
@@ -279,7 +279,7 @@ def test_resize_to_rows_and_back(model, tmp_path: Path) -> None:
     """--rows is obeyed, with a note where the head has others; what was added can be cut again."""
     folder = model("bert-mlm")
     result = ok("bias resize --rows 176", folder, "-o", tmp_path / "out")
-    assert "the head has 160 rows" in result.stdout
+    assert "the head has 160 rows" in result.stderr
     ok("bias resize", tmp_path / "out", "-o", tmp_path / "back")
     assert snapshot(tmp_path / "back") == snapshot(folder)
 

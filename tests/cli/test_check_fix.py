@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -218,8 +219,12 @@ class Written:
     def __init__(self, log: list[str], verb: str) -> None:
         self.log, self.verb = log, verb
 
-    def execute(self, **_: object) -> None:
+    def outcome(self) -> SimpleNamespace:
+        return SimpleNamespace(plan=SimpleNamespace(notes=()))
+
+    def execute(self, **_: object) -> SimpleNamespace:
         self.log.append(self.verb)
+        return self.outcome()
 
 
 def fixer(sequence: list[str], log: list[str]) -> CheckedModel:

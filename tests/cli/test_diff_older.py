@@ -103,7 +103,7 @@ def test_retying_fsmt_says_what_transformers_4_finds(tmp_path: Path) -> None:
     a = fsmt(tmp_path / "a", True)
     result = run("retie", a, "-o", tmp_path / "out")
     assert result.exit_code == 0
-    said = " ".join(result.stdout.split())
+    said = " ".join(result.stderr.split())
     assert f"not function-preserving in transformers 4, which takes the tied values from {ENCODER} alone" in said
     assert not same(a, tmp_path / "out")[0]
     assert "not function-preserving" not in run("untie", a).stdout
@@ -114,7 +114,7 @@ def test_a_head_that_transformers_4_alone_ties(tmp_path: Path) -> None:
     zoo.build("LukeForMaskedLM", tie=False).save_pretrained(tmp_path / "a")
     configure(tmp_path / "a", tie_word_embeddings=True)
     result = run("set-tie false", tmp_path / "a", "-o", tmp_path / "b")
-    assert result.exit_code == 0 and "ties the head of LukeForMaskedLM while the flag is true" in result.stdout
+    assert result.exit_code == 0 and "ties the head of LukeForMaskedLM while the flag is true" in result.stderr
     equal, found = same(tmp_path / "a", tmp_path / "b")
     assert not equal and "it ties the head" in " ".join(found["reasons"])
     older, newer, five = tieconv.inspect(tmp_path / "a", consumers="transformers").consumers
@@ -131,7 +131,7 @@ def test_levels_that_the_versions_read_otherwise(tmp_path: Path, verb: str) -> N
     )
     result = run(verb, tmp_path / "a", "-o", tmp_path / "b")
     assert result.exit_code == 0
-    said = " ".join(result.stdout.split())
+    said = " ".join(result.stderr.split())
     assert "lm_head.weight was stored apart although transformers 4 reads the config as tied" in said
     assert not same(tmp_path / "a", tmp_path / "b")[0]
     assert "stored apart" not in run(verb, tmp_path / "b").stdout

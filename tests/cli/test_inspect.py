@@ -185,8 +185,10 @@ def test_usage_errors_exit_2(models: Path) -> None:
 def test_traceback_only_on_request() -> None:
     """A traceback is shown with --traceback and only then."""
     command = [sys.executable, "-m", "tieconv", "inspect", "/nonexistent"]
-    assert "Traceback" not in subprocess.run(command, capture_output=True, text=True).stderr
-    assert "Traceback" in subprocess.run([*command, "--traceback"], capture_output=True, text=True).stderr
+    quiet = subprocess.run(command, capture_output=True, text=True)
+    traced = subprocess.run([*command, "--traceback"], capture_output=True, text=True)
+    assert "Traceback" not in quiet.stderr and traced.stderr.startswith("Traceback")
+    assert traced.stderr.endswith(quiet.stderr) and traced.returncode == quiet.returncode == 2
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

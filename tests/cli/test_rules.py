@@ -24,7 +24,7 @@ def test_json_and_selection() -> None:
     assert document["schema"] == "tieconv.rules/1"
     assert [rule["code"] for rule in document["rules"]] == ["TIE001", "BIA001", "BIA002", "BIA003", "BIA004"]
     assert all(set(rule) == {"code", "name", "level", "summary", "documentation"} for rule in document["rules"])
-    assert "TIE77 is no rule" in refused("rules --select TIE77")
+    assert "TIE77 is not a rule" in refused("rules --select TIE77")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)

@@ -106,7 +106,7 @@ def test_a_loss_is_refused_and_can_be_forced(model, tmp_path: Path, name: str, f
     assert why in refused(f"set-tie {flag}", folder, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     result = ok(f"set-tie {flag} --force", folder, "-o", tmp_path / "out")
-    assert "not function-preserving" in result.stdout
+    assert "not function-preserving" in result.stderr
     assert levels(tmp_path / "out") == [flag == "true"]
 
 

@@ -13,12 +13,12 @@ import pytest
 from tests.cli.run import refused, run
 
 LINES = {
-    "foo": ("foo is no command", "tieconv --help lists the commands"),
-    "inspct": ("inspct is no command", "did you mean tieconv inspect?"),
-    "tie001": ("tie001 is no command", "tieconv explain TIE001"),
-    "./model.safetensors": ("is no command", "tieconv inspect ./model.safetensors"),
-    "hf://org/name": ("is no command", "tieconv inspect hf://org/name"),
-    "'a b/c'": ("is no command", "tieconv inspect 'a b/c'"),
+    "foo": ('unknown command "foo"', "tieconv --help lists the commands"),
+    "inspct": ('unknown command "inspct"', "did you mean tieconv inspect?"),
+    "tie001": ('unknown command "tie001"', "tieconv explain TIE001"),
+    "./model.safetensors": ("unknown command", "tieconv inspect ./model.safetensors"),
+    "hf://org/name": ("unknown command", "tieconv inspect hf://org/name"),
+    "'a b/c'": ("unknown command", "tieconv inspect 'a b/c'"),
     "--foo": ("no such option '--foo'", "tieconv --help"),
     "inspect --consumer": ("no such option '--consumer'", "did you mean '--consumers'? usage: tieconv inspect ["),
     "inspect a b": ("unexpected extra argument", "tieconv inspect --help"),

@@ -124,7 +124,7 @@ def test_a_head_beside_bare_names_brings_the_prefix(model, tmp_path: Path, form:
     folder, out, back = tmp_path / "bare", tmp_path / "out", tmp_path / "back"
     ok(f"convert --to {form}", model("gpt2-unprefixed"), "-o", folder)
     result = ok("untie", folder, "-o", out)
-    told = " ".join(result.stdout.split())
+    told = " ".join(result.stderr.split())
     assert "rename 28 tensors transformer. before each name, byte for byte" in told and "keep 0" not in told
     assert "note: the names get transformer. in front, as transformers 4 refuses a file with a head and names" in told
     ok("retie", out, "-o", back)
@@ -173,7 +173,7 @@ def test_force_keeps_the_survivor(model, tmp_path: Path, side: str, layout: str)
     folder, out = model("llama-diverged" if layout == "single" else "llama-untied-sharded"), tmp_path / "out"
     before = {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_torch(file).items()}
     result = ok(f"retie --from {side} --force", folder, "-o", out)
-    assert "not function-preserving" in result.stdout
+    assert "not function-preserving" in result.stderr
     after = {name: tensor for file in out.glob("*.safetensors") for name, tensor in load_torch(file).items()}
     source = {"embed": "model.embed_tokens.weight", "head": "lm_head.weight"}[side]
     assert "lm_head.weight" not in after
@@ -203,7 +203,7 @@ def test_zero_bias_for_a_class_without_one(
     """An all-zero bias in the head's rows and dtype, with a warning; a second time changes nothing more."""
     out = tmp_path / "out"
     result = ok(f"{verb} --bias zero", model(name), "-o", out)
-    assert "note:" in result.stdout
+    assert "note:" in result.stderr
     found = {n: t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n.endswith("lm_head.bias")}
     head = next(
         t
@@ -347,7 +347,7 @@ def test_a_lone_file_is_written_alone(model, tmp_path: Path) -> None:
     shutil.copy(model("llama-duplicated") / "model.safetensors", lone)
     pair = "--embed model.embed_tokens.weight --head lm_head.weight"
     result = ok(f"retie {pair}", lone, "-o", tmp_path / "out.safetensors")
-    assert "set tie_word_embeddings to true" in result.stdout
+    assert "set tie_word_embeddings to true" in result.stderr
     assert "lm_head.weight" not in load_torch(tmp_path / "out.safetensors")
     assert "must change with it" in refused(
         "untie", tmp_path / "llama-duplicated" / "model.safetensors", "-o", tmp_path / "x"
@@ -362,7 +362,7 @@ def test_done_already_is_fine(model, tmp_path: Path, verb: str) -> None:
     ok(verb, folder, "-o", tmp_path / "out")
     assert snapshot(tmp_path / "out") == before
     result = ok(f"{verb} --in-place", folder)
-    assert "already" in result.stdout
+    assert "already" in result.stderr
     assert snapshot(folder) == before
 
 

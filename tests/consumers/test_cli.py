@@ -89,6 +89,6 @@ def test_a_copy_that_a_loader_needs_is_not_to_be_dropped(tmp_path: Path) -> None
     assert plain.remedy is not None
     (asked,) = tieconv.inspect(model, consumers="llama.cpp").findings
     assert (asked.rule, asked.level, asked.remedy) == ("TIE002", "note", None)
-    assert asked.message == f"{plain.message}; llama.cpp 2026 needs it"
+    assert asked.message == f"{plain.message} llama.cpp 2026 needs it."
     (other,) = tieconv.inspect(model, consumers="vllm").findings
     assert other == plain

@@ -26,6 +26,8 @@ CASES = {
     "transformers==4": ["transformers 4.48", "transformers 4.57"],
     "transformers>4.57,transformers": ["transformers 4.48", "transformers 4.57", "transformers 5.x"],
     "llama.cpp": ["llama.cpp 2026"],
+    "transformers 4.50": ["transformers 4.57"],
+    "vllm 0.30.1,tensorrt-llm engine": ["vllm >=0.29", "tensorrt-llm engine"],
 }
 
 
@@ -35,12 +37,22 @@ def test_selected(spec: str) -> None:
     assert [f"{consumer.name} {consumer.version}" for consumer in select(spec)] == CASES[spec]
 
 
+@pytest.mark.parametrize("consumer", CONSUMERS, ids=lambda one: f"{one.name} {one.version}")
+def test_what_the_error_lists_is_taken(consumer) -> None:
+    """Each entry of the list in the error message selects exactly that loader."""
+    with pytest.raises(UnknownConsumerError) as raised:
+        select("vlm")
+    entry = f"{consumer.name} {consumer.version}"
+    assert entry in raised.value.hint.removeprefix("give one of: ").split(", ")
+    assert select(entry) == select(f"  {entry.upper()} ") == (consumer,)
+
+
 @pytest.mark.parametrize(
     "spec", ["", ",", "vllm,", "vlm", "vllm>=", "vllm=0.28", "vllm<0.1", "transformers==3", "vllm>=a", "x" * 500]
 )
 def test_refused(spec: str) -> None:
     """A part that names nothing stops with exit code 2 and the list of what is known."""
-    with pytest.raises(UnknownConsumerError, match=r"loader|known") as raised:
+    with pytest.raises(UnknownConsumerError, match=r"loader|know") as raised:
         select(spec)
     assert raised.value.exit_code == 2
     assert "transformers 5.x" in raised.value.hint

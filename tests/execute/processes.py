@@ -24,11 +24,6 @@ def command(kind: str, source: Path, out: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "execute.driver", kind, str(source), str(out), *options]
 
 
-def run(arguments: Sequence[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run to the end."""
-    return subprocess.run(arguments, env=environment(), capture_output=True, text=True, timeout=120, cwd=cwd)
-
-
 def _heed_signals() -> None:
     """As under a shell: a test run that ignores hang-ups (nohup) would hand that down."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -64,7 +64,8 @@ def test_full_disk(tmp_path: Path, mount: Mount, overwrite: bool, monkeypatch: p
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS, errno.EACCES])
 @pytest.mark.parametrize("option", [{}, {"in_place": True}, {"overwrite": True}])
 @pytest.mark.parametrize(
-    "call", ["fsync", "pwrite", "copy_file_range", "mkdir", "preadv", "exchange", "sync_directory"]
+    "call",
+    ["fsync", "pwrite", "copy_file_range", "mkdir", "preadv", "exchange", "sync_directory", "fchmod", "ftruncate"],
 )
 def test_any_call_fails(
     model: Path,

@@ -43,7 +43,7 @@ def test_a_write_that_fails_leaves_nothing(
     tmp_path: Path, signals: Interrupts, error: type[BaseException] | BaseException
 ) -> None:
     def write(staging: Staging) -> None:
-        (staging.path / "raw").write_bytes(b"x")
+        (staging.held / "raw").write_bytes(b"x")
         raise error
 
     with pytest.raises(error if isinstance(error, type) else type(error)):
@@ -93,9 +93,9 @@ def test_a_held_directory_is_not_cleared(tmp_path: Path, signals: Interrupts) ->
     """Nobody else writes the same OUT meanwhile."""
 
     def write(staging: Staging) -> None:
-        (staging.path / "raw").write_bytes(b"x")
+        (staging.held / "raw").write_bytes(b"x")
         with pytest.raises(DestinationError):
             owning(tmp_path / "out", signals, lambda other: None)
-        assert (staging.path / "raw").exists()
+        assert (staging.held / "raw").exists()
 
     owning(tmp_path / "out", signals, write)

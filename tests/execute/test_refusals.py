@@ -225,3 +225,43 @@ def test_mount_point_in_place(tmp_path: Path, mount: Mount) -> None:
     execute(models.set_config(top), Target(top, in_place=True), reinspect=models.inspect)
     assert models.inspect(top).config.effective
     assert models.strays(tmp_path) == []
+
+
+@pytest.mark.parametrize("inside", ["snapshots/abc/out", "snapshots/out", "blobs/out", "snapshots/abc/model"])
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_out_in_the_hub_cache(model: Path, tmp_path: Path, inside: str, overwrite: bool) -> None:
+    """The cache would give a changed model as the published one: refused as for --in-place, through links too."""
+    repository = tmp_path / "hub" / "models--o--n"
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    (repository / "blobs").mkdir()
+    models.single(repository / "snapshots" / "abc" / "model")
+    (tmp_path / "link").symlink_to(repository)
+    before = models.digest(tmp_path)
+    for root in (repository, tmp_path / "link"):
+        with pytest.raises(DestinationError, match="lies in the hub cache") as caught:
+            execute(models.retie(model), Target(root / inside, overwrite=overwrite), reinspect=models.inspect)
+        assert caught.value.code == "out.hub-cache"
+        lone = models.retie(model / "model.safetensors")
+        with pytest.raises(DestinationError, match="lies in the hub cache"):
+            execute(lone, Target(root / f"{inside}.safetensors", overwrite=overwrite), reinspect=models.inspect)
+    assert models.digest(tmp_path) == before
+
+
+def test_shared_blobs_of_the_hub_cache(model: Path, tmp_path: Path) -> None:
+    """Blobs that repositories share are refused for -o and in place; a directory that is only called blobs is not."""
+    shared = tmp_path / "hub" / "blobs" / "ab"
+    shared.mkdir(parents=True)
+    source = model / "model.safetensors"
+    os.rename(source, shared / "twin.safetensors")
+    source.symlink_to(shared / "twin.safetensors")
+    execute(models.retie(shared / "twin.safetensors"), Target(shared / "o.safetensors"), reinspect=models.inspect)
+    (tmp_path / "hub" / "models--o--n").mkdir()
+    with pytest.raises(DestinationError, match="lies in the hub cache"):
+        execute(models.retie(shared / "twin.safetensors"), Target(shared / "p.safetensors"), reinspect=models.inspect)
+    with pytest.raises(RefusedError, match="hub cache"):
+        execute(
+            models.retie(shared / "twin.safetensors"),
+            Target(shared / "twin.safetensors", in_place=True),
+            reinspect=models.inspect,
+        )
+    assert sorted(os.listdir(shared)) == ["o.safetensors", "twin.safetensors"]

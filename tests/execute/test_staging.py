@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ import pytest
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute
 from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.staging.marker import Owner
 from tieconv.execute.target import is_staging, staging_path
 
 from . import models, processes
@@ -62,9 +67,14 @@ def test_handlers_are_restored(model: Path, tmp_path: Path) -> None:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def _marked(path: Path) -> None:
-    (path / "owner").write_text('{"program": "tieconv", "pid": 1, "host": "x", "start": 1}')
-    (path / "new").mkdir()
+def dead(**changes: Any) -> bytes:
+    """The marker of a process of this machine that has ended."""
+    return replace(Owner.current(), ticks=1, **changes).encode()
+
+
+def _marked(path: Path, old: int = 0) -> None:
+    (path / "owner").write_bytes(dead(old=old))
+    (path / "new").mkdir(exist_ok=True)
     (path / "new" / "model.safetensors").write_bytes(b"half")
     os.chmod(path / "new", 0o500)
 
@@ -81,7 +91,7 @@ def _cut_marker(path: Path) -> None:
 def test_leftovers_of_a_dead_run(model: Path, tmp_path: Path, leave: Any) -> None:
     """They are removed, and the run goes on."""
     path = staging_path(tmp_path / "out")
-    path.mkdir()
+    path.mkdir(0o700)
     leave(path)
     execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]
@@ -102,8 +112,8 @@ def test_an_old_out_that_lost_its_name(model: Path, tmp_path: Path) -> None:
     """Killed between the two renames of a system without exchange: the old OUT comes back."""
     path = staging_path(tmp_path / "out")
     path.mkdir()
-    _marked(path)
     old = models.digest(models.single(path / "old"))
+    _marked(path, (path / "old").stat().st_ino)
     sweep(tmp_path / "out")
     assert models.digest(tmp_path / "out") == old
     assert models.strays(tmp_path) == []
@@ -135,7 +145,7 @@ def test_what_is_not_ours(model: Path, tmp_path: Path, make: Any) -> None:
     path = staging_path(tmp_path / "out")
     make(path)
     before = models.digest(tmp_path)
-    with pytest.raises(DestinationError, match="not made by tieconv"):
+    with pytest.raises(DestinationError, match=r"out\.tieconv-staging is in the way: it "):
         execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
     assert models.digest(tmp_path) == before
 
@@ -162,6 +172,58 @@ def test_many_writers_at_once(model: Path, tmp_path: Path) -> None:
     assert all(end.startswith(("out.busy", "out.exists")) for end in ends if end)
     assert models.files_under(out) == models.files_under(model)
     assert models.strays(tmp_path) == []
+
+
+def race(model: Path, directory: Path, writers: int, rounds: int) -> Counter[str]:
+    """Several processes write one OUT, in every other round over what a killed run left; what each said."""
+    out, found = directory / "out", Counter[str]()
+    expected = models.digest(model)
+    for number in range(rounds):
+        if number % 2:
+            staging_path(out).mkdir(0o700)
+            _marked(staging_path(out))
+        children = [fork(lambda: write(model, out)) for _ in range(writers)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        found.update(ENDS[code] for code in codes)
+        assert codes.count(0) == 1, codes
+        assert models.files_under(out) == models.files_under(model)
+        assert models.strays(directory) == []
+        assert models.digest(model) == expected
+        shutil.rmtree(out)
+    return found
+
+
+ENDS = {0: "wrote", 3: "out.busy", 4: "out.exists"}
+
+
+def write(model: Path, out: Path) -> int:
+    try:
+        execute(models.retie(model), Target(out), reinspect=models.inspect)
+    except DestinationError as error:
+        return next(code for code, name in ENDS.items() if name == error.code)
+    return 0
+
+
+def fork(act: Callable[[], int]) -> int:
+    """Run ``act`` in a process of its own, which ends with what it returns; its number."""
+    child = os.fork()
+    if child:
+        return child
+    code = 70
+    try:
+        code = act()
+    finally:
+        os._exit(code)
+
+
+def test_races(model: Path, tmp_path: Path) -> None:
+    """One writes, whoever cleared the leftover; the others say why not."""
+    assert race(model, tmp_path, 5, 6)["wrote"] == 6
+
+
+@pytest.mark.slow
+def test_many_races(model: Path, tmp_path: Path) -> None:
+    print(f"\n8 writers at once: {dict(race(model, tmp_path, 8, 100))}")
 
 
 def test_names() -> None:

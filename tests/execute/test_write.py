@@ -22,11 +22,11 @@ from tieconv.execute import Target, execute, replaces_directory, swap
 from . import models
 
 
-@pytest.fixture
-def umask() -> Iterator[None]:
+@pytest.fixture(params=[0o027, 0o077], ids=oct)
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     """A umask other than the usual one."""
-    old = os.umask(0o027)
-    yield
+    old = os.umask(request.param)
+    yield request.param
     os.umask(old)
 
 
@@ -108,9 +108,9 @@ def test_a_file_beside_its_source(model: Path) -> None:
     assert models.HEAD not in models.tensor_bytes(model / "tied.safetensors")
 
 
-def test_modes(model: Path, tmp_path: Path, umask: None) -> None:
-    """A file keeps the mode that it had; a new one gets 0666 without the umask's bits."""
-    os.chmod(model / "model.safetensors", 0o640)
+def test_modes(model: Path, tmp_path: Path, umask: int) -> None:
+    """Every file of a new OUT has the mode of its source, a new one 0666, without the umask's bits."""
+    os.chmod(model / "model.safetensors", 0o644)
     os.chmod(model / "tokenizer.json", 0o444)
     os.chmod(model / "original", 0o711)
     plan = models.with_bias(model)
@@ -120,12 +120,27 @@ def test_modes(model: Path, tmp_path: Path, umask: None) -> None:
     plan = dataclasses.replace(plan, links=models.retie(model).links + plan.links[:1])
     execute(plan, Target(tmp_path / "out"), reinspect=models.inspect)
     out = tmp_path / "out"
-    assert mode(out / "model.safetensors") == 0o640
-    assert mode(out / "tokenizer.json") == 0o444
+    assert mode(out / "model.safetensors") == 0o644 & ~umask
+    assert mode(out / "tokenizer.json") == 0o444 & ~umask
     assert (out / "tokenizer.json").stat().st_mtime_ns == 10**18
-    assert mode(out / "extra.safetensors") == 0o640
-    assert mode(out / "original") == 0o710
-    assert mode(out) == 0o750
+    assert mode(out / "extra.safetensors") == 0o666 & ~umask
+    assert mode(out / "original" / "params.json") == 0o644 & ~umask
+    assert mode(out / "original") == 0o711 & ~umask
+    assert mode(out) == 0o755 & ~umask
+
+
+@pytest.mark.parametrize("how", [{"in_place": True}, {"overwrite": True}], ids=str)
+def test_modes_of_replaced_files(model: Path, tmp_path: Path, umask: int, how: dict[str, bool]) -> None:
+    """What takes the name of a file keeps that file's mode, whatever the umask is."""
+    out = model if "in_place" in how else models.single(tmp_path / "out", rows=16)
+    modes = {"model.safetensors": 0o604, "config.json": 0o666, "tokenizer.json": 0o604, "original": 0o705}
+    for name, value in modes.items():
+        os.chmod(out / name, value)
+    os.chmod(out, 0o2755)
+    execute(models.retie(model), Target(out, **how), reinspect=models.inspect)
+    assert {name: mode(out / name) for name in modes} == modes if "in_place" in how else True
+    assert mode(out / "model.safetensors") == 0o604
+    assert mode(out) == 0o2755
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changing owners takes root")
@@ -269,10 +284,10 @@ def test_overwrite_fails_in_the_last_step(model: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(swap, "exchange", _cannot)
     rename = os.rename
 
-    def fail_second(old: Path, new: Path) -> None:
+    def fail_second(old: Path, new: Path, **at: int) -> None:
         if Path(new) == out and Path(old).name == "new":
             raise OSError(5, "Input/output error")
-        rename(old, new)
+        rename(old, new, **at)
 
     monkeypatch.setattr(os, "rename", fail_second)
     with pytest.raises(Exception, match="input/output error"):

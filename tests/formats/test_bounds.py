@@ -48,7 +48,7 @@ def test_half_a_million_tensors(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
     # A neighbour on the other core can double the time: the best of three counts.
     tries = (measure(tmp_path) for _ in range(3))
-    assert any(seconds <= patient(5) and memory < 1024 and tensors == 500_000 for seconds, memory, tensors, _ in tries)
+    assert any(seconds <= patient(5) and memory < 300 and tensors == 500_000 for seconds, memory, tensors, _ in tries)
 
 
 def test_a_large_index(tmp_path: Path) -> None:
@@ -97,9 +97,9 @@ def test_a_sparse_tebibyte(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["[]," * 3_000_000, '"ab",' * 1_500_000, "{}," * 3_000_000])
 def test_a_header_of_small_things(text: str, tmp_path: Path) -> None:
-    """Nine megabytes of the smallest values take less than half a gigabyte, and are refused."""
+    """Nine megabytes of the smallest values are refused before they are made."""
     (tmp_path / "model.safetensors").write_bytes(file_of('{"a":[' + text + "0]}"))
     seconds, memory, _, code = measure(tmp_path)
-    assert code == "safetensors.entry"
-    assert memory < 512
+    assert code in ("safetensors.entry", "json.refused")
+    assert memory < 256
     assert seconds < 5

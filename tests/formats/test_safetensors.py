@@ -18,7 +18,7 @@ from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
-from tieconv.formats.safetensors import HEADER_LIMIT, encode_header
+from tieconv.formats.safetensors import HEADER_LIMIT, encode_header, unknown_dtypes
 
 SINGLE = "model.safetensors"
 
@@ -201,7 +201,7 @@ def agree(content: bytes) -> None:
         assert error.hint and len(error.message) < 4096 and error.message.isprintable()
         return
     if any(record.dtype not in BITS for record in file.tensors):
-        assert judged is None
+        assert judged is None and unknown_dtypes(file)
     else:
         assert judged == view(file, content), content[8:]
 
@@ -296,10 +296,13 @@ def test_where_we_are_stricter() -> None:
 
 
 def test_where_we_are_looser() -> None:
-    """Only for a dtype that is not known: its bytes are carried and never interpreted."""
-    content = file_of({"a": entry("F3")}, bytes(4))
-    assert theirs(content) is None
-    assert ours(content).tensors[0].dtype == "F3"
+    """Only for a dtype that is not known: its bytes are carried, never interpreted, and the refusal is reported."""
+    for dtype in ("F3", "f32", "float32"):
+        content = file_of({"a": entry(dtype)}, bytes(4))
+        assert theirs(content) is None
+        assert ours(content).tensors[0].dtype == dtype
+        (caution,) = unknown_dtypes(ours(content))
+        assert caution.message == f"safetensors refuses x.safetensors: it does not know the dtype {dtype} of a"
 
 
 def test_payloads_are_carried() -> None:

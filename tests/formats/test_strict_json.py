@@ -123,10 +123,13 @@ def test_no_text_is_slow(middle: str) -> None:
         assert refused('{"a":[' + "[]," * 100 + middle) in ("json.malformed", "json.refused")
 
 
-def test_containers_are_counted_before_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strict_json, "MAX_CONTAINERS", 1000)
-    assert refused('{"a":[' + "[]," * 1000 + "[]]}") == "json.refused"
-    assert strict('{"a":[' + "[]," * 900 + "[]]}")
+@pytest.mark.parametrize("piece", ["[],", "{},", "1,", '"ab",', '{"a":1},', '"\\"[,",'])
+def test_values_are_counted_before_they_are_built(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commas, colons and brackets in strings are no values."""
+    monkeypatch.setattr(strict_json, "BUDGET", 100_000)
+    assert refused('{"a":[' + piece * 2000 + "[]]}") == "json.refused"
+    assert strict('{"a":[' + piece * 200 + "[]]}")
+    assert strict(json.dumps({"a": piece * 2000}))
 
 
 def test_the_collector_is_left_as_it_was() -> None:

@@ -55,7 +55,7 @@ def test_the_section_of_a_pyproject() -> None:
         ('zzz = ["TIE"]', "zzz is no setting", "the settings are select"),
         ('select = "TIE"', "select must be a list of rules", ""),
         ("select = [1]", "select must be a list of rules", ""),
-        ('ignore = ["TIE099"]', "ignore: TIE099 is no rule", "did you mean"),
+        ('ignore = ["TIE099"]', "ignore: TIE099 is not a rule", "did you mean"),
         ('fail-on = "fatal"', "fail-on must be one of error, warning, note", ""),
         ("fail-on = 1", "fail-on must be a text", ""),
         ('depth = "deep"', "depth must be one of header, candidates, full", ""),

@@ -164,7 +164,7 @@ def test_a_refusal_prints_no_json(corpus: Mapping[str, Case]) -> None:
 
 def test_traceback_on_request(corpus: Mapping[str, Case]) -> None:
     done = _process("--traceback", "inspect", str(corpus["file-hole"].path), timeout=10)
-    assert done.returncode != 0
+    assert done.returncode == 2 == _process("inspect", str(corpus["file-hole"].path), timeout=10).returncode
     assert done.stderr.startswith("Traceback (most recent call last):")
 
 

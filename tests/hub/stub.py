@@ -6,6 +6,8 @@ storage; other files are served by the first. `Hub.faults` maps a file name to w
 
 from __future__ import annotations
 
+import email.utils
+import gzip
 import hashlib
 import json
 import re
@@ -45,6 +47,7 @@ class Request:
     path: str
     range: str | None
     authorization: str | None
+    encoding: str | None = None
     sent: int = 0
     at: float = field(default_factory=time.monotonic)
 
@@ -62,7 +65,9 @@ class Fault:
 class Hub:
     """The state of both servers. ``requests`` is everything that was asked, in order, ``most`` the most at a time.
 
-    Each answer is ``delay`` seconds late.
+    Each answer is ``delay`` seconds late. Files in ``swapped`` are served with the bytes of another, those in ``etags``
+    with another etag (none where it is empty), ``answers`` are what the API answers in place of the truth, and
+    ``errors`` what is said of every error.
     """
 
     repos: dict[str, Repo] = field(default_factory=dict)
@@ -73,6 +78,10 @@ class Hub:
     xorbs: dict[str, bytes] = field(default_factory=dict)
     shards: list[bytes] = field(default_factory=list)
     lies: dict[str, int] = field(default_factory=dict)
+    etags: dict[str, str] = field(default_factory=dict)
+    swapped: dict[str, Path] = field(default_factory=dict)
+    answers: dict[str, str] = field(default_factory=dict)
+    errors: str | None = None
     read_only: bool = False
     delay: float = 0
     open: int = 0
@@ -147,7 +156,12 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
 
         def answer(self) -> None:
             self.asked = Request(
-                server, self.command, self.path, self.headers.get("Range"), self.headers.get("Authorization")
+                server,
+                self.command,
+                self.path,
+                self.headers.get("Range"),
+                self.headers.get("Authorization"),
+                self.headers.get("Accept-Encoding"),
             )
             with hub.lock:
                 hub.requests.append(self.asked)
@@ -191,7 +205,7 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             )
 
         def json(self, value: object, status: int = 200, headers: dict[str, str] | None = None) -> None:
-            data = json.dumps(value).encode()
+            data = json.dumps(value).encode() if status < 400 or hub.errors is None else hub.errors.encode()
             self.send_response(status)
             for key, text in {"Content-Type": "application/json", **(headers or {})}.items():
                 self.send_header(key, text)
@@ -223,10 +237,13 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
         # -- the API
 
         def busy(self, name: str) -> bool:
+            if name in hub.answers:
+                self.raw(hub.answers[name].encode())
+                return True
             fault = hub.fault(name)
             if fault is None:
                 return False
-            self.spoil(fault, b"{}", Path(name), 0, 2, None)
+            self.spoil(fault, b" " * 5000, Path(name), 0, 5000, None)
             return True
 
         def info(self, name: str, revision: str | None = None) -> None:
@@ -249,7 +266,16 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 found["lfs"] = {"size": size, "sha256": hub.sha256(path), "pointerSize": 134}
             return found
 
+        def raw(self, data: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.write(data)
+
         def tree(self, name: str, revision: str) -> None:
+            if self.busy(f"tree:{name}"):
+                return
             repo = self.repo(name, revision)
             if repo is None:
                 return
@@ -288,15 +314,16 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 return
             headers = {"X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
             if not file.endswith(LFS):
-                self.file(path, {**headers, "ETag": f'"{hub.blob(path)}"'}, file)
+                digest = hub.etags.get(file, hub.blob(path))
+                self.file(path, {**headers, **({"ETag": f'"{digest}"'} if digest else {})}, file)
                 return
-            digest = hub.sha256(path)
+            digest = hub.etags.get(file, hub.sha256(path))
             self.send_response(302)
             for key, text in headers.items():
                 self.send_header(key, text)
-            self.send_header("X-Linked-Etag", f'"{digest}"')
+            if digest:
+                self.send_header("X-Linked-Etag", f'"{digest}"')
             self.send_header("X-Linked-Size", str(path.stat().st_size))
-            self.send_header("ETag", f'"{digest}"')
             self.send_header("Location", f"{hub.storage}/lfs/{name}/{file}?Signature=signed-secret")
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -306,6 +333,7 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             self.file(path, {"ETag": f'"{hub.sha256(path)}"', "Accept-Ranges": "bytes"}, file)
 
         def file(self, path: Path, headers: dict[str, str], name: str) -> None:
+            path = hub.swapped.get(name, path)
             size = path.stat().st_size
             match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
             start, end = 0, size
@@ -340,7 +368,12 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
                 self.fail(int(fault.value), "", {"Retry-After": "0"} if fault.value in ("429", "503") else {})
                 return
             if fault.kind == "retry-after":
-                self.fail(429, "", {"Retry-After": fault.value})
+                if (in_seconds := re.fullmatch(r"(\d+) in ([\d.]+)", fault.value)) is not None:
+                    date = email.utils.formatdate(time.time() + float(in_seconds[2]), usegmt=True)
+                    self.fail(int(in_seconds[1]), "", {"Retry-After": date})
+                    return
+                status, _, after = fault.value.rpartition(" ") if fault.value.isdigit() else fault.value.partition(" ")
+                self.fail(int(status or 429), "", {"Retry-After": after})
                 return
             if fault.kind == "ignore-range":
                 headers.pop("Content-Range", None)
@@ -349,8 +382,16 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             elif fault.kind == "truncate":
                 self.whole(206, headers, data[: len(data) // 2], len(data))
                 self.close_connection = True
+            elif fault.kind == "drip":
+                self.whole(206 if "Content-Range" in headers else 200, headers, b"", len(data))
+                self.drip(data, float(fault.value))
+            elif fault.kind == "drip-headers":
+                self.drip(b"HTTP/1.1 206 Partial Content\r\nX-Slow: " + b"x" * 5000, float(fault.value))
+            elif fault.kind == "gzip":
+                packed = gzip.compress(bytes(int(fault.value)))
+                self.whole(200, {**headers, "Content-Encoding": "gzip"}, packed, len(packed))
             elif fault.kind == "stall":
-                self.whole(206, headers, data[: len(data) // 2], len(data))
+                self.whole(206 if "Content-Range" in headers else 200, headers, data[: len(data) // 2], len(data))
                 self.wfile.flush()
                 time.sleep(float(fault.value))
                 self.close_connection = True
@@ -383,6 +424,17 @@ def handler(hub: Hub, server: str) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", str(length))
             self.end_headers()
             self.write(data)
+
+        def drip(self, data: bytes, pause: float) -> None:
+            """A byte now and then, for a minute at most."""
+            self.close_connection = True
+            for byte in data[: int(60 / pause)]:
+                try:
+                    self.wfile.write(bytes((byte,)))
+                    self.wfile.flush()
+                except OSError:
+                    return
+                time.sleep(pause)
 
         # -- writing
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -120,3 +125,42 @@ def test_busy_listing(org: Hub, hasty: Run) -> None:
     """The list of models is asked for again where the server is busy."""
     org.faults["api:models"] = Fault("status", 1, "503")
     assert hasty("check", "hf://other/*").returncode == 0
+
+
+def test_resumed_run_counts_the_same(org: Hub, tieconv: Run, models: Path) -> None:
+    """The closing line of a run that is taken up again is that of the first, safe remedies included."""
+    org.add("org/duplicated", models / "llama-duplicated")
+    words = ("check", "hf://org/d*", "hf://org/t*", "--depth", "full", "--resume", "run.jsonl")
+    first, second = tieconv(*words), tieconv(*words)
+    assert "with a safe remedy (--fix)" in first.stderr
+    assert (second.returncode, second.stdout, second.stderr) == (first.returncode, first.stdout, first.stderr)
+
+
+@pytest.mark.parametrize("group", [True, False], ids=["group", "parent alone"])
+def test_interrupt_of_processes(group: bool, org: Hub, environment: dict[str, str], tmp_path: Path) -> None:
+    """^C ends a run with `-j` at once, also where only the parent hears it, while servers are silent."""
+    for name in ("config.json", "model.safetensors"):
+        org.faults[name] = Fault("stall", value="100")
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tieconv", "check", "hf://org/*", "-j", "3"],
+        env=environment,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    stalled = time.monotonic() + 60
+    while sum(1_000_000 - fault.times for fault in org.faults.values()) < 2:
+        assert time.monotonic() < stalled and process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.2)
+    if group:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+    assert time.monotonic() - began < 15  # servers are silent for 30 seconds

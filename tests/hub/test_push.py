@@ -252,3 +252,47 @@ def test_upload_error_of_no_known_kind() -> None:
     told = _untaken(_cause(RuntimeError("https://x?Signature=abc")), "hf://org/m")
     assert told.code == "hub.upload" and "HF_HUB_DISABLE_XET=1" in told.hint
     assert "Signature" not in told.message + told.hint
+
+
+def test_dot_files_stay_here(changed: Path, hub: Hub, tieconv: Run) -> None:
+    """Secrets, keys and caches are not pushed by a yes to the model, and are listed; naming one pushes it."""
+    private = (".env", ".cache/huggingface/download/a.lock", ".cache/b", "sub/.netrc", "server.key", ".gitattributes")
+    for name in (*private, "README.md"):
+        (changed / name).parent.mkdir(parents=True, exist_ok=True)
+        (changed / name).write_text(f"HF_TOKEN={name}")
+    (changed / ".git").mkdir()
+    (changed / ".git" / "config").write_text("token")
+    (changed / ".link").symlink_to("/etc/hostname")
+    plan = tieconv("push", changed, "hf://org/m", "--dry-run")
+    listed = plan.stdout.partition("left out (--include NAME pushes one):\n")[2].partition("\n\n")[0].split("\n")
+    wanted = [".cache/ (2 files)", ".env", ".git/", ".gitattributes", ".link", "server.key", "sub/.netrc"]
+    assert [line.strip() for line in listed] == wanted
+    told = tieconv("push", changed, "hf://org/m", "--yes", "--json", HF_TOKEN=TOKEN)
+    assert json.loads(told.stdout)["left_out"] == wanted
+    assert set(operations(hub)) == {"config.json", "model.safetensors", "README.md"}
+    sent = "".join(str(commit) for commit in hub.commits) + str(hub.uploads)
+    assert not any(base64.b64encode(f"HF_TOKEN={name}".encode()).decode() in sent for name in private)
+    hub.commits.clear()
+    words = ("--yes", "--include", ".gitattributes", "--include", "sub")
+    assert tieconv("push", changed, "hf://org/m", *words, HF_TOKEN=TOKEN).returncode == 0
+    also = {".gitattributes", "sub/.netrc"}
+    assert set(operations(hub)) == {"config.json", "model.safetensors", "README.md", *also}
+    for name, says in ((".envrc", "no file .envrc"), (".cache/b", "the Hub takes no file of a .git or .cache")):
+        refused = tieconv("push", changed, "hf://org/m", "--yes", "--include", name)
+        assert refused.returncode == 2 and says in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("/etc/hostname", "extra.bin is a symlink that points outside the model directory, to /etc/hostname"),
+        ("sub", "extra.bin is a symlink to a directory"),
+        ("absent", "extra.bin is a symlink that points to no file"),
+    ],
+)
+def test_symlink_is_named(target: str, says: str, changed: Path, hub: Hub, tieconv: Run) -> None:
+    """A link is not followed out of the directory; the refusal says which one."""
+    (changed / "sub").mkdir()
+    (changed / "extra.bin").symlink_to(target)
+    result = tieconv("push", changed, "hf://org/m", "--yes", HF_TOKEN=TOKEN)
+    assert result.returncode == 2 and says in result.stderr and hub.commits == []

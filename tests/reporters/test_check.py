@@ -14,8 +14,9 @@ from xml.etree import ElementTree as ET
 
 import jsonschema
 import pytest
-from junitparser import JUnitXml
+from junitparser import Failure, JUnitXml
 
+import tieconv
 from tests.reporters import readers
 from tests.reporters.reports import entry, every_case, stored
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
@@ -24,6 +25,7 @@ from tieconv.checks.registry import RULES
 from tieconv.reporters import check, check_json, check_sarif
 from tieconv.reporters.check_paths import place, relative, uri
 
+ROOT = Path(__file__).parents[2]
 CHECK = json.loads((files("tieconv.reporters") / "schemas" / "check.schema.json").read_text())
 
 
@@ -122,7 +124,7 @@ def test_sarif_is_valid_and_complete() -> None:
     driver = run["tool"]["driver"]
     assert [rule["id"] for rule in driver["rules"]] == [rule.code for rule in RULES]
     for rule in driver["rules"]:
-        assert "## How to fix" in rule["help"]["markdown"] and "helpUri" not in rule
+        assert "## How to fix" in rule["help"]["markdown"] and rule["helpUri"].startswith("https://")
         assert len(rule["fullDescription"]["text"]) <= 1000 and not re.search(r"\(C\d", rule["help"]["text"])
     assert len(run["results"]) == 8
     for result in run["results"]:
@@ -182,13 +184,27 @@ def test_a_tensor_is_one_location_however_often_it_is_named() -> None:
     assert [found["fullyQualifiedName"] for found in result["locations"][0]["logicalLocations"]] == ["a", "b"]
 
 
+def test_sarif_lists_the_rules_that_ran_and_where_they_are_documented() -> None:
+    """A viewer shows each listed rule: those that were not selected are left out. Each address is a heading."""
+    report = CheckReport((CheckedModel("m", (entry("TIE002"),)),), Level.ERROR, (), ("TIE001", "TIE002"))
+    driver = sarif(report)["tool"]["driver"]
+    assert [rule["id"] for rule in driver["rules"]] == ["TIE001", "TIE002"]
+    (result,) = sarif(report)["results"]
+    assert result["ruleIndex"] == 1
+    page = (ROOT / "docs" / "rules.md").read_text()
+    for rule in driver["rules"]:
+        address, _, heading = rule["helpUri"].partition("#")
+        assert address.endswith(f"/blob/v{tieconv.__version__}/docs/rules.md")
+        assert f"\n## {heading.replace('-', ' ', 1)}\n".lower() in page.lower()
+
+
 def test_rules_that_no_registry_knows_are_rendered() -> None:
     """A stored report of a later version can be read: its rules have no description here."""
     report = CheckReport((CheckedModel("m", (entry("NEW001"),)),), Level.ERROR, (), ("TIE001",))
     (result,) = sarif(report)["results"]
     assert result["ruleId"] == "NEW001" and "ruleIndex" not in result
     names = [case.get("name") for case in ET.fromstring(check.render("junit", report)).iter("testcase")]
-    assert names == ["readable", "TIE001 different-values", "NEW001"]
+    assert names == ["NEW001", "1 rule applied"]
 
 
 def test_github_annotations_say_what_was_found_and_where() -> None:
@@ -228,7 +244,10 @@ def test_junit_is_what_jenkins_and_gitlab_read() -> None:
         "hf://org/remote@v1": (1, 0, 0),
         "models/torn": (0, 1, 0),
     }
-    assert suites["models/clean"].tests == len(RULES) + 1 and suites["models/torn"].tests == 1
+    assert suites["models/clean"].tests == suites["models/torn"].tests == 1
+    assert [case.name for case in suites["models/clean"]] == [f"{len(RULES)} rules applied"]
+    verdicts = [bool(case.result) and isinstance(case.result[0], Failure) for case in suites["models/bad"]]
+    assert verdicts == sorted(verdicts, reverse=True) and verdicts[:2] == [True, True]
     mild = next(case for case in suites["models/mild"] if case.name == "TIE002 redundant-copy")
     assert mild.is_passed and "repeats" in mild.system_out
 

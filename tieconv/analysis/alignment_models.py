@@ -113,6 +113,8 @@ def align_models(
     tokens cannot be matched.
     """
     _require_tied(tied)
+    if second is not None:
+        _require_another(untied, second)
     references = [_untied(model) for model in (untied, second) if model is not None]
     return align(
         table_of(tied, tied.embed, "tied table"),
@@ -140,6 +142,17 @@ def _untied(subject: Subject) -> Untied:
     return Untied(
         table_of(subject, subject.embed, "input embedding"), table_of(subject, subject.head, "output embedding")
     )
+
+
+def _require_another(untied: Subject, second: Subject) -> None:
+    """A model is as like itself as can be: no ceiling of what two seeds share."""
+    for mine, other in ((untied.embed, second.embed), (untied.output, second.output)):
+        if mine.width == other.width and mine.rows == other.rows and equal_tables(mine, other):
+            raise RefusedError(
+                f"{shown(_source(second))} holds the {shown(mine.record.name)} of {shown(_source(untied))}, and the "
+                "ceilings need a model of another seed",
+                "name another untied model with --second, or leave --second out",
+            )
 
 
 def _require_tied(subject: Subject) -> None:

@@ -82,7 +82,7 @@ def _stored(subject: Subject) -> Section:
         sentence, says = _not_finite(bias)
         return Section(TITLE, sentence, (Measure(_BOUND, None, unit="nats/token", says=says),))
     spread = float(bias.max() - bias.min())
-    if spread == 0:
+    if spread == 0 and (bias[0] == 0 or not subject.withheld):
         what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
         return Section(TITLE, f"The bias is {what}: stripping it changes nothing.", (_strip_bound(0.0),))
     judged = table.width <= WIDEST and table.rows >= ENOUGH * table.width + 2
@@ -91,7 +91,7 @@ def _stored(subject: Subject) -> Section:
     measures = (
         Measure("mean", float(bias.mean()), n=len(bias)),
         Measure("standard deviation", float(bias.std()), n=len(bias)),
-        _strip_bound(spread),
+        _strip_bound(spread, subject.withheld),
         _strip_estimate(bias[used]),
         *_fold_measures(explained, table),
     )
@@ -133,7 +133,10 @@ def _not_finite(bias: Array) -> tuple[str, str]:
     return sentence, "none: a masked row may take any probability once it comes back"
 
 
-def _strip_bound(spread: float) -> Measure:
+def _strip_bound(spread: float, withheld: str = "") -> Measure:
+    """``withheld`` says why it is not known that the class adds the bias to its logits, and nothing after it."""
+    if withheld:
+        return Measure(_BOUND, None, unit="nats/token", says=f"none: {withheld}")
     says = "certified: holds for every input; the largest change of a log-probability is the range of the bias"
     return Measure(_BOUND, spread * spread / 8, unit="nats/token", says=says)
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from tieconv.analysis.bounds import Bound, Change, bound
+from tieconv.analysis.certificate.measured_releases import RELEASES
 from tieconv.analysis.relation import Related
+from tieconv.analysis.series import ranges
 from tieconv.analysis.subject import Subject
+from tieconv.analysis.tables import Array
 from tieconv.checkpoint.analysis import Kinship, Measure
 from tieconv.text import shown
 
 FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
 """Classes in which nothing changes, whoever survives."""
 
-REFUSED = frozenset({Kinship.INDEPENDENT, Kinship.UNKNOWN, Kinship.ROW_SUBSET, Kinship.ROW_PERMUTATION})
+REFUSED = frozenset(
+    {Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN, Kinship.ROW_SUBSET, Kinship.ROW_PERMUTATION}
+)
 """Classes in which one table cannot stand for the other."""
 
 MAPPED = frozenset({Kinship.ORTHOGONAL, Kinship.SPD, Kinship.LINEAR})
@@ -24,20 +28,21 @@ MAPPED = frozenset({Kinship.ORTHOGONAL, Kinship.SPD, Kinship.LINEAR})
 
 _NATS = "nats/token"
 
-_IDS = ("_token_id", "_token_index")
-"""How the keys of a config end that name an id: of the start, of padding, of a picture's place."""
+_LISTED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """``certified`` bounds on the KL by survivor, ``None`` where the weights cannot say; ``head`` is the change of the
-    head where the embedding survives. ``free`` where a re-tie changes nothing.
+    head where the embedding survives. ``free`` where a re-tie changes nothing. ``uncovered`` are the ids, as text, that
+    the certificate of a surviving head says nothing about.
     """
 
     certified: dict[str, float | None]
     head: Bound | None
     measures: tuple[Measure, ...]
     free: bool = False
+    uncovered: str = ""
 
 
 def costs(subject: Subject, related: Related) -> Costs:
@@ -56,9 +61,12 @@ def costs(subject: Subject, related: Related) -> Costs:
             f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text"
         )
     found = _head_change(subject, related)
-    unseen = _unseen(subject, related)
-    certified = {"embed": found.kl if found and found.finite else None, "head": 0.0 if unseen else None, "mean": None}
-    return Costs(certified, found, (*_embed_measures(found), _input_measure("head", unseen), _input_measure("mean", 0)))
+    rows, why = _unread(subject, related)
+    certified = {"embed": found.kl if found and found.finite else None, "head": None if why else 0.0, "mean": None}
+    head = _unread_measure(why, rows)
+    mean = Measure("KL bound, mean survives", None, unit=_NATS, says=_input(""))
+    uncovered = "" if why else shown_ranges(rows)
+    return Costs(certified, found, (*_embed_measures(found, subject.withheld), head, mean), uncovered=uncovered)
 
 
 def one_shape(subject: Subject) -> bool:
@@ -86,34 +94,29 @@ def _head_change(subject: Subject, related: Related) -> Bound | None:
     return bound(Change(subject.embed, subject.head, subject.final), used)
 
 
-def _unseen(subject: Subject, related: Related) -> int:
-    """The rows that differ, where none of them has a token: then no input reads one.
+def _unread(subject: Subject, related: Related) -> tuple[Array, str]:
+    """(the rows that differ, why an input may read one): the second is empty where no text becomes one of their ids.
 
     Of two types a row that is equal once it is rounded differs all the same.
     """
     moments = related.moments
     rows = np.flatnonzero(moments.unequal | (moments.apart != 0) if moments.cast else moments.unequal)
-    used = subject.used
-    if used is None or used[rows].any():
-        return 0
-    return 0 if fed_ids(subject.evidence.checkpoint.config_values) & set(map(int, rows)) else len(rows)
+    tokens = subject.tokens
+    if tokens is None:
+        return rows, "which ids have a token is not known"
+    if tokens.used(subject.output.rows)[rows].any():
+        return rows, "the input rows of tokens change"
+    if tokens.possible(subject.output.rows)[rows].any():
+        return rows, "transformers may give these ids to tokens that the vocabulary lacks"
+    fed = sorted(subject.fed & set(map(int, rows)))
+    if fed:
+        return rows, f"the model reads the id {fed[0]} whatever the text"
+    return rows, subject.unfed or tokens.undecided
 
 
-def fed_ids(config: object) -> set[int]:
-    """The ids that a config has the model read whatever the text, such as what a decoder starts with."""
-    found: set[int] = set()
-    entries = config.items() if isinstance(config, Mapping) else ()
-    for key, value in entries:
-        if str(key).endswith(_IDS):
-            values = value if isinstance(value, list) else [value]
-            found |= {one for one in values if isinstance(one, int) and not isinstance(one, bool)}
-        found |= fed_ids(value)
-    return found
-
-
-def _embed_measures(found: Bound | None) -> tuple[Measure, ...]:
+def _embed_measures(found: Bound | None, withheld: str) -> tuple[Measure, ...]:
     if found is None:
-        why = "what stands between the last norm and the logits of this class is not known: measure it with --text"
+        why = f"{withheld}: measure it with --text"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
     if not found.finite:
         why = "none: a row of a table, or the last norm, holds NaN or infinity"
@@ -131,10 +134,29 @@ def _embed_measures(found: Bound | None) -> tuple[Measure, ...]:
     )
 
 
-def _input_measure(survivor: str, unseen: int) -> Measure:
-    name = f"KL bound, {survivor} survives"
-    if unseen:
-        says = "certified for every input that the tokenizer can make: no token has a row that differs"
-        return Measure(name, 0.0, n=unseen, unit=_NATS, says=says)
-    says = "none from the weights: the input rows change, and through them every layer; measure it with --text"
-    return Measure(name, None, unit=_NATS, says=says)
+def _unread_measure(why: str, rows: Array) -> Measure:
+    name = "KL bound, head survives"
+    if why:
+        return Measure(name, None, unit=_NATS, says=_input(why))
+    return Measure(name, 0.0, n=len(rows), unit=_NATS, says=f"certified for {scope(shown_ranges(rows))}")
+
+
+def _input(why: str) -> str:
+    reason = f" ({why})" if why else ""
+    return f"none from the weights: input rows change, and with them every layer{reason}; measure it with --text"
+
+
+def scope(uncovered: str) -> str:
+    """The inputs for which a change of input rows alone, those of ``uncovered``, moves nothing."""
+    releases = f"{', '.join(RELEASES[:-1])} and {RELEASES[-1]}"
+    return (
+        f"every text that the tokenizer files here make into ids (transformers {releases}), not for these ids where "
+        f"they are given, generated or added later: {uncovered}"
+    )
+
+
+def shown_ranges(rows: Array) -> str:
+    """Row numbers as ranges, the first eight: 3, 148-159."""
+    listed = ranges(rows, len(rows))
+    told = [f"{first}" if first + 1 == end else f"{first}-{end - 1}" for first, end in listed[:_LISTED]]
+    return ", ".join(told) + (f" and {len(listed) - _LISTED:,} more ranges" if len(listed) > _LISTED else "")

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tieconv.analysis.certificate.config_values import WithheldError, class_values, number
 from tieconv.analysis.tables import Array
 from tieconv.checkpoint.dtypes import FLOATS
-from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.numeric import FORMATS, decode
@@ -50,9 +50,9 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class Known:
     """``norm`` is the module, ``{last}`` in it the number of the last of the layers that the config counts in
-    ``layers``; nothing is known where the config does not say what is in ``needs``.
+    ``layers``. Which config keys decide whether this holds was measured: `class_values`.
     """
 
     norm: str
@@ -61,77 +61,67 @@ class _Known:
     divide: str = ""
     cap: str = ""
     layers: str = "decoder_layers"
-    needs: tuple[tuple[str, object], ...] = ()
 
 
-_LLAMA = _Known("model.norm")
+_LLAMA = Known("model.norm")
 _LIKE_LLAMA = (
     "llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "phimoe", "smollm3",
     "olmo2", "olmo3", "olmoe", "flex_olmo", "apertus", "arcee", "bitnet", "cwm", "diffllama", "doge", "ernie4_5",
     "ernie4_5_moe", "exaone4", "glm", "glm4", "gpt_oss", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe",
     "seed_oss",
 )  # fmt: skip
-_KNOWN: Mapping[str, _Known] = {
+KNOWN: Mapping[str, Known] = {
     **dict.fromkeys(_LIKE_LLAMA, _LLAMA),
-    "olmo": _Known(""),
+    "olmo": Known(""),
     "stablelm": _LLAMA,
     "starcoder2": _LLAMA,
-    "phi": _Known("model.final_layernorm"),
-    "gemma": _Known("model.norm", one_plus=True),
-    "gemma2": _Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
-    "gemma3_text": _Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
-    **dict.fromkeys(("cohere", "cohere2"), _Known("model.norm", multiply="logit_scale")),
-    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), _Known("model.norm", divide="logits_scaling")),
-    "nemotron": _Known("model.norm", one_plus=True),
-    **dict.fromkeys(("jamba", "persimmon"), _Known("model.final_layernorm")),
-    "lfm2": _Known("model.embedding_norm"),
-    "xglm": _Known("model.layer_norm"),
-    "biogpt": _Known("biogpt.layer_norm"),
-    "gpt2": _Known("transformer.ln_f"),
-    "gpt_neo": _Known("transformer.ln_f"),
-    "gptj": _Known("transformer.ln_f"),
-    "codegen": _Known("transformer.ln_f"),
-    "gpt_bigcode": _Known("transformer.ln_f"),
-    "falcon": _Known("transformer.ln_f"),
-    "bloom": _Known("transformer.ln_f"),
-    "gpt_neox": _Known("gpt_neox.final_layer_norm"),
-    **dict.fromkeys(("mamba", "falcon_mamba"), _Known("backbone.norm_f")),
-    "opt": _Known(
-        "model.decoder.final_layer_norm", needs=(("do_layer_norm_before", True), ("_remove_final_layer_norm", False))
-    ),
-    **dict.fromkeys(("bert", "deberta", "deberta-v2"), _Known("cls.predictions.transform.LayerNorm")),
-    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), _Known("lm_head.layer_norm")),
-    "albert": _Known("predictions.LayerNorm"),
-    "distilbert": _Known("vocab_layer_norm"),
-    "electra": _Known("generator_predictions.LayerNorm"),
-    "modernbert": _Known("head.norm"),
-    **dict.fromkeys(("bart", "marian", "plbart"), _Known("model.decoder.layers.{last}.final_layer_norm")),
-    **dict.fromkeys(("mbart", "pegasus", "m2m_100", "blenderbot"), _Known("model.decoder.layer_norm")),
+    "phi": Known("model.final_layernorm"),
+    "gemma": Known("model.norm", one_plus=True),
+    "gemma2": Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
+    "gemma3_text": Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
+    **dict.fromkeys(("cohere", "cohere2"), Known("model.norm", multiply="logit_scale")),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), Known("model.norm", divide="logits_scaling")),
+    "nemotron": Known("model.norm", one_plus=True),
+    **dict.fromkeys(("jamba", "persimmon"), Known("model.final_layernorm")),
+    "lfm2": Known("model.embedding_norm"),
+    "xglm": Known("model.layer_norm"),
+    "biogpt": Known("biogpt.layer_norm"),
+    "gpt2": Known("transformer.ln_f"),
+    "gpt_neo": Known("transformer.ln_f"),
+    "gptj": Known("transformer.ln_f"),
+    "codegen": Known("transformer.ln_f"),
+    "gpt_bigcode": Known("transformer.ln_f"),
+    "falcon": Known("transformer.ln_f"),
+    "bloom": Known("transformer.ln_f"),
+    "gpt_neox": Known("gpt_neox.final_layer_norm"),
+    **dict.fromkeys(("mamba", "falcon_mamba"), Known("backbone.norm_f")),
+    "opt": Known("model.decoder.final_layer_norm"),
+    **dict.fromkeys(("bert", "deberta", "deberta-v2"), Known("cls.predictions.transform.LayerNorm")),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), Known("lm_head.layer_norm")),
+    "albert": Known("predictions.LayerNorm"),
+    "distilbert": Known("vocab_layer_norm"),
+    "electra": Known("generator_predictions.LayerNorm"),
+    "modernbert": Known("head.norm"),
+    **dict.fromkeys(("bart", "marian", "plbart"), Known("model.decoder.layers.{last}.final_layer_norm")),
+    **dict.fromkeys(("mbart", "pegasus", "m2m_100", "blenderbot"), Known("model.decoder.layer_norm")),
 }
 """By model_type: the module of the last norm, and the config keys of what follows."""
-_LANGUAGE = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
-"""How the names of the classes end whose logits the head alone makes."""
 
 
-def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final | None:
-    """What stands between the last hidden state and the logits; ``None`` where that is not known."""
-    config = evidence.checkpoint.config_values
-    known = _KNOWN.get(str(config.get("model_type")))
-    family = evidence.family
-    if known is None or family.named or family.knowledge is not Knowledge.TABLE:
-        return None
-    if not family.architecture.endswith(_LANGUAGE) or any(
-        config.get(key, value) != value for key, value in known.needs
-    ):
-        return None
-    scale = _number(config, known.multiply, 1.0) / (_number(config, known.divide, 1.0) or 1.0)
-    cap = _number(config, known.cap, 0.0)
+def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final:
+    """What stands between the last hidden state and the logits. Raises `WithheldError` where that is not known."""
+    known = KNOWN.get(str(evidence.checkpoint.config_values.get("model_type")))
+    if known is None:
+        raise WithheldError("what stands between the last norm and the logits of this class is not known")
+    layers = known.layers if "{last}" in known.norm else ""
+    values = class_values(evidence, tuple(filter(None, (known.multiply, known.divide, known.cap, layers))))
+    scale, cap = _scale(known, values), _cap(known, values)
     if not known.norm:
         return Final(np.ones(width), None, scale, cap, "", "")
-    norm = known.norm.format(last=int(_number(config, known.layers, 0)) - 1)
+    norm = known.norm.format(last=int(number(values, layers, 0)) - 1)
     weight = _record(evidence, f"{norm}.weight", width)
     if weight is None:
-        return None
+        raise WithheldError(f"{norm}.weight is not stored as {width:,} floats")
     bias = _record(evidence, f"{norm}.bias", width)
     gains = vector(reader, weight) + (1.0 if known.one_plus else 0.0)
     key = "one_plus" if known.one_plus else "scale"
@@ -141,9 +131,22 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final | 
     return Final(gains, shift, scale, cap, weight.name, key, bias.name, weight.dtype, bias.dtype)
 
 
-def _number(config: Mapping[str, object], key: str, default: float) -> float:
-    value = config.get(key, default) if key else default
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else default
+def _scale(known: Known, values: Mapping[str, object]) -> float:
+    """What the logits are multiplied by."""
+    divisor = number(values, known.divide, 1.0)
+    if not divisor:
+        raise WithheldError(f"{known.divide} is 0, and the logits are divided by it")
+    return number(values, known.multiply, 1.0) / divisor
+
+
+def _cap(known: Known, values: Mapping[str, object]) -> float:
+    """The soft cap of the logits, 0 for none, as `null` in the config is."""
+    if not known.cap or values[known.cap] is None:
+        return 0.0
+    cap = number(values, known.cap, 0.0)
+    if cap <= 0:
+        raise WithheldError(f"{known.cap} is {cap:g}, and a cap is more than 0")
+    return cap
 
 
 def _record(evidence: Inspection, name: str, width: int) -> TensorRecord | None:

@@ -59,7 +59,8 @@ def _guarded(subject: Subject) -> tuple[Pair, Final]:
         these = " and ".join(sorted(kinds))
         _refuse(subject, f"products are proved for tables of one type of {', '.join(_PRODUCTS)}; these are {these}")
     if final is None or not final.norm:
-        _refuse(subject, "no norm with a weight is known to stand before the head of this class")
+        why = subject.withheld or "the last norm has no weight"
+        _refuse(subject, f"no norm is known that could take up the factors: {why}")
     for name in filter(None, (final.norm, final.shift_name)):
         _guard_alone(subject, name)
     return pair, final

@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.grams import Grams
 from tieconv.analysis.rounding import tolerance
-from tieconv.analysis.tables import Array
+from tieconv.analysis.tables import Array, Table
 from tieconv.checkpoint.analysis import Kinship
 
 ENOUGH = 2
@@ -86,6 +86,13 @@ def shape(linear: Linear, grams: Grams, residual: float, most: float) -> tuple[K
 def _moved(change: Array, ee: Array, whole: float) -> float:
     """‖E·change‖ / ‖U‖, centred."""
     return float(np.sqrt(max(np.einsum("ij,ij->", change, ee @ change), 0.0) / whole)) if whole else 0.0
+
+
+def residual_on(embed: Table, head: Table, linear: Linear, rows: Array) -> float:
+    """‖U − Û‖ / ‖U‖ on the rows, by differences: the moments alone lose half the digits."""
+    u = head.pick(rows)
+    left, whole = float(np.linalg.norm(u - linear.apply(embed.pick(rows)))), float(np.linalg.norm(u))
+    return left / whole if whole else float("inf")  # of rows of zeros nothing can be said
 
 
 def linear_tolerance(linear: Linear, grams: Grams, energies: tuple[Array, float], kinds: tuple[str, str]) -> float:

@@ -19,7 +19,8 @@ class Moments:
 
     Sums are float64 over the rows that are finite in both, and whose squares are (``finite``). ``unequal`` marks rows
     that differ in a bit, or, for two types, whose values differ once the wider is rounded to the narrower; ``cast``
-    says which was rounded (empty for one type). ``apart`` is ‖U_v − E_v‖.
+    says which was rounded (empty for one type). ``unequal_columns`` marks columns in the same way.
+    ``apart`` is ‖U_v − E_v‖.
     """
 
     rows: int
@@ -32,6 +33,7 @@ class Moments:
     squares: tuple[Array, Array]
     cross: Array
     cast: str
+    unequal_columns: Array
 
     @property
     def count(self) -> int:
@@ -64,6 +66,7 @@ def measure(embed: Table, head: Table) -> Moments:
         (np.zeros(width), np.zeros(width)),
         np.zeros(width),
         "" if embed.form == head.form else _narrower(embed.form, head.form),
+        np.zeros(width, bool),
     )
     for start, stop in spans(rows, width):
         _add(found, start, stop, embed.bits(start, stop), head.bits(start, stop), (embed.form, head.form))
@@ -76,7 +79,9 @@ def measure(embed: Table, head: Table) -> Moments:
 
 def _add(found: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, forms: tuple[Format, Format]) -> None:
     e, u = numbers(e_bits, forms[0]), numbers(u_bits, forms[1])
-    found.unequal[start:stop] = _unequal(e_bits, u_bits, forms)
+    differing = _unequal(e_bits, u_bits, forms)
+    found.unequal[start:stop] = differing.any(axis=1)
+    found.unequal_columns |= differing.any(axis=0)
     found.norms[0][start:stop], found.norms[1][start:stop] = _lengths(e), _lengths(u)
     with np.errstate(all="ignore"):
         found.apart[start:stop] = _lengths(u - e)
@@ -96,7 +101,7 @@ def _unequal(e: Array, u: Array, forms: tuple[Format, Format]) -> Array:
         narrow = forms[0] if _narrower(*forms) == forms[0].name else forms[1]
         e = convert(e.reshape(-1), forms[0], narrow).reshape(e.shape)
         u = convert(u.reshape(-1), forms[1], narrow).reshape(u.shape)
-    differing: Array = (e != u).any(axis=1)
+    differing: Array = e != u
     return differing
 
 

@@ -6,7 +6,7 @@ from math import isnan
 from typing import NoReturn
 
 from tieconv.analysis import Findings, find
-from tieconv.analysis.cost import MAPPED, REFUSED, one_shape
+from tieconv.analysis.cost import MAPPED, REFUSED, one_shape, scope
 from tieconv.analysis.relation_section import sentence
 from tieconv.checkpoint.analysis import Kinship
 from tieconv.checkpoint.inspection import Inspection
@@ -35,9 +35,11 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
     kept = "embedding" if survivor == "embed" else survivor
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
-        return f"the KL is at most {certified:.3g} nats a token whatever the input, of {max_kl:g} allowed: certified"
+        covered = scope(costs.uncovered) if costs.uncovered else "every input"
+        return f"the KL is at most {certified:.3g} nats a token, of {max_kl:g} allowed: certified for {covered}"
     if text is None:
-        known = "cannot be bounded" if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
+        unknown = f"cannot be bounded{_withheld(found, survivor)}"
+        known = unknown if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
         _refuse(found, f"the KL where the {kept} survives {known} from the weights alone", _measure(related.kind))
     effect = found.measured.effects.get(f"{survivor} survives") if found.measured else None
     worst = effect.worst if effect else None
@@ -53,6 +55,11 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
         f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token, of {max_kl:g} allowed: measured over "
         f"{len(effect.kl)} windows of the text"
     )
+
+
+def _withheld(found: Findings, survivor: str) -> str:
+    why = found.subject.withheld
+    return f" ({why})" if survivor == "embed" and why else ""
 
 
 def _measure(kind: Kinship) -> str:

@@ -10,12 +10,13 @@ import numpy as np
 from tieconv.analysis.codes import code_group
 from tieconv.analysis.fits import Fit, column_fits
 from tieconv.analysis.grams import WIDEST, Grams, gram
-from tieconv.analysis.linear import Linear, fit_linear, fit_without, linear_tolerance, shape
+from tieconv.analysis.linear import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
 from tieconv.analysis.moments import SQUARED, Moments, measure
 from tieconv.analysis.retrieval import precision_at_1, sample
 from tieconv.analysis.rounding import precision
 from tieconv.analysis.rowhash import digests, overlap
-from tieconv.analysis.tables import Array, Table, spans
+from tieconv.analysis.structured_difference import difference_rank, equal_share, row_factors
+from tieconv.analysis.tables import Table, spans
 from tieconv.checkpoint.analysis import Kinship
 from tieconv.inspection.numeric import FORMATS, convert
 
@@ -201,10 +202,13 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     retrieval = precision_at_1(embed, head, moments, asked, maps)
     shared = {"moments": moments, "fits": fits, "retrieval": retrieval, "asked": len(asked), "linear": linear}
     if grams and linear and unseen:
-        residual = _direct(embed, head, unseen, asked)
+        residual = residual_on(embed, head, unseen, asked)
         most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
         if residual <= most:
             return _linear(linear, grams, residual, most, shared)
+    structured = _structured(embed, head, moments, kinds, shared)
+    if structured is not None:
+        return structured
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
         group = code_group(embed, head, moments.rows, kinds)
@@ -222,7 +226,24 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     if unseen is None:
         reason = "too few rows for each column, or too many columns, to tell a linear map from none"
         return Related(Kinship.UNKNOWN, residual=best.residual, fit=best, detail={"reason": reason}, **shared)  # type: ignore[arg-type]
-    return Related(Kinship.INDEPENDENT, residual=best.residual, fit=best, **shared)  # type: ignore[arg-type]
+    kind = Kinship.PARTLY_EQUAL if equal_share(moments).large else Kinship.INDEPENDENT
+    return Related(kind, residual=best.residual, fit=best, **shared)  # type: ignore[arg-type]
+
+
+def _structured(
+    embed: Table, head: Table, moments: Moments, kinds: tuple[str, str], shared: dict[str, object]
+) -> Related | None:
+    """A factor for each row, or a difference of low rank."""
+    scaled = row_factors(embed, head, moments, kinds)
+    if scaled is not None:
+        residual, factors = scaled
+        detail: dict[str, object] = {"factor_min": float(factors.min()), "factor_max": float(factors.max())}
+        return Related(Kinship.ROW_SCALED, residual=residual, within_rounding=True, detail=detail, **shared)  # type: ignore[arg-type]
+    low = difference_rank(embed, head, moments, kinds)
+    if low is None:
+        return None
+    rank, residual = low
+    return Related(Kinship.LOW_RANK, residual=residual, within_rounding=True, detail={"rank": rank}, **shared)  # type: ignore[arg-type]
 
 
 def _linear(linear: Linear, grams: Grams, residual: float, most: float, shared: dict[str, object]) -> Related:
@@ -230,10 +251,3 @@ def _linear(linear: Linear, grams: Grams, residual: float, most: float, shared: 
     key = "factor" if kind is Kinship.ORTHOGONAL else "condition"
     detail = {key: figure, "adjusted_r2": linear.adjusted}
     return Related(kind, residual=residual, tolerance=most, within_rounding=residual <= most, detail=detail, **shared)  # type: ignore[arg-type]
-
-
-def _direct(embed: Table, head: Table, linear: Linear, rows: Array) -> float:
-    """‖U − Û‖ / ‖U‖ on the rows, by differences: the moments alone lose half the digits."""
-    u = head.pick(rows)
-    left, whole = float(np.linalg.norm(u - linear.apply(embed.pick(rows)))), float(np.linalg.norm(u))
-    return left / whole if whole else float("inf")  # of rows of zeros nothing can be said

@@ -8,6 +8,7 @@ from tieconv.analysis.grams import spectrum
 from tieconv.analysis.moments import lengths
 from tieconv.analysis.relation import Related
 from tieconv.analysis.series import points, ranges
+from tieconv.analysis.structured_difference import equal_share
 from tieconv.analysis.subject import Subject
 from tieconv.checkpoint.analysis import Kinship, Measure, Section
 from tieconv.text import count
@@ -48,6 +49,9 @@ def two_tables(subject: Subject, related: Related) -> Section:
         "within_rounding": related.within_rounding,
         **related.detail,
     }
+    if related.kind not in (Kinship.BIT_EQUAL, Kinship.CAST):
+        share = equal_share(moments)
+        detail |= {"rows_equal": share.rows, "columns_equal": share.columns}
     if moments.unequal.any():
         detail["rows_differing_ranges"] = ranges(np.flatnonzero(moments.unequal))
     told = sentence(related)
@@ -79,10 +83,29 @@ def sentence(related: Related) -> str:
         f"rotation leave it; {left} of it is left over.",
         Kinship.LINEAR: f"The head is a linear map of the embedding; {left} of it is left over.",
         Kinship.DRIFT: _drift(related, left),
-        Kinship.INDEPENDENT: "The tables are independent: no row, map or factor of one gives the other.",
+        Kinship.ROW_SCALED: "The head is the embedding with each row scaled, by factors from "
+        f"{detail.get('factor_min', 0):.3g} to {detail.get('factor_max', 0):.3g}, to within rounding.",
+        Kinship.LOW_RANK: f"The head is the embedding plus a matrix of rank {detail.get('rank')}, to within rounding, "
+        "as merging an adapter into the head leaves it.",
+        Kinship.PARTLY_EQUAL: f"The tables are equal in part: {_share(related)}. No factor or linear map gives one "
+        "table from the other.",
+        Kinship.INDEPENDENT: f"The tables are independent: {_share(related) or 'no row or column is equal'}, and no "
+        "factor or linear map gives one table from the other.",
         Kinship.UNKNOWN: f"Nothing can be said: {detail.get('reason', 'the tables are too small')}.",
     }
     return texts[related.kind]
+
+
+def _share(related: Related) -> str:
+    """Which rows and columns are equal; empty where none is."""
+    share, cast = equal_share(related.moments), related.moments.cast
+    equal = f"equal once rounded to {cast}" if cast else "equal bit by bit"
+    parts = [
+        f"{equals:,} of {whole:,} {name} ({equals / whole:.0%})"
+        for equals, whole, name in ((share.rows, share.of_rows, "rows"), (share.columns, share.of_columns, "columns"))
+        if equals
+    ]
+    return f"{' and '.join(parts)} are {equal}" if parts else ""
 
 
 def _drift(related: Related, left: str) -> str:
@@ -99,7 +122,9 @@ def _drift(related: Related, left: str) -> str:
     near = "each row is still nearest to its own"
     if share < 1:
         near = f"{share:.0%} of the rows are still nearest to their own"
-    return f"The tables started as one and drifted apart: the difference is {left} of the head, and {near}."
+    equal = _share(related)
+    told = f"The tables started as one and drifted apart: the difference is {left} of the head, and {near}."
+    return f"{told} {equal[0].upper()}{equal[1:]}." if equal else told
 
 
 def _subset(related: Related) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from tieconv.analysis.cost import MAPPED, REFUSED, Costs, one_shape
+from tieconv.analysis.cost import MAPPED, REFUSED, Costs, one_shape, scope
 from tieconv.analysis.final import Final
 from tieconv.analysis.flip import says_untied
 from tieconv.analysis.fold import unfold
@@ -98,7 +98,7 @@ def _verdict(
         return _on_text(source, measured) or _third(subject)
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
         return _folded(subject, related, fold)
-    return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs)
+    return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs, subject.withheld)
 
 
 def _third(subject: Subject) -> str:
@@ -123,22 +123,20 @@ def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
 def _certainly(costs: Costs) -> str:
     """Where the weights alone are proof enough; empty where they are not."""
     if costs.certified.get("head") == 0.0:
-        return (
-            "Yes, where the head survives: no token has a row that differs, so no input that a tokenizer makes changes."
-        )
+        return f"Yes, where the head survives: the KL is 0 for {scope(costs.uncovered)}."
     certified = costs.certified.get("embed")
     if certified is not None and certified <= SMALL:
         return f"Yes, where the embedding survives: the KL is at most {certified:.2g} nats a token, whatever the input."
     return ""
 
 
-def _not_yet(related: Related, costs: Costs) -> str:
+def _not_yet(related: Related, costs: Costs, withheld: str) -> str:
     broken = int(np.count_nonzero(~related.moments.finite))
     if broken:
         return f"No: {count(broken, 'row')} of the tables {'holds' if broken == 1 else 'hold'} NaN or infinity."
     certified = costs.certified.get("embed")
     if certified is None:
-        return "Not by the weights alone: measure it with --text FILE."
+        return f"Not by the weights alone{f' ({withheld})' if withheld else ''}: measure it with --text FILE."
     estimate = costs.head.estimate if costs.head else float("nan")
     return (
         f"Not by the weights alone: the certified bound is {certified:.2g} nats a token, the estimate {estimate:.2g}; "
@@ -149,6 +147,8 @@ def _not_yet(related: Related, costs: Costs) -> str:
 def _refusal(kind: Kinship) -> str:
     return {
         Kinship.INDEPENDENT: "independent tables have no common one, and what either knows would be lost",
+        Kinship.PARTLY_EQUAL: "the rows or columns that differ have no common values, and what either knows would be "
+        "lost",
         Kinship.ROW_SUBSET: "a tied matrix has one shape: pad or trim the vocabulary first",
         Kinship.ROW_PERMUTATION: "the ids of the two ends are not in the same order: renumber one side first",
         Kinship.UNKNOWN: "what the tables are to each other could not be told",

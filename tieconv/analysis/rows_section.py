@@ -25,7 +25,7 @@ TITLE = "Rows"
 LISTED = 20
 _BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
-_NO_TOKENIZER = "no tokenizer.json or vocab.json beside the weights says which rows have a token"
+_NO_TOKENIZER = "no tokenizer.json, vocab.json or vocab.txt beside the weights says which rows have a token"
 
 
 def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
@@ -66,7 +66,7 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
 
 def is_output_shaped(related: Related | None) -> bool:
     """Whether the table that tokens are judged by is shaped by the output side: always, unless it stands alone."""
-    return related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.UNKNOWN)
+    return related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN)
 
 
 def _flagged(subject: Subject, related: Related | None, norms: Array) -> Flagged | None:
@@ -83,7 +83,13 @@ def _beyond(subject: Subject) -> Measure:
     if used is None or tokens is None:
         return Measure("rows without a token", None, unit="rows", says=_NO_TOKENIZER)
     rows = float(np.count_nonzero(~used))
-    return Measure("rows without a token", rows, n=len(used), unit="rows", says=f"by {tokens.file}")
+    later = int(np.count_nonzero(tokens.possible(len(used)) & ~used))
+    says = f"by {tokens.file}"
+    if later:
+        says += f"; transformers may give {later:,} of them to tokens that the vocabulary lacks"
+    if tokens.undecided:
+        says += f"; more tokens are possible: {tokens.undecided}"
+    return Measure("rows without a token", rows, n=len(used), unit="rows", says=says)
 
 
 def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:

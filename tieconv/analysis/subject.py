@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tieconv.analysis.certificate.config_values import WithheldError, guard_class
+from tieconv.analysis.certificate.fed_ids import fed_ids, read_generation
 from tieconv.analysis.final import Final, final_norm, vector
 from tieconv.analysis.flip import PLAIN, Flip, first_step, flip_of, says_untied
 from tieconv.analysis.tables import Array, Table, open_table
@@ -20,7 +22,9 @@ from tieconv.text import shown
 class Subject:
     """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
 
-    ``flip`` is what a re-tie does besides, ``first`` what must be done before it.
+    ``withheld`` says why ``final`` is not known. ``fed`` are the ids that the model reads whatever its text, and
+    ``unfed`` says why they are not all known. ``flip`` is what a re-tie does besides, ``first`` what must be done
+    before it.
     """
 
     evidence: Inspection
@@ -31,6 +35,9 @@ class Subject:
     tokens: Tokens | None
     flip: Flip = PLAIN
     first: str = ""
+    withheld: str = ""
+    fed: frozenset[int] = frozenset()
+    unfed: str = ""
 
     @property
     def output(self) -> Table:
@@ -71,10 +78,33 @@ def open_subject(evidence: Inspection, files: FileSet) -> Subject:
             )
     embed = open_table(files, tensors[source])
     head = _head(evidence, files, embed)
-    final = final_norm(evidence, files, (head or embed).width)
-    tokens = read_tokens(files, checkpoint.companions)
+    final, withheld = _final(evidence, files, (head or embed).width)
+    fed, unfed = _fed(evidence, files)
+    tokens = read_tokens(files, checkpoint.companions, checkpoint.config_values)
     flip = flip_of(evidence, files, embed, head or embed) if head or _may_retie(evidence) else PLAIN
-    return Subject(evidence, embed, head, final, _bias(evidence, files), tokens, flip, first_step(evidence))
+    first = first_step(evidence)
+    return Subject(evidence, embed, head, final, _bias(evidence, files), tokens, flip, first, withheld, fed, unfed)
+
+
+def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | None, str]:
+    """The last norm, or why it is not known."""
+    try:
+        return final_norm(evidence, files, width), ""
+    except WithheldError as why:
+        return None, str(why)
+
+
+def _fed(evidence: Inspection, files: FileSet) -> tuple[frozenset[int], str]:
+    """The ids that the model reads whatever its text, and why there may be more; empty where there are none."""
+    generation = read_generation(files, evidence.checkpoint.companions)
+    ids = frozenset(fed_ids(evidence.checkpoint.config_values, generation or {}))
+    if generation is None:
+        return ids, "generation_config.json could not be read"
+    try:
+        guard_class(evidence)
+    except WithheldError as why:
+        return ids, str(why)
+    return ids, ""
 
 
 def _shared(evidence: Inspection) -> str | None:

@@ -44,13 +44,15 @@ def fix(
     if len(outs) > 1:
         os.makedirs(out or "", exist_ok=True)
     look = partial(examine, inspecting(policy, embed, head))
-    fixed = tuple(
-        Fixer(
+    fixers = {
+        place: Fixer(
             lambda path, place=place: policy.judge(look(path), place),  # type: ignore[misc]
             report.counts,
             plan_action,
             outs.get(place),
-        ).run(model)
-        for place, model in models.items()
-    )
-    return replace(report, models=fixed)
+        )
+        for place in models
+    }
+    fixed = tuple(fixers[place].run(model) for place, model in models.items())
+    notes = tuple(note for fixer in fixers.values() for note in fixer.notes)
+    return replace(report, models=fixed, notes=(*report.notes, *notes))

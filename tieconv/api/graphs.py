@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tieconv.errors import UnreadableError
+from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs
 from tieconv.sources import is_hub
 from tieconv.sources.local import locate
@@ -14,6 +14,7 @@ from tieconv.text import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieconv.checkpoint.records import Listing
     from tieconv.onnx.graph_planned import PlannedGraphs
 
 
@@ -48,7 +49,7 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> Plan
     require_graph_packages()
     from tieconv.onnx.graph_dedup import plan_graph_dedup as make
 
-    return make(locate(str(path)), HeadForm(head_form))
+    return make(_readable(path), HeadForm(head_form))
 
 
 def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
@@ -61,4 +62,22 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
     require_graph_packages()
     from tieconv.onnx.graph_untie import plan_graph_untie as make
 
-    return make(locate(str(path)))
+    return make(_readable(path))
+
+
+def _readable(path: str | Path) -> Listing:
+    """Return what a path names, once `inspect` can read it and reports no graph that ONNX refuses.
+
+    Raises as reading does, and `RefusedError`.
+    """
+    from tieconv.checkpoint.records import REFUSED_BY_READER
+    from tieconv.formats import read_checkpoint
+    from tieconv.sources.local import open_files
+
+    listing = locate(str(path))
+    with open_files(listing.root) as files:
+        checkpoint = read_checkpoint(listing, files)
+    for caution in checkpoint.cautions:
+        if caution.code == REFUSED_BY_READER:
+            raise RefusedError(f"nothing is written: {caution.message}", "export the model again", REFUSED_BY_READER)
+    return listing

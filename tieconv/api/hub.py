@@ -12,17 +12,26 @@ from tieconv.opened import inspected, opened
 from tieconv.text import shown
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from tieconv.checkpoint.push import Push
 
 
-def plan_push(directory: str | Path, target: str, *, message: str | None = None, pull_request: bool = True) -> Push:
+def plan_push(
+    directory: str | Path,
+    target: str,
+    *,
+    message: str | None = None,
+    pull_request: bool = True,
+    include: Sequence[str] = (),
+) -> Push:
     """What of a local model differs from ``target`` (``hf://org/name``), as a pull request with its description.
 
     The description is the plan as it follows from the two models: what becomes of each tensor and config value, and of
     the files. Bytes are compared where the local cache holds the commit, as it does after a verb on ``hf://``.
-    Weight and index files that the repository's model uses and the directory lacks are to be deleted. Raises
+    Weight and index files that the repository's model uses and the directory lacks are to be deleted. Dot-files, keys
+    and caches are left out unless ``include`` has their name, or that of a directory above them. Raises
     `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
     """
     from tieconv.checkpoint.push import Push
@@ -34,6 +43,7 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
     place = parse(target)
     require()
     from tieconv.sources.hub_files import HubFiles
+    from tieconv.sources.hub_private import grouped, is_private, private, refuse_special
     from tieconv.sources.hub_push import changes
 
     guard_push(str(directory), place, pull_request)
@@ -42,16 +52,17 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
             raise UnreadableError(
                 "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
             )
-        if near[0].named or near[0].special:
-            raise RefusedError(
-                f"{shown(directory)} is no directory of regular files", "give the model's directory", "push.directory"
-            )
+        if near[0].named:
+            raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
+        refuse_special(near[0].root, (name for name in near[0].special if not is_private(name)))
+        kept_back = private(near[0].entries, include)
         # What the local cache holds of the commit is compared; what would have to be fetched is not.
         compares = not far[1].costly
         before = inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
         after = inspected(near, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
-        found = changes(far[1].found, near[0], near[1], used)  # type: ignore[arg-type]
+        found = changes(far[1].found, near[0], near[1], used, kept_back)  # type: ignore[arg-type]
+        left_out = grouped((*kept_back, *near[0].special), near[0].root)
         same = set(near[0].entries) - {change.name for change in found}
         told = effects(before, after, (far[1], near[1]), same, compares=compares)
     return Push(
@@ -64,6 +75,7 @@ def plan_push(directory: str | Path, target: str, *, message: str | None = None,
         description=description(told, found, before, after),
         effects=told,
         changes=found,
+        left_out=left_out,
     )
 
 

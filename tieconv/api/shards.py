@@ -17,6 +17,7 @@ from tieconv.opened import fetched_so_far, on_disk, opened
 from tieconv.plans import reindex
 from tieconv.plans.named_format import plan_add_format
 from tieconv.plans.other_formats import alone, dropping
+from tieconv.plans.strip_prefix import plan_strip_prefix
 from tieconv.sources import is_hub
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def plan_reindex(
     *,
     prune: bool = False,
     add_format: bool = False,
+    strip_prefix: bool = False,
     drop_other_formats: bool = False,
     fetch: bool = False,
 ) -> PlannedWrite:
@@ -38,6 +40,8 @@ def plan_reindex(
 
     ``prune`` leaves the weight files outside the index out. ``add_format`` names the format in safetensors metadata
     that names none or another than loaders take, also of a model of one file, which has no index.
+
+    ``strip_prefix`` takes the prefix of a training wrapper (`module.`, `_orig_mod.`) from every tensor name instead.
 
     Raises `RefusedError` for a model of one file else, and where one tensor stands in two shards with different bytes,
     `UnreadableError` where a shard is missing.
@@ -49,6 +53,8 @@ def plan_reindex(
         return plan_reindex(there, prune=prune, add_format=add_format, drop_other_formats=drop_other_formats)
 
     refuse_graphs(path)
+    if strip_prefix:
+        return planned_write(plan_strip_prefix, path, Depth.HEADER, None, None, drop_other_formats, fetch)
     if add_format and _is_one_file(path):
         return planned_write(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
     far = is_hub(str(path))

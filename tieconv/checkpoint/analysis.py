@@ -27,7 +27,10 @@ class Kinship(StrEnum):
     ORTHOGONAL = "linear-orthogonal"
     SPD = "linear-spd"
     LINEAR = "linear-general"
+    ROW_SCALED = "row-scaled"  # one factor for each row
+    LOW_RANK = "low-rank"  # a difference of low rank, as an adapter that was merged into the head leaves it
     DRIFT = "drift"  # each row still knows its own, and no map within rounding explains the rest
+    PARTLY_EQUAL = "partly-equal"  # some rows or columns are equal, and nothing gives the others
     INDEPENDENT = "independent"
     UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to say
 

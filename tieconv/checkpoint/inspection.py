@@ -244,6 +244,7 @@ class Inspection(Printed):
 
     ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
     loader will do with the model, where that was asked for; ``fetched`` what came over the network, where it could.
+    ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader takes.
     """
 
     checkpoint: Checkpoint
@@ -261,6 +262,7 @@ class Inspection(Printed):
     base: Inspection | None = None
     storage: StorageUse | None = None
     consumers: tuple[Prediction, ...] = ()
+    wrapped_ties: tuple[Tie, ...] = ()
     fetched: Fetched | None = None
 
     @property
@@ -285,6 +287,7 @@ class Inspection(Printed):
             },
             "head": self.head.to_dict(),
             "ties": [tie.to_dict() for tie in self.ties],
+            **({"wrapped_ties": [tie.to_dict() for tie in self.wrapped_ties]} if self.wrapped_ties else {}),
             "duplicates": [found.to_dict() for found in self.duplicates],
             "storage": self.storage.to_dict() if self.storage else None,
             "consumers": [prediction.to_dict() for prediction in self.consumers],

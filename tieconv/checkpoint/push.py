@@ -33,7 +33,10 @@ class Effect:
 
 @record
 class Push(Printed):
-    """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one."""
+    """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one.
+
+    ``left_out`` are files of the directory that are not pushed unless they are named: dot-files, keys and caches.
+    """
 
     directory: str
     repo: str
@@ -46,6 +49,7 @@ class Push(Printed):
     changes: tuple[FileChange, ...]
     executed: bool = False
     url: str | None = None
+    left_out: tuple[str, ...] = ()
 
     @property
     def bytes_uploaded(self) -> int:
@@ -64,6 +68,7 @@ class Push(Printed):
             "description": self.description,
             "effects": [asdict(effect) for effect in self.effects],
             "changes": [asdict(change) for change in self.changes],
+            "left_out": list(self.left_out),
             "bytes_uploaded": self.bytes_uploaded,
             "executed": self.executed,
             "url": self.url,

@@ -162,6 +162,9 @@ WEIGHTS_KEY = "transformers_weights"
 TWO_FORMATS = "layout.two-formats"
 """The code of the caution that weights of two formats stand side by side."""
 
+REFUSED_BY_READER = "format.refused"
+"""The code of the caution that the reader of the format itself refuses a file; its message is the finding's."""
+
 NOT_ALONE = "layout.not-alone"
 """The code of the caution that the directory of a lone weight file holds the model in other files too."""
 

@@ -31,6 +31,11 @@ class Rule:
         """The documentation without the numbers of cases, which only the pages that list them can resolve."""
         return _CASES.sub("", self.documentation)
 
+    @property
+    def summary(self) -> str:
+        """What the rule reports, in one line."""
+        return self.documentation.partition("\n")[0].rstrip(".")
+
     def finding(
         self,
         message: str,

@@ -15,6 +15,7 @@ from tieconv.checks import (
     con003_loader_refuses,
     con004_dropped_bias,
     con005_unknown_loader,
+    fmt001_reader_refuses,
     hed001_other_head,
     idx001_absent_tensor,
     idx002_unindexed_tensor,
@@ -102,6 +103,7 @@ RULES: tuple[Rule, ...] = (
     idx010_name_not_sought.RULE,
     idx011_no_metadata.RULE,
     idx012_no_format.RULE,
+    fmt001_reader_refuses.RULE,
     sec001_special_files.RULE,
     sec002_repeated_key.RULE,
     cod001_tied_keys.RULE,
@@ -120,7 +122,7 @@ RULES: tuple[Rule, ...] = (
 )
 """In the order of the documentation."""
 
-_OF_GRAPHS = ("ONX", "SEC")
+_OF_GRAPHS = ("ONX", "SEC", "FMT")
 """Rules that apply to ONNX graphs: most others are about what loaders of checkpoints do with names."""
 
 _ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}

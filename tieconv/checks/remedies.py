@@ -10,6 +10,7 @@ from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.records import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
+from tieconv.families.wrappers import unwrapping
 from tieconv.text import shown
 
 Option = tuple[str, str]
@@ -76,6 +77,15 @@ def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
     return _over_formats(checkpoint, "reindex", source, option, safe=safe)
+
+
+def strip_prefix(inspection: Inspection) -> Remedy | None:
+    """`tieconv reindex --strip-prefix`, which changes names alone; ``None`` where it would refuse."""
+    checkpoint, source = inspection.checkpoint, _source(inspection)
+    blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
+    if source is None or blocked or checkpoint.format not in _INDEXED or not unwrapping(checkpoint.tensors):
+        return None
+    return _over_formats(checkpoint, "reindex", source, ("--strip-prefix", ""), safe=True)
 
 
 def convert(inspection: Inspection) -> Remedy | None:

@@ -6,20 +6,22 @@ that this costs. One storage under two names costs nothing and is not reported; 
 a bias.
 
 ## Why it matters
-transformers ties the pair and ignores the copy, but a loader may know no parameter of that name: versions of
-vLLM stopped with `KeyError: 'lm_head.weight'`, of mlx-lm with "Received parameters not in model" (C04), for
-some classes (`tieconv inspect --consumers` says what is predicted today). The copy is
-typically written by a trainer that gathers a sharded state dict (C05), and costs up to a gigabyte.
+Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
+that gathers a sharded state dict typically writes it (C05). Some loaders refuse the extra name for some classes (C04):
+`tieconv inspect --consumers` names them with their versions, and `tieconv check --for LOADER` reports them as CON003.
 
 ## Example
 `"tie_word_embeddings": true`, both names stored:
 
-    warning TIE002: lm_head.weight repeats model.embed_tokens.weight byte for byte in a tied model: 128
-    B too many, and some versions of vLLM and mlx-lm stop at the name
+    warning TIE002: lm_head.weight is a byte-identical copy of model.embed_tokens.weight. The model is
+    tied, so the copy wastes 128 B.
 
 ## How to fix
-`tieconv retie` drops the copy and keeps the canonical name; the shard index follows. Where a loader that was asked for
-(`--for`) needs the copy, this is a note, and no command is given.
+`tieconv retie` drops the copy and keeps the canonical name; the shard index follows.
+
+A copy that is wanted is a note, and no command is given. Two things say that it is wanted: a loader of `--for` needs
+it, or the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
+entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from collections.abc import Iterator
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.kept_copies import KEY, marked
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import size
@@ -36,23 +39,31 @@ from tieconv.text import size
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each tied group with identical copies; those with a NaN are NUM001's."""
+    wanted = marked(inspection.checkpoint.files)
     for tie in evidence.declared_tied(inspection):
         copies = [
             member.name for member in tie.members if member.state is State.IDENTICAL and not member.detail.get("nan")
         ]
         if copies and tie.role is not Role.OUTPUT_BIAS:
-            yield _report(inspection, tie, copies)
+            yield _report(inspection, tie, copies, kept=wanted.issuperset(copies))
 
 
-def _report(inspection: Inspection, tie: Tie, copies: list[str]) -> Finding:
+def _report(inspection: Inspection, tie: Tie, copies: list[str], *, kept: bool) -> Finding:
     canonical = evidence.reference(tie)
-    wasted = sum(inspection.checkpoint.tensors[name].nbytes for name in copies)
+    wasted = size(sum(inspection.checkpoint.tensors[name].nbytes for name in copies))
+    one = len(copies) == 1
+    are = f"{evidence.listed(copies)} {'is a byte-identical copy' if one else 'are byte-identical copies'}"
+    the, verb = ("copy", "wastes") if one else ("copies", "waste")
+    why = (
+        f"The metadata entry {KEY} says that the {the} of {wasted} {'is' if one else 'are'} wanted."
+        if kept
+        else f"The model is tied, so the {the} {verb} {wasted}."
+    )
     return RULE.finding(
-        f"{evidence.clause(copies, 'repeats', 'repeat')} {evidence.listed([canonical])} "
-        f"byte for byte in a tied model: {size(wasted)} too many, and some versions of vLLM and mlx-lm stop "
-        "at the name",
+        f"{are} of {evidence.listed([canonical])}. {why}",
         (canonical, *copies),
-        remedy=remedies.merge(inspection, tie),
+        level=Level.NOTE if kept else None,
+        remedy=None if kept else remedies.merge(inspection, tie),
     )
 
 

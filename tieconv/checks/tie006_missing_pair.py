@@ -13,12 +13,12 @@ or the weights are split over files of which only some are here.
 A checkpoint of a compiled model:
 
     error TIE006: neither model.embed_tokens.weight nor lm_head.weight is stored: transformers fills
-    both with random numbers (_orig_mod.model.embed_tokens.weight and _orig_mod.lm_head.weight have
-    another prefix)
+    both with random numbers. torch.compile left its prefix in all 3 tensor names.
 
 ## How to fix
-Save the unwrapped model again, or rename the tensors. Where parts are missing, fetch them. No command of
-tieconv can tell which it is.
+Where a known training wrapper left its prefix (DistributedDataParallel, FullyShardedDataParallel, torch.compile,
+PEFT), `tieconv reindex --strip-prefix` takes it from weights and index together. No tensor's bytes change. For
+another prefix save the unwrapped model again, or rename the tensors. Where parts are missing, fetch them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from collections.abc import Iterator
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checks import evidence
+from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.families.wrappers import unwrapping, wrappers_of
+from tieconv.text import count
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -42,10 +44,16 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if supplied or any(evidence.is_quantised(inspection, name) for name in names):
         return
     pair = " nor ".join(evidence.listed([name]) for name in names)
-    yield RULE.finding(
-        f"neither {pair} is stored: transformers fills both with random numbers{_elsewhere(inspection, names)}",
-        names,
-    )
+    what = f"neither {pair} is stored: transformers fills both with random numbers"
+    changed = unwrapping(inspection.checkpoint.tensors) if inspection.wrapped_ties else {}
+    if not changed:
+        yield RULE.finding(f"{what}{_elsewhere(inspection, names)}", names)
+        return
+    total = len(inspection.checkpoint.tensors)
+    share = f"all {count(total, 'tensor name')}" if len(changed) == total else f"{len(changed):,} of {total:,} names"
+    wrappers = wrappers_of(changed)
+    left = f"{' and '.join(wrappers)} left {'its prefix' if len(wrappers) == 1 else 'their prefixes'} in {share}"
+    yield RULE.finding(f"{what}. {left}.", names, remedy=remedies.strip_prefix(inspection))
 
 
 def _elsewhere(inspection: Inspection, names: list[str]) -> str:

@@ -50,8 +50,12 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         names_known = f"; name them: --embed {_EMBED} --head {_HEAD}"
     else:
         names_known = ""
-    told = [entry.value for entry in inspection.config.declared]
-    separate = set(told) == {False} and inspection.checkpoint.tensors.keys() >= set(names)
+    declared = [entry.value for entry in inspection.config.declared]
+    separate = (
+        bool(declared)
+        and all(value is False for value in declared)
+        and inspection.checkpoint.tensors.keys() >= set(names)
+    )
     pair = named and len(names) == 2 and not separate
     yield RULE.finding(
         f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{names_known}",

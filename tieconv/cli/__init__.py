@@ -8,7 +8,9 @@ import importlib
 import click
 
 from tieconv.cli.errors import ErrorBoundary
-from tieconv.cli.usage import no_command
+from tieconv.cli.options import screen_options
+from tieconv.cli.streams import escaped_libraries
+from tieconv.cli.usage import as_options, no_command
 from tieconv.version import VERSION
 
 # Importing makes thousands of objects and no garbage: collecting meanwhile costs a twentieth of a short command.
@@ -50,10 +52,16 @@ class LazyGroup(ErrorBoundary):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As Click, with a hint for a first word that is no command."""
+        """As Click; `help` and `version` are the options, and an unknown command gets a hint."""
+        args = as_options(args, COMMANDS)
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise no_command(args[0], COMMANDS)
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        """As Click, with whatever libraries print escaped."""
+        with escaped_libraries():
+            return super().invoke(ctx)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -68,6 +76,7 @@ command takes, `tieconv explain RULE` what a finding means."""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_START)
+@screen_options
 @click.version_option(VERSION, "--version", prog_name="tieconv")
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.

@@ -7,8 +7,10 @@ from typing import Any
 import click
 
 from tieconv.api.analysis import analyze
-from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
+from tieconv.cli.options import common_options, json_option, model_argument, name_options
 from tieconv.cli.output import guard_output
+from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, show
 
 
 @click.command("analyze")
@@ -26,7 +28,7 @@ from tieconv.cli.output import guard_output
 )
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(model: str, as_json: bool, page: str | None, **options: Any) -> None:
     """What the embedding and the head of MODEL are to each other, and whether they may be tied.
 
@@ -43,8 +45,8 @@ def command(model: str, as_json: bool, page: str | None, **options: Any) -> None
 
         write_text(page, html(analysis))
     if as_json:
-        click.echo(str(analysis))
+        document(str(analysis))
     else:
         from tieconv.reporters.analyze_text import render
 
-        click.echo(render(analysis, paint, width()))
+        show(render(analysis, paint, width()))

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tieconv.api.biases import plan_bias
-from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
+from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
@@ -33,7 +33,7 @@ def command() -> None:
 @write_options
 @name_options
 @json_option
-@traceback_option
+@common_options
 def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Add an all-zero head bias where there is none; one that is there stays."""
     arguments = WriteArguments(**writing)
@@ -49,7 +49,7 @@ def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writi
 @write_options
 @name_options
 @json_option
-@traceback_option
+@common_options
 def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Remove an all-zero head bias; one that is not is refused."""
     arguments = WriteArguments(**writing)
@@ -72,7 +72,7 @@ def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writ
 )
 @name_options
 @json_option
-@traceback_option
+@common_options
 def unify(model: str, survivor: str | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Give both names of a head bias one value, and store the names that transformers 4 and 5 need.
 
@@ -92,7 +92,7 @@ def unify(model: str, survivor: str | None, embed: str | None, head: str | None,
 @click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Entries; those of the head where left out.")
 @name_options
 @json_option
-@traceback_option
+@common_options
 def resize(model: str, rows: int | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
     """Make the head bias as long as the head: zeros at its end, or an all-zero end cut off."""
     arguments = WriteArguments(**writing)

@@ -14,8 +14,12 @@ from tieconv.api.gate import expand, run_gate
 from tieconv.checkpoint.checked import CheckedModel, CheckReport
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
-from tieconv.cli.options import MODEL_PATH, name_options, paint, traceback_option, width
+from tieconv.cli.completion import complete_rules
+from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.cli.output import guard_output
+from tieconv.cli.progress import count_progress
+from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import echo, formatted
 from tieconv.errors import SettingsError
 from tieconv.gate.assemble import find_settings, load_baseline, load_settings, make_policy
 from tieconv.gate.policy import Policy
@@ -74,8 +78,20 @@ class Arguments:
 
 @click.command("check", short_help="The gate for CI: rules over models, exit 1 on a finding.")
 @click.argument("models", nargs=-1, type=MODEL_PATH, metavar="[MODEL]...")
-@click.option("--select", multiple=True, metavar="RULES", help="Only these: TIE001, TIE, or ALL; with commas.")
-@click.option("--ignore", multiple=True, metavar="RULES", help="Not these; of --select and --ignore the longer wins.")
+@click.option(
+    "--select",
+    multiple=True,
+    metavar="RULES",
+    shell_complete=complete_rules,
+    help="Only these: TIE001, TIE, or ALL; with commas.",
+)
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="RULES",
+    shell_complete=complete_rules,
+    help="Rules to skip. The more specific selector wins.",
+)
 @click.option(
     "--fail-on",
     type=click.Choice(["error", "warning", "note"]),
@@ -88,6 +104,7 @@ class Arguments:
     help="How much to read, as of inspect.  [default: candidates]",
 )
 @click.option("--format", type=click.Choice(FORMATS), default="text", show_default=True, help="Of the result.")
+@click.option("as_json", "--json", is_flag=True, help="As --format json.")
 @click.option("--output-file", type=click.Path(), metavar="FILE", help="Write the result to FILE instead of stdout.")
 @click.option(
     "--config", type=click.Path(), metavar="FILE", help="Settings; else the nearest tieconv.toml or pyproject.toml."
@@ -107,13 +124,18 @@ class Arguments:
     "--resume", type=click.Path(), metavar="FILE", help="Keep what is found in FILE, and go on from what it holds."
 )
 @name_options
-@traceback_option
-def command(models: tuple[str, ...], **options: Any) -> None:
+@common_options
+@click.pass_context
+def command(context: click.Context, /, models: tuple[str, ...], **options: Any) -> None:
     """Apply the rules to each MODEL; the current directory where none is given.
 
     Exits 2 when a model cannot be read (the others are checked all the same), else 1 when a finding that counts is
     at or above --fail-on, else 0. `tieconv rules` lists the rules, `tieconv explain RULE` says what one means.
     """
+    if options.pop("as_json"):
+        if context.get_parameter_source("format") is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("give --json or --format, not both")
+        options["format"] = "json"
     sys.exit(run(Arguments(models=models or (".",), **options)))
 
 
@@ -135,9 +157,9 @@ def run(arguments: Arguments) -> int:
     if patterns and arguments.format == "text":
         from tieconv.reporters.check_table import table
 
-        click.echo(f"\n{table(report)}", err=arguments.output_file is not None)
+        echo(f"\n{table(report)}", err=arguments.output_file is not None)
     for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
-        click.echo(line, err=True)
+        say(line)
     return report.exit_code
 
 
@@ -150,7 +172,7 @@ def _policy(arguments: Arguments) -> Policy:
         settings, skipped = find_settings(arguments.models)
         for path in skipped:
             where = shell_word(os.path.relpath(path))
-            click.echo(_note(f"{where} lies in the model that it would judge: --config {where} uses it"), err=True)
+            say(_note(f"{where} lies in the model that it would judge: --config {where} uses it"))
     return make_policy(
         settings,
         select=arguments.select,
@@ -181,10 +203,15 @@ def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[st
             resume=arguments.resume,
         )
 
-    if len(arguments.models) < 2 or not sys.stderr.isatty():
-        return checked(lambda _: None)
-    with click.progressbar(length=len(arguments.models), label="check", file=sys.stderr) as bar:
-        return checked(lambda _: bar.update(1))
+    done = 0
+    with count_progress("check") as progress:
+
+        def tick(_: CheckedModel) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(arguments.models))
+
+        return checked(tick)
 
 
 def _remedied(
@@ -210,7 +237,7 @@ def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict
     write_text(path, policy.debt(models, path, old))
     written = len(load_baseline(path).entries)
     noun = count(written, "finding")
-    click.echo(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}", err=True)
+    say(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}")
     return 0
 
 
@@ -221,17 +248,17 @@ def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | G
     if arguments.output_file is not None:
         write_text(arguments.output_file, f"{text}\n" if text else "")
     elif text:
-        click.echo(text)
+        (echo if arguments.format == "text" else formatted)(text)
     for outcome in outcomes:
-        click.echo(_plan(outcome), err=to_file or arguments.format != "text")
+        echo(_plan(outcome, in_place=arguments.in_place), err=to_file or arguments.format != "text")
 
 
-def _plan(outcome: Outcome | GraphOutcome) -> str:
+def _plan(outcome: Outcome | GraphOutcome, *, in_place: bool) -> str:
     from tieconv.reporters import graph_text, plan_text
 
     if isinstance(outcome, GraphOutcome):
         return graph_text.render(outcome, paint, width())
-    return plan_text.render(outcome, paint, width())
+    return plan_text.render(outcome, paint, width(), in_place=in_place)
 
 
 def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
@@ -245,6 +272,8 @@ def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
                 yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
         if arguments.writes and model.output is not None:
             yield f"wrote {shown(model.output)}: verified, and checked again"
+        elif model.failure is None and not any(map(report.counts, model.findings)):
+            yield f"{shown(model.source)}: clean, nothing to fix" if arguments.fix else ""
         elif arguments.output is not None and model.failure is None:
             yield f"{shown(model.source)}: no safe remedy to apply for what counts, so nothing was written for it"
     if arguments.fix and not arguments.writes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
+
+from tieconv.cli.streams import echo
 
 
 @click.command("completion")
@@ -18,4 +20,18 @@ def command(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # the choices above are the shells that Click knows
     root = ctx.find_root().command
-    click.echo(kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source())
+    script = kind(root, {}, "tieconv", "_TIECONV_COMPLETE").source()
+    # Click's script cuts a completion at each comma; values and help texts hold commas.
+    echo(script.replace('string split ","', 'string split --max 1 ","'))
+
+
+def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Complete the last of the rule codes in ``incomplete``, which commas separate."""
+    from tieconv.gate.known import rules
+
+    before, comma, last = incomplete.rpartition(",")
+    return [
+        CompletionItem(f"{before}{comma}{rule.code}", help=rule.summary)
+        for rule in rules()
+        if rule.code.startswith(last.upper())
+    ]

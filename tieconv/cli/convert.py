@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tieconv.api.storage import plan_convert
-from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
+from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 from tieconv.text import parse_size
 
@@ -35,7 +35,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
 @write_options
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(
     model: str, to: str, max_shard_size: int, embed: str | None, head: str | None, as_json: bool, **writing: Any
 ) -> None:

@@ -9,7 +9,7 @@ import click
 from tieconv.api.graphs import is_graph, plan_graph_dedup
 from tieconv.api.storage import plan_dedup
 from tieconv.cli import graph
-from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
+from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
@@ -24,7 +24,7 @@ from tieconv.cli.write import WriteArguments, finish
 @write_options
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(
     model: str, head_form: str | None, embed: str | None, head: str | None, as_json: bool, **writing: Any
 ) -> None:

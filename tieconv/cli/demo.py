@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
 
-from tieconv.cli.options import json_option, traceback_option
+from tieconv.cli.options import common_options, json_option
+from tieconv.cli.progress import count_progress
+from tieconv.cli.screen import say
+from tieconv.cli.streams import echo
 from tieconv.text import path_word
 
 
@@ -30,7 +32,7 @@ from tieconv.text import path_word
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated text.")
 @json_option
-@traceback_option
+@common_options
 def command(output: str, steps: int, seed: int, as_json: bool) -> None:
     """Train a toy tied and untied, and show what tying does to its table.
 
@@ -40,8 +42,15 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
     from tieconv.demo.run import run
     from tieconv.demo.table import render
 
-    with click.progressbar(length=3 * steps, label="training", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        found = run(Path(output), steps=steps, seed=seed, step_done=lambda: bar.update(1))
-    click.echo(str(found) if as_json else render(found))
+    done = 0
+    with count_progress("training") as tick:
+
+        def step_done() -> None:
+            nonlocal done
+            done += 1
+            tick(done, 3 * steps)
+
+        found = run(Path(output), steps=steps, seed=seed, step_done=step_done)
+    echo(str(found) if as_json else render(found))
     page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
-    click.echo(f"next: open {page}, or tieconv inspect {tied}", err=True)
+    say(f"next: open {page}, or tieconv inspect {tied}")

@@ -7,7 +7,9 @@ import sys
 import click
 
 from tieconv.api.comparison import diff
-from tieconv.cli.options import MODEL_PATH, json_option, name_options, paint, traceback_option, width
+from tieconv.cli.options import MODEL_PATH, common_options, json_option, name_options
+from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, show
 
 
 @click.command("diff")
@@ -15,7 +17,7 @@ from tieconv.cli.options import MODEL_PATH, json_option, name_options, paint, tr
 @click.argument("b", type=MODEL_PATH)
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) -> None:
     """What differs between the models A and B, tensor by tensor, ties and layout seen through.
 
@@ -24,9 +26,9 @@ def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) 
     """
     comparison = diff(a, b, embed=embed, head=head)
     if as_json:
-        click.echo(str(comparison))
+        document(str(comparison))
     else:
         from tieconv.reporters.diff_text import render
 
-        click.echo(render(comparison, paint, width()))
+        show(render(comparison, paint, width()))
     sys.exit(0 if comparison.same_function else 1)

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.screen import reset
+from tieconv.cli.streams import echo
 from tieconv.cli.tell import tell
 from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
@@ -29,7 +31,7 @@ class ErrorBoundary(click.Group):
         except KeyboardInterrupt:
             from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
 
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
                 sys.stdout.flush()
                 os._exit(130)
@@ -47,24 +49,39 @@ class ErrorBoundary(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _have_streams()
         _print_anything()
+        reset()
         argv = list(kwargs.get("args") or (args[0] if args and args[0] is not None else sys.argv[1:]))
-        if "--traceback" in argv:
+        wanted = "--traceback" in argv
+        if wanted:
             kwargs["args"] = [word for word in argv if word != "--traceback"]
-            return super().main(*args[1:], **kwargs)
+            args = args[1:]
         try:
             return super().main(*args, **kwargs)
-        except TieconvError as error:
-            _stop(error.message, error.hint, error.exit_code)
-        except MemoryError:
-            _stop("out of memory", "close other programs, or report this: memory is meant to be bounded", 2)
-        except OSError as error:
-            _stop(
-                f"{shown(error.filename or 'a file or standard output')}: {(error.strerror or str(error)).lower()}",
-                _SYSTEM_HINT,
-                2,
-            )
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one too
-            _stop(f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2)
+            if wanted:
+                _trace(error)
+            _stop(*_ending(error))
+
+
+def _ending(error: Exception) -> tuple[str, str, int]:
+    """The sentence, the hint and the exit code of an error."""
+    if isinstance(error, TieconvError):
+        return error.message, error.hint, error.exit_code
+    if isinstance(error, MemoryError):
+        return "out of memory", "close other programs, or report this: memory is meant to be bounded", 2
+    if isinstance(error, OSError):
+        where = shown(error.filename or "a file or standard output")
+        return f"{where}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2
+    return f"unexpected {type(error).__name__}: {shown(error)}", _BUG_HINT, 2
+
+
+def _trace(error: Exception) -> None:
+    """Print the traceback, which may quote a file."""
+    import traceback
+
+    for part in traceback.format_exception(error):
+        for line in part.splitlines():
+            echo(shown(line, 1000), err=True)
 
 
 def _have_streams() -> None:

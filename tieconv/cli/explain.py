@@ -7,20 +7,23 @@ from collections.abc import Iterator
 
 import click
 
-from tieconv.cli.options import paint, traceback_option, width
+from tieconv.cli.completion import complete_rules
+from tieconv.cli.options import common_options
+from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import echo
 from tieconv.gate.known import find_rule
 
 
 @click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
-@click.argument("rule")
-@traceback_option
+@click.argument("rule", shell_complete=complete_rules)
+@common_options
 def command(rule: str) -> None:
     """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
     found = find_rule(rule)
     columns = width()
-    click.echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
+    echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
     text = found.told.strip()
-    click.echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
+    echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 
 def _lines(text: str, columns: int) -> Iterator[str]:

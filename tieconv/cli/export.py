@@ -10,12 +10,27 @@ import click
 from tieconv.api.exports import plan_export
 from tieconv.checkpoint.exported import ExportOutcome
 from tieconv.checkpoint.parity import Verdict
-from tieconv.cli.options import choice_option, json_option, model_argument, paint, traceback_option, width
+from tieconv.cli.options import choice_option, common_options, json_option, model_argument
+from tieconv.cli.progress import stage_progress
+from tieconv.cli.screen import paint, painter, say, timed, width
+from tieconv.cli.streams import echo
 from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
 if TYPE_CHECKING:
     from tieconv.onnx.export import PlannedExport
+
+
+_STAGES = {
+    "torch": "loading torch",
+    "load": "loading the model",
+    "trace": "tracing the graph",
+    "share": "storing the tied matrix once",
+    "parity": "measuring parity",
+    "write": "writing",
+    "rename": "publishing",
+}
+"""What the screen says of each stage."""
 
 
 @click.command("export")
@@ -42,7 +57,7 @@ if TYPE_CHECKING:
 )
 @click.option("--no-parity", is_flag=True, help="Do not measure the logits; weights are still compared bit for bit.")
 @json_option
-@traceback_option
+@common_options
 def command(
     model: str,
     output: str | None,
@@ -61,58 +76,47 @@ def command(
     cache. Exits 0 where parity passed, 1 where it failed, 2 where it could not be run or exported; OUT is written only
     in the first case, or with --no-parity.
     """
+    from tieconv.reporters.export_text import render, render_results
+
     if overwrite and output is None:
         raise click.UsageError("--overwrite goes with -o OUT")
     planned = plan_export(
         model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
     )
+    before = planned.outcome()
+    if output is not None:
+        planned.check(output, overwrite=overwrite)
     if output is None or dry_run:
-        if output is not None:
-            planned.check(output, overwrite=overwrite)
-        _print(planned.outcome(), as_json=as_json)
-        click.echo("nothing was written" if dry_run else "nothing was written: give -o OUT", err=True)
+        echo(str(before) if as_json else render(before, paint, width()))
+        say("nothing was written" if dry_run else "nothing was written: give -o OUT")
         return
+    if not as_json:
+        say(render(before, painter(sys.stderr), width(sys.stderr)))
     outcome = _execute(planned, output, overwrite=overwrite)
-    _print(outcome, as_json=as_json)
+    echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
     _close(outcome, model, output)
 
 
 def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportOutcome:
-    with click.progressbar(
-        length=1,
-        label="export",
-        file=sys.stderr,
-        hidden=not sys.stderr.isatty(),
-        item_show_func=lambda stage: stage and str(stage),
-        show_eta=False,
-    ) as bar:
+    with timed("export"), stage_progress("export") as show:
 
         def progress(stage: str, done: int, whole: int) -> None:
-            bar.length = whole
-            bar.update(done - bar.pos, stage)
+            show(_STAGES.get(stage, stage), done, whole)
 
+        progress("torch", 0, 1)
         return planned.execute(output, overwrite=overwrite, progress=progress)
-
-
-def _print(outcome: ExportOutcome, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(str(outcome))
-        return
-    from tieconv.reporters.export_text import render
-
-    click.echo(render(outcome, paint, width()))
 
 
 def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     report = outcome.parity
     if outcome.executed:
         told = "parity passed" if report else "parity not measured"
-        click.echo(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}", err=True)
+        say(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}")
         return
     assert report is not None
     if report.verdict is Verdict.NOT_RUN:
         hint = f"{report.hint}; or write it unmeasured with --no-parity".removeprefix("; or ")
         raise NotRunError(f"nothing was written: parity was not run: {report.reason}", hint)
     again = f"tieconv export {path_word(model)} -o {path_word(output)} --no-parity"
-    click.echo(f"nothing was written: parity failed; to look at the graph all the same: {again}", err=True)
+    say(f"nothing was written: parity failed; to look at the graph all the same: {again}")
     sys.exit(1)

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tieconv.cli.options import paint, width
+from tieconv.cli.progress import byte_progress
+from tieconv.cli.screen import paint, painter, say, timed, width
+from tieconv.cli.streams import document, echo
 from tieconv.cli.write import WriteArguments
 from tieconv.text import shown, size
 
@@ -18,31 +20,40 @@ if TYPE_CHECKING:
 
 def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
     """Print the plan; write it where the user said where to."""
+    from tieconv.reporters.graph_text import render_proofs
+
     writing = {
         "in_place": arguments.in_place,
         "overwrite": arguments.overwrite,
         "hardlink": arguments.hardlink,
         "verify": arguments.verify,
     }
+    if arguments.output is not None or arguments.in_place:
+        planned.check(arguments.output, **writing)  # type: ignore[arg-type]
     if arguments.writes:
-        with click.progressbar(length=1, label=planned.command, file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-            def progress(done: int, whole: int) -> None:
-                bar.length = max(whole, 1)
-                bar.update(done - bar.pos)
-
+        if not as_json:
+            say(_text(planned.outcome(), arguments))
+        with timed("write and verify"), byte_progress(planned.command) as progress:
             outcome = planned.execute(arguments.output, progress=progress, **writing)  # type: ignore[arg-type]
+        if not as_json:
+            proofs = render_proofs(outcome, paint, width())
+            if proofs:
+                echo(proofs)
     else:
         outcome = planned.outcome()
-        if arguments.output is not None or arguments.in_place:
-            planned.check(arguments.output, **writing)  # type: ignore[arg-type]
+        if not as_json:
+            echo(_text(outcome, arguments))
     if as_json:
-        click.echo(str(outcome))
-    else:
-        from tieconv.reporters.graph_text import render
+        document(str(outcome))
+    say(_closing(outcome, arguments))
 
-        click.echo(render(outcome, paint, width()))
-    click.echo(_closing(outcome, arguments), err=True)
+
+def _text(outcome: GraphOutcome, arguments: WriteArguments) -> str:
+    """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
+    from tieconv.reporters.graph_text import render
+
+    stream = sys.stderr if arguments.writes else sys.stdout
+    return render(outcome, painter(stream), width(stream))
 
 
 def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:

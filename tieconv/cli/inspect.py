@@ -6,7 +6,9 @@ import click
 
 from tieconv.api.evidence import inspect
 from tieconv.cli.network import fetched_line, headers_bar
-from tieconv.cli.options import json_option, model_argument, name_options, paint, traceback_option, width
+from tieconv.cli.options import common_options, json_option, model_argument, name_options
+from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import document, show
 
 
 @click.command("inspect")
@@ -29,7 +31,7 @@ from tieconv.cli.options import json_option, model_argument, name_options, paint
 )
 @click.option("--ties-only", is_flag=True, help="Leave out shards that hold no tied name: for large models on the Hub.")
 @json_option
-@traceback_option
+@common_options
 def command(
     model: str,
     depth: str,
@@ -52,10 +54,10 @@ def command(
             model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only
         )
     if as_json:
-        click.echo(str(inspection))
+        document(str(inspection))
     else:
         from tieconv.reporters.inspect_text import render
 
-        click.echo(render(inspection, paint, width()))
+        show(render(inspection, paint, width()))
     if inspection.fetched is not None:
-        click.echo(fetched_line(inspection.fetched), err=True)
+        say(fetched_line(inspection.fetched))

@@ -6,9 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
-
 from tieconv.checkpoint.inspection import Fetched
+from tieconv.cli.progress import count_progress
 from tieconv.sources import is_hub
 from tieconv.text import count, size
 
@@ -24,10 +23,5 @@ def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
     if not is_hub(model) or not sys.stderr.isatty():
         yield None
         return
-    with click.progressbar(length=1, label="headers", file=sys.stderr) as bar:
-
-        def tick(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
+    with count_progress("headers") as tick:
         yield tick

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
+from tieconv.cli.screen import ALWAYS, AUTO, NEVER, set_option
 from tieconv.sources import is_hub
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_COLOURS: dict[str, dict[str, Any]] = {
-    "heading": {"bold": True},
-    "good": {"fg": "green"},
-    "warning": {"fg": "yellow"},
-    "error": {"fg": "red"},
-    "quiet": {"dim": True},
-}
+_SCREEN: dict[str, Any] = {"expose_value": False, "callback": set_option, "is_eager": True}
 
 MODEL_PATH = click.Path(readable=False)
 """What may not be read is told by what reads it, with the file and the next step, and the other models go on."""
@@ -96,24 +89,25 @@ def bias_option(function: F) -> F:
     )(function)
 
 
-def traceback_option(function: F) -> F:
-    """`--traceback`; taken out of the arguments before any command sees it, declared for the help."""
-    return click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")(function)
+def screen_options(function: F) -> F:
+    """`-q`, `-v` and `--color`; `tieconv` takes them before the command's name, each command after it."""
+    options = [
+        click.option("-q", "--quiet", is_flag=True, help="Print the result and errors only.", **_SCREEN),
+        click.option("-v", "--verbose", is_flag=True, help="Print the time and memory of each step.", **_SCREEN),
+        click.option(
+            "--color",
+            type=click.Choice([AUTO, ALWAYS, NEVER]),
+            default=AUTO,
+            help="Colour the output. auto: on a terminal; NO_COLOR and FORCE_COLOR are honoured.  [default: auto]",
+            **_SCREEN,
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
 
 
-def paint(text: str, style: str) -> str:
-    """The text in colour on a terminal, as it is in a pipe or under NO_COLOR."""
-    return click.style(text, **_COLOURS[style]) if _colourful() else text
-
-
-def _colourful() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-
-
-def width() -> int | None:
-    """The terminal's columns, ``None`` where stdout is no terminal: piped text is not wrapped."""
-    if not sys.stdout.isatty():
-        return None
-    import shutil
-
-    return max(shutil.get_terminal_size().columns, 40)
+def common_options(function: F) -> F:
+    """The screen's options and `--traceback`, which is taken out of the arguments before any command sees it."""
+    traceback = click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")
+    return screen_options(traceback(function))

@@ -8,8 +8,10 @@ import click
 
 from tieconv.api.exports import parity
 from tieconv.checkpoint.parity import Parity, Verdict
-from tieconv.cli.options import MODEL_PATH, choice_option, json_option, paint, traceback_option, width
-from tieconv.errors import DestinationError, NotRunError
+from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
+from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import document, show
+from tieconv.errors import NotRunError
 from tieconv.text import shown
 
 
@@ -32,7 +34,7 @@ from tieconv.text import shown
 )
 @click.option("--html", type=click.Path(), metavar="FILE", help="Write the report with its plots to FILE.")
 @json_option
-@traceback_option
+@common_options
 def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
     """How far the graph ONNX agrees with the checkpoint MODEL, measured.
 
@@ -42,11 +44,11 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
     """
     report = parity(onnx, model, provider=provider, reference=reference)
     if as_json:
-        click.echo(str(report))
+        document(str(report))
     else:
         from tieconv.reporters.parity_text import render
 
-        click.echo(render(report, paint, width()))
+        show(render(report, paint, width()))
     if html:
         _write(html, report)
     if report.verdict is Verdict.NOT_RUN:
@@ -56,11 +58,7 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
 
 def _write(path: str, report: Parity) -> None:
     from tieconv.reporters.parity_html import render
+    from tieconv.sources.texts import write_text
 
-    try:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(render(report))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise DestinationError(f"{shown(path)} cannot be written: {reason}", "give --html another file") from error
-    click.echo(f"wrote {shown(path)}", err=True)
+    write_text(path, render(report))
+    say(f"wrote {shown(path)}")

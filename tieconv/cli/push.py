@@ -7,7 +7,9 @@ import sys
 import click
 
 from tieconv.api import hub
-from tieconv.cli.options import MODEL_PATH, json_option, paint, traceback_option
+from tieconv.cli.options import MODEL_PATH, common_options, json_option
+from tieconv.cli.screen import paint, say
+from tieconv.cli.streams import document, echo, show
 from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
@@ -19,32 +21,43 @@ from tieconv.text import shown, size
     "--create-pr/--no-pr", "pull_request", default=True, show_default=True, help="--no-pr commits to the branch itself."
 )
 @click.option("-m", "--message", metavar="TEXT", help="The title of the pull request, or of the commit.")
+@click.option(
+    "--include", multiple=True, metavar="NAME", help="Also push this dot-file, key or cache, which is else left out."
+)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and push nothing.")
 @json_option
-@traceback_option
+@common_options
 def command(
-    directory: str, target: str, pull_request: bool, message: str | None, yes: bool, dry_run: bool, as_json: bool
+    directory: str,
+    target: str,
+    pull_request: bool,
+    message: str | None,
+    include: tuple[str, ...],
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Open a pull request with exactly the files of DIR that differ from the repository's.
 
     Files are compared by their hashes. Weight and index files that the repository's model uses and DIR lacks are
-    deleted; nothing else is. The description is the plan, which is printed first; then it asks.
+    deleted; nothing else is. Dot-files such as `.env`, keys, tokens and caches are left out, and listed. The
+    description is the plan, which is printed first; then it asks.
     """
-    push = hub.plan_push(directory, target, message=message, pull_request=pull_request)
+    push = hub.plan_push(directory, target, message=message, pull_request=pull_request, include=include)
     goes = bool(push.changes) and not dry_run
     if not (as_json and (yes or not goes)):
         from tieconv.reporters.push_text import render
 
-        click.echo(render(push, paint), err=as_json)
+        show(render(push, paint), err=as_json)
     if goes:
         _ask(yes)
         push = hub.push(push)
-        click.echo(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}", err=True)
+        say(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}")
     else:
-        click.echo("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed", err=True)
+        say("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed")
     if as_json:
-        click.echo(str(push))
+        document(str(push))
 
 
 def _ask(yes: bool) -> None:
@@ -53,9 +66,10 @@ def _ask(yes: bool) -> None:
     if not sys.stdin.isatty():
         raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
     try:
-        agreed = click.confirm("push this?", err=True)
+        echo("push this? [y/N]:", err=True, nl=False)
+        agreed = click.confirm("", prompt_suffix="", show_default=False, err=True)
     except click.Abort as error:
-        click.echo(err=True)
+        echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
         agreed = False  # the end of input is no yes

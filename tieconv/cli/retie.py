@@ -8,14 +8,7 @@ from typing import Any
 import click
 
 from tieconv.api.ties import plan_retie
-from tieconv.cli.options import (
-    bias_option,
-    json_option,
-    model_argument,
-    name_options,
-    traceback_option,
-    write_options,
-)
+from tieconv.cli.options import bias_option, common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
@@ -46,7 +39,7 @@ from tieconv.cli.write import WriteArguments, finish
 )
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(
     model: str,
     bias: str,

@@ -7,7 +7,10 @@ import json
 import click
 
 from tieconv.checks.interface import Rule
-from tieconv.cli.options import json_option, paint, traceback_option, width
+from tieconv.cli.completion import complete_rules
+from tieconv.cli.options import common_options, json_option
+from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, echo
 from tieconv.gate.known import rules
 from tieconv.gate.selection import ALL, Selection, selectors
 
@@ -15,18 +18,22 @@ _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
 @click.command("rules", short_help="List the rules: code, level, name, and what each reports.")
-@click.option("--select", multiple=True, metavar="RULES", help="Only these: TIE001, TIE, or ALL; with commas.")
+@click.argument("words", nargs=-1, metavar="[RULES]...", shell_complete=complete_rules)
+@click.option(
+    "--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="As RULES; the option of `check`."
+)
 @json_option
-@traceback_option
-def command(select: tuple[str, ...], as_json: bool) -> None:
-    """Code, name and usual level of each rule, and what it reports.
+@common_options
+def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> None:
+    """Print code, name and usual level of each rule, and what it reports.
 
-    `tieconv explain RULE` says more about one.
+    RULES are codes or their beginnings, such as TIE001 or TIE; all rules where none is given. `tieconv explain RULE`
+    says more about one.
     """
-    selection = Selection(selectors(select, "--select") or (ALL,))
+    selection = Selection((*selectors(words, "RULES"), *selectors(select, "--select")) or (ALL,))
     chosen = [rule for rule in rules() if selection.runs(rule.code)]
     if as_json:
-        click.echo(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
+        document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
         return
     from tieconv.reporters.layout import wrapped
 
@@ -34,15 +41,10 @@ def command(select: tuple[str, ...], as_json: bool) -> None:
     for rule in chosen:
         level = str(rule.level)
         lead = f"{rule.code}  {level.ljust(7)}  {rule.name.ljust(longest)}  "
-        first, *rest = wrapped(summary(rule), lead, width())
-        click.echo(first.replace(level, paint(level, _STYLES[level]), 1))
+        first, *rest = wrapped(rule.summary, lead, width())
+        echo(first.replace(level, paint(level, _STYLES[level]), 1))
         for line in rest:
-            click.echo(line)
-
-
-def summary(rule: Rule) -> str:
-    """What the rule reports, in one line."""
-    return rule.documentation.partition("\n")[0].rstrip(".")
+            echo(line)
 
 
 def _document(rule: Rule) -> dict[str, str]:
@@ -50,6 +52,6 @@ def _document(rule: Rule) -> dict[str, str]:
         "code": rule.code,
         "name": rule.name,
         "level": str(rule.level),
-        "summary": summary(rule),
+        "summary": rule.summary,
         "documentation": rule.told,
     }

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tieconv.api.ties import plan_set_tie
-from tieconv.cli.options import json_option, model_argument, name_options, traceback_option, write_options
+from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
@@ -18,7 +18,7 @@ from tieconv.cli.write import WriteArguments, finish
 @click.option("--force", is_flag=True, help="Write it although a tensor is then discarded, or starts random.")
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(
     flag: str, model: str, force: bool, embed: str | None, head: str | None, as_json: bool, **writing: Any
 ) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import click
+
+from tieconv.cli.screen import has_colour
+from tieconv.cli.streams import echo
 
 _MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 
 
 def tell(message: str, hint: str) -> None:
     """Print the sentence and its hint to stderr."""
+    colour = has_colour(sys.stderr)
     first, *rest = _lines(message[:_MESSAGE_LIMIT])
-    if (
-        "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    ):  # Click takes colour out where stderr is no terminal
+    if colour:
         first = first.replace("error", click.style("error", fg="red"), 1)
-    click.echo("\n".join([first, *rest]), err=True)
+    echo("\n".join([first, *rest]), err=True, color=colour)
     if hint:
-        click.echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
+        echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
 
 
 def _lines(message: str) -> list[str]:

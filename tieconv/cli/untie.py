@@ -9,14 +9,7 @@ import click
 from tieconv.api.graphs import is_graph, plan_graph_untie
 from tieconv.api.ties import plan_untie
 from tieconv.cli import graph
-from tieconv.cli.options import (
-    bias_option,
-    json_option,
-    model_argument,
-    name_options,
-    traceback_option,
-    write_options,
-)
+from tieconv.cli.options import bias_option, common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 
 
@@ -27,7 +20,7 @@ from tieconv.cli.write import WriteArguments, finish
 @bias_option
 @name_options
 @json_option
-@traceback_option
+@common_options
 def command(
     model: str,
     keep_flag: bool,

@@ -9,8 +9,10 @@ from contextlib import contextmanager
 
 import click
 
+from tieconv.cli.streams import echo
 from tieconv.cli.tell import tell
 from tieconv.text import path_word, shown
+from tieconv.version import VERSION
 
 _LIMIT = 400
 _RULE = r"[A-Za-z]{3}\d{3}"
@@ -56,11 +58,53 @@ def _usage(failed: click.Context | None, context: click.Context | None) -> str:
     return f"{path} --help says what it takes"
 
 
+_SAME = {
+    "info": "inspect",
+    "show": "inspect",
+    "ls": "inspect",
+    "list": "inspect",
+    "describe": "inspect",
+    "print": "inspect",
+    "lint": "check",
+    "verify": "check",
+    "validate": "check",
+    "test": "check",
+    "scan": "check",
+    "tie": "retie",
+    "merge": "retie",
+    "clone": "untie",
+    "deduplicate": "dedup",
+    "compare": "diff",
+    "upload": "push",
+    "fix": "check --fix",
+    "index": "reindex",
+    "strip": "bias strip",
+    "rule": "explain",
+}
+"""What other tools call a command, and what it is here."""
+
+
+def as_options(arguments: list[str], commands: Iterable[str]) -> list[str]:
+    """Return ``arguments`` with `help [COMMAND]` and `version` as Git and pip take them."""
+    match arguments:
+        case ["help"] | ["version"]:
+            context = click.get_current_context()
+            echo(context.get_help() if arguments == ["help"] else f"tieconv, version {VERSION}")
+            context.exit(0)
+        case ["help", command, *_] if command in commands:
+            return [command, "--help"]
+        case ["help", command, *_]:
+            return [command]
+    return arguments
+
+
 def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
-    """What is said of a first word that is no command: one like it, the command for a rule, or for a model."""
+    """Return the error for an unknown command; its hint is a command like it, or the one for a rule or a model."""
     from difflib import get_close_matches
 
     like = get_close_matches(word, list(commands), 1)
+    if word.lower() in _SAME:
+        like = [_SAME[word.lower()]]
     if like:
         hint = f"did you mean tieconv {like[0]}? tieconv --help lists the commands"
     elif re.fullmatch(_RULE, word):
@@ -69,4 +113,4 @@ def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
         hint = f"name a command before the model, such as: tieconv inspect {path_word(word)}"
     else:
         hint = "tieconv --help lists the commands"
-    return WrongUsage(f"{shown(word)} is no command", hint)
+    return WrongUsage(f'unknown command "{shown(word)}"', hint)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, TypedDict
 import click
 
 from tieconv.cli.network import fetched_line
-from tieconv.cli.options import paint, width
+from tieconv.cli.progress import byte_progress
+from tieconv.cli.screen import painter, say, timed, width
+from tieconv.cli.streams import document, echo
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
@@ -66,21 +68,30 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
     """Print the plan; write it where the user said where to."""
     stands_inside = arguments.writes and _stands_inside(planned, arguments)
     if arguments.writes:
+        _check_target(planned, arguments)
+        if not as_json:
+            say(_text(planned.outcome(), arguments))
         outcome = _execute(planned, arguments)
     else:
         outcome = planned.outcome()
-        _check_dry_run(planned, arguments)
+        _check_target(planned, arguments)
+        if not as_json:
+            echo(_text(outcome, arguments))
     if as_json:
-        click.echo(str(outcome))
-    else:
-        from tieconv.reporters.plan_text import render
-
-        click.echo(render(outcome, paint, width(), hardlink=arguments.hardlink))
+        document(str(outcome))
     if planned.fetched is not None:
-        click.echo(fetched_line(planned.fetched), err=True)
-    click.echo(_closing(outcome, arguments), err=True)
+        say(fetched_line(planned.fetched))
+    say(_closing(outcome, arguments))
     if stands_inside:
-        click.echo("your shell stands in the directory that was replaced: enter it again with `cd .`", err=True)
+        say("your shell is in the directory that was replaced: enter it again with `cd .`")
+
+
+def _text(outcome: Outcome, arguments: WriteArguments) -> str:
+    """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
+    from tieconv.reporters.plan_text import render
+
+    stream = sys.stderr if arguments.writes else sys.stdout
+    return render(outcome, painter(stream), width(stream), hardlink=arguments.hardlink, in_place=arguments.in_place)
 
 
 def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
@@ -91,26 +102,14 @@ def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
     return Path.cwd().is_relative_to(target)
 
 
-def _check_dry_run(planned: PlannedWrite, arguments: WriteArguments) -> None:
-    """A dry run meets the refusals that the run would meet."""
+def _check_target(planned: PlannedWrite, arguments: WriteArguments) -> None:
+    """Raise what a write to this target would raise, before the plan is printed and for a dry run too."""
     if arguments.output is not None or arguments.in_place:
         planned.check(arguments.output, **arguments.options)
 
 
 def _execute(planned: PlannedWrite, arguments: WriteArguments) -> Outcome:
-    plan = planned.plan
-    total = plan.bytes_written + plan.bytes_linked
-    with click.progressbar(
-        length=max(total, 1), label=plan.command, file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
-        last = 0
-
-        def progress(done: int, whole: int) -> None:
-            nonlocal last
-            bar.length = max(whole, 1)
-            bar.update(done - last)
-            last = done
-
+    with timed("write and verify"), byte_progress(planned.plan.command) as progress:
         return planned.execute(arguments.output, progress=progress, **arguments.options)
 
 

@@ -40,6 +40,11 @@ class Pair:
         reader.read_into(ByteRange(name, span.start, span.end), offset, buffer)
         self.bytes_read += len(buffer)
 
+    def next_data(self, span: ByteRange, offset: int) -> int:
+        """As of the local files of the model that ``span`` is of; ``offset`` for a model elsewhere."""
+        ask = getattr(self.a if span.file[0] == "A" else self.b, "next_data", None)
+        return offset if ask is None else int(ask(ByteRange(span.file[2:], span.start, span.end), offset))
+
     def announce(self, spans: Iterable[ByteRange]) -> None:
         """Pass on to either reader what is read next of its model."""
         every = list(spans)

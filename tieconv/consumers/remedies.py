@@ -32,7 +32,10 @@ def _spared(finding: Finding, needing: list[Consumer]) -> Finding:
     level = finding.level if finding.level is Level.ERROR else Level.NOTE
     who = " and ".join(f"{one.name} {one.version}" for one in needing)
     verb = "needs" if len(needing) == 1 else "need"
-    return replace(finding, level=level, message=f"{finding.message}; {who} {verb} it", remedy=None)
+    needed = (
+        f"{finding.message} {who} {verb} it." if finding.message[-1:] == "." else f"{finding.message}; {who} {verb} it"
+    )
+    return replace(finding, level=level, message=needed, remedy=None)
 
 
 def _drops(finding: Finding) -> bool:

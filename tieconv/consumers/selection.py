@@ -9,7 +9,7 @@ from tieconv.errors import TieconvError
 from tieconv.text import shown
 
 ALL = "all"
-_PART = re.compile(r"([A-Za-z][A-Za-z0-9._-]*?)\s*(?:(>=|<=|==|<|>)\s*v?(\d+(?:\.\d+)*)(?:\.(?:x|\*))?)?")
+_PART = re.compile(r"([A-Za-z][A-Za-z0-9._-]*?)\s*(?:(>=|<=|==|<|>|(?<=\s))\s*v?(\d+(?:\.\d+)*)(?:\.(?:x|\*))?)?")
 
 
 class UnknownConsumerError(TieconvError):
@@ -19,8 +19,9 @@ class UnknownConsumerError(TieconvError):
 def select(spec: str) -> tuple[Consumer, ...]:
     """The loaders that a specification names, in the order of the documentation.
 
-    Its parts, between commas, are a name (all known versions), `name>=V`, `name<=V`, `name==V`, `name<V` or `name>V`;
-    each part adds to the others. `all` is every loader. Raises `UnknownConsumerError`.
+    Its parts, between commas, are a name (all known versions), `name>=V`, `name<=V`, `name==V`, `name V`, `name<V`,
+    `name>V`, or a name with the version as it is printed (`tensorrt-llm engine`). Each part adds to the others.
+    `all` is every loader. Raises `UnknownConsumerError`.
     """
     from tieconv.consumers.registry import CONSUMERS
 
@@ -33,20 +34,28 @@ def select(spec: str) -> tuple[Consumer, ...]:
 def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     if part == ALL:
         return list(consumers)
+    printed = [consumer for consumer in consumers if _words(f"{consumer.name} {consumer.version}") == _words(part)]
+    if printed:
+        return printed
     match = _PART.fullmatch(part)
     if match is None:
-        raise _unknown(f"{shown(part)!r} names no loader" if part else "an empty part names no loader", consumers)
+        said = f'unknown loader "{shown(part)}"' if part else "the list of loaders has an empty part"
+        raise _unknown(said, consumers)
     name, sign, version = match.groups()
     named = [consumer for consumer in consumers if consumer.name == name.lower()]
     if not named:
-        raise _unknown(f"{shown(name)} is no loader that is known", consumers)
-    if sign is None:
+        raise _unknown(f'unknown loader "{shown(name)}"', consumers)
+    if version is None:
         return named
     wanted = tuple(map(int, version.split(".")))
     found = [consumer for consumer in named if _meets(consumer, sign, wanted)]
     if not found:
-        raise _unknown(f"what {shown(part)} does is not known", consumers)
+        raise _unknown(f"tieconv does not know what {shown(part)} does", consumers)
     return found
+
+
+def _words(text: str) -> list[str]:
+    return text.lower().split()
 
 
 def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
@@ -58,7 +67,7 @@ def _meets(consumer: Consumer, sign: str, wanted: Version) -> bool:
             return since < wanted
         case "<=":
             return since <= wanted
-        case "==":
+        case "==" | "":
             return reaches and (since <= wanted or since[: len(wanted)] == wanted)
     return reaches
 
@@ -72,4 +81,4 @@ def _plain(version: Version) -> Version:
 
 def _unknown(message: str, consumers: tuple[Consumer, ...]) -> UnknownConsumerError:
     known = ", ".join(f"{consumer.name} {consumer.version}" for consumer in consumers)
-    return UnknownConsumerError(message, f"known are {known}; or: all", "consumers.unknown")
+    return UnknownConsumerError(message, f"give one of: {known}, all", "consumers.unknown")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +20,10 @@ from tieconv.checkpoint.analysis import Analysis, Measure, Section
 from tieconv.demo import settings
 from tieconv.demo.text import Text, generate
 from tieconv.errors import DestinationError, RefusedError
+from tieconv.execute.interrupts import interrupts
+from tieconv.execute.owned import owning
+from tieconv.execute.staging import Staging
+from tieconv.execute.swap import publish_new
 from tieconv.reporters.analyze_html import render
 from tieconv.text import shown
 
@@ -41,33 +43,36 @@ def run(
         raise RefusedError(
             f"the demo trains with {', '.join(missing)}, which is not installed", 'pip install "tieconv[torch]"'
         )
+    if os.path.lexists(out):
+        raise DestinationError(f"{shown(out)} exists", "name a directory that does not: -o OUT")
     text = generate(steps, seed)
-    with _whole(out) as directory:
+
+    def write(directory: Path) -> Analysis:
         losses = {name: _train(name, text, steps, directory, step_done) for name in settings.MODELS}
         found = _analysis(out, directory, text, losses)
         (directory / "report.json").write_text(f"{found}\n", "utf-8")
         (directory / "report.html").write_text(render(found), "utf-8")
-    return found
+        return found
+
+    return _whole(out, write)
 
 
-@contextmanager
-def _whole(out: Path) -> Iterator[Path]:
-    """A hidden directory beside ``out`` that takes its name in the end."""
-    if os.path.lexists(out):
-        raise DestinationError(f"{shown(out)} exists", "name a directory that does not: -o OUT")
-    try:
-        staged = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
-    except OSError as error:
-        raise DestinationError(
-            f"{shown(out)} cannot be made: {(error.strerror or str(error)).lower()}", "name another directory with -o"
-        ) from error
-    try:
-        yield staged
-        staged.chmod(0o755)
-        staged.rename(out)
-    except BaseException:
-        shutil.rmtree(staged, ignore_errors=True)
-        raise
+def _whole(out: Path, write: Callable[[Path], Analysis]) -> Analysis:
+    """Write to a hidden directory beside ``out`` that takes its name in the end."""
+    final = Path(os.path.realpath(out.absolute().parent), out.name)
+    if not final.parent.is_dir():
+        raise DestinationError(f"{shown(out)} cannot be made: no such file or directory", "name another one with -o")
+
+    def publish(staging: Staging) -> Analysis:
+        os.mkdir(staging.new)
+        made = write(staging.new)
+        with signals.shielded():
+            staging.check()
+            publish_new(staging.new, final)
+        return made
+
+    with interrupts() as signals:
+        return owning(final, signals, publish)
 
 
 def _train(

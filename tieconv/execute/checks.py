@@ -25,7 +25,7 @@ from tieconv.execute.target import (
 from tieconv.formats import GRAPH_SUFFIX
 from tieconv.formats.safetensors import SUFFIX
 from tieconv.formats.torch_model import SUFFIXES
-from tieconv.sources.links import in_hub_cache
+from tieconv.sources.links import in_hub_cache, in_hub_store
 from tieconv.sources.local import file_state, open_regular
 from tieconv.text import shown
 
@@ -105,7 +105,7 @@ def _check_special(plan: Plan) -> None:
 def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
     root = source_root(plan)
     hint = "write a new model with -o OUT"
-    if in_hub_cache(root):
+    if in_hub_cache(root) or in_hub_store(final):
         raise RefusedError(
             f"{shown(root)} is a snapshot of the hub cache, whose files other models share",
             hint,
@@ -151,6 +151,12 @@ def _same(first: Path, second: Path) -> bool:
 
 
 def _check_out(plan: Plan, target: Target, final: Path) -> None:
+    if in_hub_store(final):
+        raise DestinationError(
+            f"{shown(target.path)} lies in the hub cache, which would give it out as the published model",
+            "give another -o",
+            "out.hub-cache",
+        )
     if is_file(plan) and plan.weights and final.suffix not in _suffixes(plan):
         suffix = Path(plan.weights[0].name).suffix
         raise DestinationError(

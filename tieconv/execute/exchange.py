@@ -20,9 +20,9 @@ def check_unchanged(directory: Path, before: Mapping[str, FileState]) -> None:
             raise stale(name)
 
 
-def exchange(new: Path, final: Path, before: Mapping[str, FileState]) -> None:
-    """Swap the directories; what came into the old one since ``before`` was taken moves to its successor."""
-    displaced = swap.exchange_directory(new, final)
+def exchange(new: Path, final: Path, old: os.stat_result, before: Mapping[str, FileState]) -> None:
+    """Swap the directories; what came into the ``old`` one since ``before`` was taken moves to its successor."""
+    displaced = swap.exchange_directory(new, final, old)
     with suppress(OSError):
         tree.rescue(displaced, final, before)
 

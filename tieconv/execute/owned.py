@@ -17,12 +17,13 @@ T = TypeVar("T")
 
 
 def checked(final: Path, check: Callable[[], None]) -> None:
-    """Carry out ``check``; where it refuses, what a dead run left beside ``final`` is removed all the same."""
+    """Carry out ``check``; where it refuses, what a killed run left beside ``final`` goes and is not in its way."""
     try:
         check()
     except TieconvError:
-        sweep(final)
-        raise
+        if not sweep(final):
+            raise
+        check()
 
 
 def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T]) -> T:

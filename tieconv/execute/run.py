@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from tieconv.checkpoint.output import OutputWeights
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import FileState
 from tieconv.execute import swap, tree
+from tieconv.execute.attributes import Like, first_like, inherit_directory, notes
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale
 from tieconv.execute.exchange import check_unchanged, exchange, standing
 from tieconv.execute.failures import writing
@@ -33,17 +32,19 @@ from tieconv.execute.target import (
     source_root,
 )
 from tieconv.execute.verify import Verifier
-from tieconv.execute.write import Record, Writer, inherit
+from tieconv.execute.write import Record, Writer
 
 Reinspect = Callable[[Path], Inspection]
 Progress = Callable[[int, int], None]
 
 
-def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> None:
+def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> tuple[str, ...]:
     """Write what ``plan`` promises to ``target``: all of it, durable and proved, or nothing.
 
     ``reinspect(path)`` inspects the staged model before it gets its name. ``progress(done, total)`` is told
-    bytes. Raises `RefusedError`, `DestinationError` or `StalePlanError` before anything is written,
+    bytes. Returns notes about attributes of replaced files that could not be kept.
+
+    Raises `RefusedError`, `DestinationError` or `StalePlanError` before anything is written,
     `WriteFailedError` where the system stops the write, `VerificationError` where what is read back is not
     what was promised. SIGINT ends it with `KeyboardInterrupt`, SIGTERM and SIGHUP with `SystemExit`.
     """
@@ -52,9 +53,9 @@ def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progr
         checked(final, lambda: check_target(plan, target))
         if target.in_place and plan.changes_nothing:
             sweep(final)
-            return
+            return ()
         job = _Job(plan, target, final, reinspect, _Meter.of(plan, target, progress))
-        owning(final, signals, lambda staging: job.run(staging, signals))
+        return owning(final, signals, lambda staging: job.run(staging, signals))
 
 
 @dataclass
@@ -91,29 +92,33 @@ class _Job:
         self.root = source_root(self.plan)
         self.swaps = replaces_directory(self.plan, self.target)
         self.before: dict[str, FileState] = {}
+        self.replaced: os.stat_result | None = None
 
-    def run(self, staging: Staging, signals: Interrupts) -> None:
+    def run(self, staging: Staging, signals: Interrupts) -> tuple[str, ...]:
         check_place(self.plan, self.target)
         with writing(self.final.name, self.final.parent, 0):
-            if self.swaps and self.target.in_place and not swap.can_exchange(staging.path):
+            self.replaced = os.lstat(self.final) if self.swaps else None
+            if self.swaps and self.target.in_place and not swap.can_exchange(staging.held):
                 raise swap.cannot_exchange(self.final)
             os.mkdir(staging.new)
         syncer = Syncer()
         try:
             record = self._write(staging, syncer)
             self._prove(staging, record)
-            with writing(self.final.name, staging.path, self.plan.bytes_written):
+            with writing(self.final.name, staging.held, self.plan.bytes_written):
                 syncer.finish()
         finally:
             syncer.stop()
-        with writing(self.final.name, staging.path, 0):
-            self._finish_directories(staging)
+        with writing(self.final.name, staging.held, 0):
+            self._finish_directories(staging, record)
         self._look_again(record)
-        with signals.shielded(), writing(self.final.name, staging.path, 0):
+        with signals.shielded(), writing(self.final.name, staging.held, 0):
+            staging.check()
             self._publish(staging)
+        return notes(record.lost)
 
     def _write(self, staging: Staging, syncer: Syncer) -> Record:
-        writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._old)
+        writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
         for weights in self.plan.weights:
             writer.weights(weights, self._staged_name(weights))
         for text in self.plan.texts:
@@ -137,19 +142,15 @@ class _Job:
         """The directory as it is, ``.git`` and all, without the files that change or go."""
         gone = {*changed_names(self.plan), *self.plan.removed}
         self.before = tree.states(self.final)
-        with writing(self.final.name, staging.path, 0):
+        with writing(self.final.name, staging.held, 0):
             tree.link(self.final, staging.new, gone)
 
-    def _old(self, name: str) -> os.stat_result | None:
+    def _like(self, name: str) -> Like | None:
         """The file that an output replaces, or else is made from."""
         whole = not is_file(self.plan)
-        places = [self.root / name] if whole else [source_path(self.plan)]
-        if self.target.overwrite or self.target.in_place:
-            places.insert(0, self.final / name if whole else self.final)
-        for place in places:
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return os.stat(place)
-        return None
+        replaced = self.final / name if whole else self.final
+        replaces = self.target.overwrite or self.target.in_place
+        return first_like(replaced if replaces else None, self.root / name if whole else source_path(self.plan))
 
     def _prove(self, staging: Staging, record: Record) -> None:
         full = self.target.verify == "full"
@@ -180,30 +181,22 @@ class _Job:
             return staging.new
         config = self.plan.checkpoint.config
         if config is not None:
-            with writing(config.name, staging.path, len(config.text)):
+            with writing(config.name, staging.held, len(config.text)):
                 (staging.new / config.name).write_bytes(config.text.encode())
         return staging.new / self._file_name()
 
-    def _finish_directories(self, staging: Staging) -> None:
+    def _finish_directories(self, staging: Staging, record: Record) -> None:
         """Give directories the mode and owner of those that they stand for, and make them durable."""
         if is_file(self.plan):
             return
         for directory in tree.directories(staging.new):
-            self._finish_directory(directory, directory.relative_to(staging.new))
+            name = directory.relative_to(staging.new)
+            replaces = self.swaps and (self.final / name).is_dir()
+            like = first_like(self.final / name if replaces else None, self.root / name)
+            if like is not None and (lost := inherit_directory(directory, like)):
+                record.lost[f"{name}/"] = lost
             tree.sync_directory(directory)
-        tree.sync_directory(staging.path)
-
-    def _finish_directory(self, directory: Path, name: Path) -> None:
-        replaced = self.final / name if self.swaps else None
-        if replaced is not None and replaced.is_dir():
-            old = os.stat(replaced)
-            inherit(directory, old, stat.S_IMODE(old.st_mode))
-            return
-        try:
-            old = os.stat(self.root / name)
-        except FileNotFoundError:
-            return
-        inherit(directory, old, stat.S_IMODE(os.stat(directory).st_mode & old.st_mode) | 0o700)
+        tree.sync_directory(staging.held)
 
     def _look_again(self, record: Record) -> None:
         """Nothing that this was made from, or will replace, changed while it was written."""
@@ -231,11 +224,13 @@ class _Job:
         return self.target.in_place or (self.target.overwrite and self.final.exists())
 
     def _publish_directory(self, staging: Staging) -> None:
+        assert self.replaced is not None
         with standing(self.final):
             if self.target.in_place:
-                exchange(staging.new, self.final, self.before)
+                exchange(staging.new, self.final, self.replaced, self.before)
             else:
-                swap.publish_directory(staging.new, self.final, staging.old)
+                staging.set_aside(self.replaced)
+                swap.publish_directory(staging.new, self.final, staging.old, self.replaced)
 
 
 def _no_tick(_count: int) -> None:

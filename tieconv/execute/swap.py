@@ -53,6 +53,7 @@ def can_exchange(directory: Path) -> bool:
 
 def publish_new(staged: Path, final: Path) -> None:
     """Give ``staged`` the name ``final``, which must be free. Raises `DestinationError` where it is not."""
+    own = os.lstat(staged)
     try:
         _renameat2(staged, final, _NOREPLACE)
     except FileExistsError:
@@ -64,10 +65,12 @@ def publish_new(staged: Path, final: Path) -> None:
             raise _taken(final) from None
         os.rename(staged, final)
     _settle(staged, final, lambda: os.rename(final, staged))
+    _check_published(own, final)
 
 
 def publish_file(staged: Path, final: Path) -> None:
     """Put a file in the place of an old one, or of none."""
+    own = os.lstat(staged)
     try:
         exchange(staged, final)
     except OSError as error:
@@ -77,34 +80,44 @@ def publish_file(staged: Path, final: Path) -> None:
         _sync_both(staged, final)
     else:
         _settle(staged, final, lambda: exchange(staged, final))
+    _check_published(own, final)
 
 
-def publish_directory(staged: Path, final: Path, aside: Path) -> Path:
-    """Put a directory in the place of an old one, which then is at the path returned.
+def publish_directory(staged: Path, final: Path, aside: Path, old: os.stat_result) -> Path:
+    """Put a directory in the place of ``old``, which then is at the path returned.
 
     Where the file system cannot exchange them, the old one steps aside first.
     """
+    own = os.lstat(staged)
     try:
         exchange(staged, final)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
         _step_aside(staged, final, aside)
+        _check_displaced(aside, old, final, lambda: _step_aside(aside, final, staged))
         _settle(staged, final, lambda: _step_aside(aside, final, staged))
-        return aside
-    _settle(staged, final, lambda: exchange(staged, final))
-    return staged
+        displaced = aside
+    else:
+        _check_displaced(staged, old, final, lambda: exchange(staged, final))
+        _settle(staged, final, lambda: exchange(staged, final))
+        displaced = staged
+    _check_published(own, final)
+    return displaced
 
 
-def exchange_directory(staged: Path, final: Path) -> Path:
+def exchange_directory(staged: Path, final: Path, old: os.stat_result) -> Path:
     """As `publish_directory`, but with no instant at which ``final`` is absent. Raises `RefusedError`."""
+    own = os.lstat(staged)
     try:
         exchange(staged, final)
     except OSError as error:
         if error.errno in _UNSUPPORTED or error.errno == errno.EBUSY:
             raise cannot_exchange(final) from error
         raise
+    _check_displaced(staged, old, final, lambda: exchange(staged, final))
     _settle(staged, final, lambda: exchange(staged, final))
+    _check_published(own, final)
     return staged
 
 
@@ -129,6 +142,31 @@ def _step_aside(staged: Path, final: Path, aside: Path) -> None:
 def _taken(final: Path) -> DestinationError:
     return DestinationError(
         f"{shown(final)} appeared while it was being written", "give another -o, or --overwrite", "out.exists"
+    )
+
+
+def _check_displaced(displaced: Path, old: os.stat_result, final: Path, undo: Callable[[], None]) -> None:
+    """Take the names back where what stood at ``final`` was not the directory that was checked."""
+    if not os.path.samestat(os.lstat(displaced), old):
+        undo()
+        raise _replaced(final)
+
+
+def _check_published(own: os.stat_result, final: Path) -> None:
+    """Raise `DestinationError` where ``final`` is not what this process wrote: somebody put another thing there."""
+    try:
+        same = os.path.samestat(own, os.lstat(final))
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise _replaced(final)
+
+
+def _replaced(final: Path) -> DestinationError:
+    return DestinationError(
+        f"another program replaced {shown(final)} while tieconv wrote it",
+        f"check who may write to {shown(final.parent)}, then run the command again",
+        "out.replaced",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Collection, Iterator, Mapping
@@ -11,6 +12,8 @@ from tieconv.checkpoint.records import FileState
 
 _DIRECTORY = -1 << 63
 """Stands for the time of a directory, which its entries change."""
+_MOST_LEVELS = 128
+"""Nested directories that are removed: each holds a descriptor, and a model has fewer."""
 
 
 def walk(root: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
@@ -70,20 +73,51 @@ def directories(root: Path) -> list[Path]:
 
 def remove(path: Path) -> None:
     """Remove ``path`` and what it holds; nothing where there is nothing."""
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        status = os.lstat(path)
+        remove_at(parent, path.name)
+    finally:
+        os.close(parent)
+
+
+def remove_at(directory: int, name: str, levels: int = 0) -> None:
+    """Remove ``name`` in the open directory and what it holds; nothing where there is nothing.
+
+    Names go, through open directories alone: neither a link nor a file with a second name is changed.
+    """
+    try:
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(status.st_mode):
-        os.unlink(path)
+        os.unlink(name, dir_fd=directory)
         return
-    if status.st_mode & 0o700 != 0o700:
-        os.chmod(path, 0o700)
-    with os.scandir(path) as entries:
-        names = [entry.name for entry in entries]
-    for name in names:
-        remove(path / name)
-    os.rmdir(path)
+    if levels > _MOST_LEVELS:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), name)
+    below = _open_writable(directory, name)
+    try:
+        for entry in os.listdir(below):
+            remove_at(below, entry, levels + 1)
+    finally:
+        os.close(below)
+    os.rmdir(name, dir_fd=directory)
+
+
+def _open_writable(directory: int, name: str) -> int:
+    """Open a directory whose entries are to go; its owner may have forbidden himself to change it."""
+    flags = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
+    except PermissionError:
+        handle = os.open(name, os.O_PATH | flags, dir_fd=directory)
+        try:
+            os.chmod(f"/proc/self/fd/{handle}", 0o700)
+        finally:
+            os.close(handle)
+        below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
+    if os.fstat(below).st_mode & 0o700 != 0o700:
+        os.fchmod(below, 0o700)
+    return below
 
 
 def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:

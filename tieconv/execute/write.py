@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute.attributes import Like, inherit
 from tieconv.execute.clone import clone
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full, write_zeros
 from tieconv.execute.failures import writing
@@ -44,34 +43,39 @@ class Shared:
 
 @dataclass
 class Record:
-    """What was written: the kernel-copied extents of each file, and the source files as they were."""
+    """What was written: the kernel-copied extents of each file, and the source files as they were.
+
+    ``lost`` has the extended attributes of replaced files that could not be kept.
+    """
 
     shared: dict[str, list[Shared]] = field(default_factory=dict)
     companions: list[str] = field(default_factory=list)
     sources: dict[str, FileState] = field(default_factory=dict)
+    lost: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass
 class Writer:
     """Writes files of a model to ``new``, synced by ``syncer``.
 
-    ``old(name)`` is the status of the file whose mode and owner a written one takes over, where there is one.
+    ``like(name)`` is the file whose mode and owner a written one takes over, where there is one.
     """
 
     root: Path
     new: Path
     syncer: Syncer
     tick: Tick
-    old: Callable[[str], os.stat_result | None]
+    like: Callable[[str], Like | None]
     record: Record = field(default_factory=Record)
 
     def weights(self, output: OutputWeights, name: str) -> None:
         """Write the weight file ``output`` as ``name``."""
         with writing(name, self.new, output.nbytes), open_files(self.root) as files:
-            descriptor = self._create(name)
+            like = self.like(output.name)
+            descriptor = self._create(name, like)
             try:
                 self.record.shared[name] = self._fill(output, files, descriptor)
-                self._inherit(descriptor, self.old(output.name))
+                self._inherit(descriptor, name, like)
                 self.syncer.add(descriptor)
             finally:
                 os.close(descriptor)
@@ -143,10 +147,11 @@ class Writer:
         """Write a document."""
         data = output.text.encode()
         with writing(output.name, self.new, len(data)):
-            descriptor = self._create(output.name)
+            like = self.like(output.name)
+            descriptor = self._create(output.name, like)
             try:
                 write_full(descriptor, data, 0)
-                self._inherit(descriptor, self.old(output.name))
+                self._inherit(descriptor, output.name, like)
                 self.syncer.add(descriptor)
             finally:
                 os.close(descriptor)
@@ -165,7 +170,8 @@ class Writer:
         self.record.companions.append(name)
 
     def _bring(self, name: str, source: int, status: os.stat_result) -> None:
-        descriptor = self._create(name)
+        like = self.like(name) or Like(self.root / name, False)
+        descriptor = self._create(name, like)
         try:
             if clone(source, descriptor):
                 extents = [(0, status.st_size)]
@@ -173,7 +179,7 @@ class Writer:
             else:
                 extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
             self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
-            self._inherit(descriptor, status)
+            self._inherit(descriptor, name, like)
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
             self.syncer.add(descriptor)
         finally:
@@ -203,26 +209,18 @@ class Writer:
         except RefusedError:
             self.companion(name)
 
-    def _create(self, name: str) -> int:
+    def _create(self, name: str, like: Like | None) -> int:
         self._make_parents(name)
-        # 0666 leaves the umask and a default ACL to the system; the staging directory is private.
-        return os.open(self.new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        # The umask and a default ACL are left to the system; the staging directory is private.
+        mode = 0o666 if like is None else like.creation_mode
+        return os.open(self.new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
 
     def _make_parents(self, name: str) -> None:
         (self.new / name).parent.mkdir(parents=True, exist_ok=True)
 
-    @staticmethod
-    def _inherit(descriptor: int, old: os.stat_result | None) -> None:
-        if old is not None:
-            inherit(descriptor, old, stat.S_IMODE(old.st_mode) & 0o777)
-
-
-def inherit(path: int | Path, old: os.stat_result, mode: int) -> None:
-    """Give the file ``mode``, and where root the owner of ``old``."""
-    if os.geteuid() == 0:
-        with suppress(PermissionError):  # a file system without owners, or one that root does not rule
-            os.chown(path, old.st_uid, old.st_gid)
-    os.chmod(path, mode)
+    def _inherit(self, descriptor: int, name: str, like: Like | None) -> None:
+        if like is not None and (lost := inherit(descriptor, like)):
+            self.record.lost[name] = lost
 
 
 def _not_linkable(name: str, error: TieconvError) -> TieconvError:

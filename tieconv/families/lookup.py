@@ -51,7 +51,13 @@ def find(config: Mapping[str, object], names: Mapping[str, tuple[int, ...]] | No
 
 def _architectures(config: Mapping[str, object]) -> tuple[str, ...]:
     listed = config.get("architectures")
-    return tuple(name for name in listed if isinstance(name, str)) if isinstance(listed, list) else ()
+    if not isinstance(listed, list):
+        return ()
+    return tuple(name for name in listed[:_MOST_ARCHITECTURES] if isinstance(name, str))
+
+
+_MOST_ARCHITECTURES = 64
+"""Entries of `architectures` that are looked up: transformers writes one."""
 
 
 def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.family import Family, Knowledge, Tying
+from tieconv.text import listed, shown
 
 _STATES: tuple[bool | None, ...] = (None, True, False)  # order of the letters in ``Family.truth``
 _FIXED = {
@@ -75,7 +76,7 @@ def _because(tied: bool, value: bool | None, where: str, unread: tuple[str, ...]
         reason = f"{where} does not declare the flag and the class default decides"
     else:
         reason = f"{where} says {str(value).lower()}"
-    return f"{verdict}: {reason}{'; not read: ' + ', '.join(unread) if unread else ''}."
+    return f"{verdict}: {reason}{'; not read: ' + listed(unread) if unread else ''}."
 
 
 def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
@@ -83,7 +84,7 @@ def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
     for path in sorted(config_levels, key=lambda path: (path.count(".") + bool(path), path)):
         value = config_levels[path]
         if value is not None:
-            where = path or "the top level"
+            where = shown(path) or "the top level"
             return (
                 value,
                 f"{'Tied' if value else 'Not tied'}: {where} says {str(value).lower()} (unknown architecture).",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 from tieconv.checkpoint.records import Checkpoint, Files, Listing
@@ -13,7 +14,7 @@ from tieconv.formats.interface import Format
 from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.torch_model import TORCH
-from tieconv.text import shown
+from tieconv.text import path_word, shown
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
@@ -22,6 +23,9 @@ _KNOWN_ELSEWHERE = {
     (".h5", ".msgpack"): "a Keras or Flax checkpoint",
     (".npz", ".npy"): "a numpy archive",
 }
+
+_BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "vocab.json")
+"""How the names end of files that lie beside weights and hold none."""
 
 
 def choose(listing: Listing, files: Files) -> Checkpoint:
@@ -56,7 +60,14 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
                 "save the model as safetensors first",
                 "format.unsupported",
             )
-    what = "is no weight file" if listing.named else "holds no weight file"
+    if listing.named and listing.named.endswith(_BESIDE_WEIGHTS):
+        folder = path_word(os.path.dirname(listing.source) or ".")
+        return UnreadableError(
+            f"{shown(listing.source)} describes a model and holds no weights",
+            f"give the model's directory: {folder}",
+            "format.beside-weights",
+        )
+    what = "is not a weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:
         files.state(special)  # says what is wrong with it

@@ -20,6 +20,9 @@ OPCODES = 1_000_000
 BYTES_EACH = 8
 """Bytes of the checkpoint that allow for one opcode more: a chunk takes about 60, and half a kilobyte at least."""
 
+MOST_OPCODES = 3_000_000
+"""Opcodes of the largest metadata that is read: some 50,000 chunks, and less than 300 MB of memory."""
+
 _DCP = "torch.distributed.checkpoint"
 _TYPES = (
     "float64 float32 float16 bfloat16 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
@@ -62,7 +65,7 @@ def parse(data: bytes, name: str, size: int) -> object:
     """
     if len(data) > LIMIT:
         raise UnreadableError(f"{shown(name)} takes more than {LIMIT:,} bytes", "", "dcp.too-large")
-    most = OPCODES + size // BYTES_EACH
+    most = min(OPCODES + size // BYTES_EACH, MOST_OPCODES)
     try:
         return run(data, 0, ALLOWED, _persistent, lambda: most)[0]
     except Truncated:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from tieconv.checkpoint.records import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
+from tieconv.formats.limits import MAX_TENSORS, NameCount
 from tieconv.text import shown
 
 SUFFIX = ".gguf"
@@ -20,7 +21,6 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 HEADER_LIMIT = 512_000_000
 """The largest header in bytes; a vocabulary of a million tokens with its merges takes 40 MB."""
-MAX_TENSORS = 1_000_000
 MAX_KEYS = 100_000
 MAX_NAME = 65_535
 MAX_RANK = 4
@@ -30,6 +30,10 @@ _OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adap
 _LEAST, _WINDOW = 64 << 10, 1 << 20
 _KEPT = 4096
 """Bytes of a metadata string that is kept; chat templates and licences are passed over."""
+_KEPT_IN_ALL = 16_000_000
+"""Bytes of all metadata keys, and of all strings that are kept."""
+_MOST_ENTRIES = 4_000_000
+"""Strings and lists in all arrays: the largest vocabularies have, with their merges, a quarter of it."""
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
@@ -86,10 +90,13 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
     tensors = cursor.counted(MAX_TENSORS, "tensors", least=24)
     keys = cursor.counted(MAX_KEYS, "metadata keys", least=13)
     metadata = _metadata(cursor, keys)
-    infos = [_info(cursor) for _ in range(tensors)]
+    names = NameCount()
+    infos = [_counted(_info(cursor), names, cursor) for _ in range(tensors)]
     alignment = _alignment(metadata, cursor)
     data_start = -(-cursor.position // alignment) * alignment
-    records = [_record(info, data_start, alignment, cursor) for info in infos]
+    # Each info makes room for its record.
+    infos.reverse()
+    records = [_record(infos.pop(), data_start, alignment, cursor) for _ in range(tensors)]
     records.sort(key=lambda record: (record.range.start, record.range.end))
     _check_places(records, cursor)
     return WeightFile(name, size, min(data_start, size), tuple(records), metadata)
@@ -100,7 +107,7 @@ class _Cursor:
 
     def __init__(self, pread: Pread, size: int, name: str, *, sparse: bool = False) -> None:
         self._pread, self.size, self.name, self._sparse = pread, size, name, sparse
-        self.position = 0
+        self.position = self.kept = self.entries = 0
         self._start, self._window = 0, b""
 
     def take(self, count: int) -> bytes:
@@ -192,6 +199,7 @@ def _metadata(cursor: _Cursor, keys: int) -> dict[str, str]:
     seen: set[str] = set()
     for _ in range(keys):
         key = cursor.text(MAX_NAME, "metadata key")
+        _count_kept(cursor, len(key))
         if key in seen:
             cursor.refuse(f"holds the metadata key {shown(key)} twice", "repeated-key")
         seen.add(key)
@@ -218,7 +226,14 @@ def _string(cursor: _Cursor) -> str | None:
     if length > _KEPT:
         cursor.skip(length)
         return None
+    _count_kept(cursor, length)
     return cursor.take(length).decode("utf-8", errors="replace")
+
+
+def _count_kept(cursor: _Cursor, length: int) -> None:
+    cursor.kept += length
+    if cursor.kept > _KEPT_IN_ALL:
+        cursor.refuse(f"has metadata keys and strings of more than {_KEPT_IN_ALL:,} bytes", "metadata-size")
 
 
 def _skip_array(cursor: _Cursor, depth: int) -> None:
@@ -228,7 +243,8 @@ def _skip_array(cursor: _Cursor, depth: int) -> None:
         return
     if kind not in (_STRING, _ARRAY) or depth >= MAX_DEPTH:
         cursor.refuse(f"has an array of the type {kind} that is not read", "value-type")
-    if length * 8 > cursor.size:
+    cursor.entries += length
+    if length * 8 > cursor.size or cursor.entries > _MOST_ENTRIES:
         cursor.refuse(f"declares an array of {length:,} entries, more than it can hold", "count")
     for _ in range(length):
         if kind == _STRING:
@@ -260,6 +276,12 @@ def _info(cursor: _Cursor) -> _Info:
     return name, shape, cursor.natural("<I"), cursor.natural("<Q")
 
 
+def _counted(info: _Info, names: NameCount, cursor: _Cursor) -> _Info:
+    if excess := names.excess((info[0],), 1):
+        cursor.refuse(f"holds {excess}", "tensors")
+    return info
+
+
 def _record(info: _Info, data_start: int, alignment: int, cursor: _Cursor) -> TensorRecord:
     name, shape, kind, offset = info
     if kind not in TYPES:
@@ -268,7 +290,8 @@ def _record(info: _Info, data_start: int, alignment: int, cursor: _Cursor) -> Te
     if (shape[-1] if shape else 1) % block:
         cursor.refuse(f"gives tensor {shown(name)} rows of {shape[-1:]} elements in {dtype} blocks of {block}", "block")
     nbytes = prod(shape) // block * width
-    if nbytes >= 1 << 63 or offset >= 1 << 63:
+    # A side of 0 does not undo an overflow of the others.
+    if prod(side or 1 for side in shape) * width >= 1 << 63 or offset >= 1 << 63:
         cursor.refuse(f"gives tensor {shown(name)} a size that overflows 64 bits", "overflow")
     if offset % alignment:
         cursor.refuse(f"places tensor {shown(name)} at {offset}, off its alignment of {alignment}", "offset")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats.strict_json import loads
+from tieconv.formats.json_members import BEHIND_STRINGS, LARGEST_MEMBER, WINDOW, Members
+from tieconv.formats.limits import NameCount
+from tieconv.formats.strict_json import collector_paused, loads, refuse
 from tieconv.text import shown
 
 SUFFIX = ".index.json"
@@ -21,7 +24,7 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
     Raises `UnsafePathError` for a shard that is no plain file name in the same directory, `UnreadableError`
     for anything else that is no index.
     """
-    value = loads(data, name, limit=LIMIT, digits=DIGITS)
+    value = read_value(data, name)
     weight_map = value.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise UnreadableError(
@@ -41,6 +44,36 @@ def read_index(data: bytes, name: str) -> tuple[Mapping[str, object], dict[str, 
                 "index.escape",
             )
     return value, weight_map
+
+
+def read_value(data: bytes, name: str) -> dict[str, object]:
+    """The index's content. The map of a large one is read in batches, which hold one string for each shard name."""
+    start = _MAP.search(data) if WINDOW < len(data) <= LIMIT else None
+    if start is None:
+        return loads(data, name, limit=LARGEST_MEMBER, digits=DIGITS)
+    members = Members(lambda size, at: data[at : at + size], start.end() - 1, len(data), name, BEHIND_STRINGS)
+    weight_map: dict[str, object] = {}
+    shards: dict[object, object] = {}
+    names = NameCount()
+    with collector_paused():
+        for batch in members.batches():
+            if not batch.keys().isdisjoint(weight_map):
+                repeated = min(batch.keys() & weight_map)
+                refuse(name, f"the key {shown(repeated)} stands twice", "json.refused")
+            if excess := names.excess(batch, len(batch)):
+                raise UnreadableError(f"{shown(name)} holds {excess}", "split the model", "index.tensors")
+            for tensor, shard in batch.items():
+                weight_map[tensor] = shards.setdefault(shard, shard) if isinstance(shard, str) else shard
+    before, behind = (memoryview(data)[: start.start()], memoryview(data)[members.position :])
+    if len(before) + len(behind) > LARGEST_MEMBER:
+        refuse(name, f"it holds more than {LARGEST_MEMBER:,} bytes beside its weight_map", "json.too-large")
+    value = loads(b"".join((before, b'"weight_map":0', behind)), name, limit=LARGEST_MEMBER + WINDOW, digits=DIGITS)
+    if value.get("weight_map") != 0:
+        refuse(name, "its first weight_map is inside another value", "json.refused")
+    return {**value, "weight_map": weight_map}
+
+
+_MAP = re.compile(rb'"weight_map"\s*:\s*\{')
 
 
 def absent_shard(names: str, shard: str, code: str, hint: str = "") -> UnreadableError:

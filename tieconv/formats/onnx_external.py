@@ -88,7 +88,7 @@ def _linked(tensor: External, name: str, why: str) -> NoReturn:
 
 def _number(tensor: External, key: str) -> int | None:
     text = tensor.entries.get(key)
-    if text is None or text == "":
+    if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         _unreadable(tensor, f"has the {key} {shown(text)!r}")

@@ -7,6 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tieconv.formats.onnx_shapes import (
+    ATTRIBUTE,
+    FUNCTION,
+    GRAPH,
+    MODEL,
+    NODE,
+    TENSOR,
+    VALUE,
+    check,
+    check_field,
+)
 from tieconv.formats.protobuf import BYTES, VARINT, Field, Wire, signed
 
 MAX_DEPTH = 64
@@ -19,7 +30,10 @@ Place = tuple[int, int]
 
 @dataclass(slots=True)
 class Tensor:
-    """A tensor: ``raw`` is where its bytes lie in the file, ``typed`` where its entries do, by field number."""
+    """A tensor: ``raw`` is where its bytes lie in the file, ``typed`` where its entries do, by field number.
+
+    ``repeats`` tells that an entry about external data stands twice.
+    """
 
     name: str = ""
     kind: int = 0
@@ -28,6 +42,7 @@ class Tensor:
     typed: list[Field] = field(default_factory=list)
     external: bool = False
     entries: dict[str, str] = field(default_factory=dict)
+    repeats: bool = False
     whole: Place = (0, 0)
 
 
@@ -50,7 +65,11 @@ class Node:
 
 @dataclass(slots=True)
 class Graph:
-    """A graph. Sparse initializers are counted, not read."""
+    """A graph. Sparse initializers are counted, not read.
+
+    ``elements`` are the element types of inputs and outputs, 0 where there is none, and whether a shape is given;
+    ``opsets`` the operator sets that a function imports.
+    """
 
     name: str = ""
     nodes: list[Node] = field(default_factory=list)
@@ -58,17 +77,24 @@ class Graph:
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     sparse: int = 0
+    sparse_names: list[str] = field(default_factory=list)
+    elements: list[tuple[str, int, bool]] = field(default_factory=list)
+    opsets: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class Model:
-    """A model; ``tensors`` are all of them, those of attributes and functions included."""
+    """A model; ``tensors`` are all of them, those of attributes and functions included.
+
+    ``functions`` are the bodies of its functions.
+    """
 
     graph: Graph
     ir_version: int = 0
     producer: str = ""
     opsets: dict[str, int] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
+    functions: list[Graph] = field(default_factory=list)
 
 
 def read_model(wire: Wire) -> Model:
@@ -89,7 +115,9 @@ def read_model(wire: Wire) -> Model:
             domain, opset = _opset(wire, start, end)
             model.opsets[domain] = opset
         elif number == 25 and kind == BYTES:
-            _function(wire, start, end, model.tensors)
+            _function(wire, start, end, model)
+        elif kind == BYTES:
+            check_field(wire, start, end, MODEL.get(number))
     if not found:
         wire.refuse("holds no graph: it is no ONNX model", "malformed")
     model.producer = " ".join(filter(None, (model.producer, version)))
@@ -106,10 +134,23 @@ def _opset(wire: Wire, start: int, end: int) -> tuple[str, int]:
     return domain, version
 
 
-def _function(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> None:
+def _function(wire: Wire, start: int, end: int, model: Model) -> None:
+    body, names = Graph(), {1: "", 10: "", 13: ""}
     for number, kind, value, stop in wire.fields(start, end):
-        if number == 7 and kind == BYTES:
-            _node(wire, value, stop, tensors, 0)
+        if kind != BYTES:
+            continue
+        if number in names:  # name, domain and overload tell functions apart
+            names[number] = wire.text(value, stop)
+        elif number == 7:
+            body.nodes.append(_node(wire, value, stop, model.tensors, 0))
+        elif number in (4, 5):
+            (body.inputs if number == 4 else body.outputs).append(wire.text(value, stop))
+        elif number == 9:
+            body.opsets.add(_opset(wire, value, stop)[0])
+        else:
+            check_field(wire, value, stop, FUNCTION.get(number))
+    body.name = ":".join((names[10], names[1], names[13]))
+    model.functions.append(body)
 
 
 def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -> Graph:
@@ -126,10 +167,17 @@ def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) 
         elif number == 5:
             graph.initializers.append(_tensor(wire, value, stop, tensors))
         elif number in (11, 12):
-            (graph.inputs if number == 11 else graph.outputs).append(_name(wire, value, stop))
+            check(wire, value, stop, VALUE)
+            name = _name(wire, value, stop)
+            (graph.inputs if number == 11 else graph.outputs).append(name)
+            element = _element(wire, value, stop)
+            if element is not None:
+                graph.elements.append((name, *element))
         elif number == 15:
             graph.sparse += 1
-            _sparse(wire, value, stop, tensors)
+            graph.sparse_names.append(_sparse(wire, value, stop, tensors))
+        else:
+            check_field(wire, value, stop, GRAPH.get(number))
     return graph
 
 
@@ -139,10 +187,35 @@ def _name(wire: Wire, start: int, end: int) -> str:
     return wire.text(*places[-1]) if places else ""
 
 
-def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> None:
+_TENSOR_TYPES = (1, 8)
+"""The fields of a type that hold the type of a tensor and of a sparse tensor."""
+_CONTAINER_TYPES = {4: 1, 5: 2, 9: 1, 7: 1}
+"""Those of a sequence, a map, an optional and an opaque value, and the field of each that names what it holds."""
+
+
+def _element(wire: Wire, start: int, end: int) -> tuple[int, bool] | None:
+    """Return a tensor's element type, 0 where it has none, and whether it has a shape; ``None`` for other values."""
+    types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
+    found: tuple[int, bool] | None = (0, False)
+    for number, kind, value, stop in wire.fields(*types[-1]) if types else ():
+        if kind == BYTES and number in _TENSOR_TYPES:
+            fields = list(wire.fields(value, stop))
+            elements = [one for field_, each, one, _ in fields if (field_, each) == (1, VARINT)]
+            found = elements[-1] if elements else 0, any(field_ == 2 for field_, *_ in fields)
+        elif kind == BYTES and number in _CONTAINER_TYPES:
+            inner = {field_ for field_, each, *_ in wire.fields(value, stop) if each == BYTES}
+            found = None if _CONTAINER_TYPES[number] in inner else (0, False)
+    return found
+
+
+def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> str:
+    """Read the tensors of a sparse one, and return its name: that of its values."""
+    name = ""
     for number, kind, value, stop in wire.fields(start, end):
         if number in (1, 2) and kind == BYTES:
-            _tensor(wire, value, stop, tensors)
+            tensor = _tensor(wire, value, stop, tensors)
+            name = tensor.name if number == 1 else name
+    return name
 
 
 def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -> Node:
@@ -158,6 +231,8 @@ def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -
             _attribute(wire, value, stop, node, tensors, depth)
         elif number == 7:
             node.domain = wire.text(value, stop)
+        else:
+            check_field(wire, value, stop, NODE.get(number))
     return node
 
 
@@ -175,6 +250,10 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
             graphs.append(_graph(wire, value, stop, tensors, depth + 1))
         elif number in (22, 23) and kind == BYTES:
             _sparse(wire, value, stop, tensors)
+        elif number == 7 and kind == BYTES and (stop - value) % 4:
+            wire.refuse(f"ends inside a number at byte {stop:,}", "truncated")
+        elif kind == BYTES:
+            check_field(wire, value, stop, ATTRIBUTE.get(number))
     node.integers[name] = numbers
     for place, graph in enumerate(graphs):
         node.graphs[name if not place else f"{name}.{place}"] = graph
@@ -196,9 +275,12 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
             tensor.raw = (value, stop)
         elif number == 13 and kind == BYTES:
             key, text = _entry(wire, value, stop)
+            tensor.repeats |= key in tensor.entries
             tensor.entries[key] = text
         elif number == 14 and kind == VARINT:
             tensor.external = value == 1
+        elif kind == BYTES:
+            check_field(wire, value, stop, TENSOR.get(number))
     if len(tensor.dims) > MAX_RANK:
         wire.refuse(f"has a tensor of {len(tensor.dims):,} sides", "rank")
     tensors.append(tensor)

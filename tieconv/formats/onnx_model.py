@@ -20,6 +20,7 @@ from tieconv.checkpoint.records import (
     WeightFile,
 )
 from tieconv.formats.documents import CONFIG, read_config
+from tieconv.formats.onnx import validity
 from tieconv.formats.onnx_external import External, byte_range
 from tieconv.formats.onnx_messages import Model, Node, Tensor, read_model
 from tieconv.formats.onnx_quantised import quantised_embedding, quantised_head
@@ -48,7 +49,7 @@ class OnnxModel:
     def read(self, listing: Listing, files: Files) -> Checkpoint:
         names = graph_names(listing)
         read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
-        records = [record for _, tensors in read for record in tensors]
+        records = [record for _, tensors, _ in read for record in tensors]
         weights = tuple(_weight_files(names, records, files))
         config, cautions = _config(listing, files)
         whole = listing.named is None
@@ -62,10 +63,10 @@ class OnnxModel:
             config=config,
             companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
             special=listing.special if whole else (),
-            cautions=cautions,
+            cautions=(*cautions, *(caution for _, _, found in read for caution in found)),
             states={name: files.state(name) for name in sorted(used)},
             read_only=NEXT_STEP,
-            graphs=tuple(graph for graph, _ in read),
+            graphs=tuple(graph for graph, _, _ in read),
         )
 
 
@@ -98,7 +99,7 @@ def _external(wire: Wire, model: Model, root: str, files: Files) -> list[ByteRan
 
 def _read_one(
     listing: Listing, files: Files, name: str, *, alone: bool
-) -> tuple[GraphRecord, tuple[TensorRecord, ...]]:
+) -> tuple[GraphRecord, tuple[TensorRecord, ...], tuple[Caution, ...]]:
     wire, model = _open(files, name)
     scope = scope_of(model.graph)
     labels = _labels(wire, scope, "" if alone else f"{name}:")
@@ -112,23 +113,27 @@ def _read_one(
         return None if role is None else MatrixRead(labels[id(role.tensor)], role.turned)
 
     latent, held = _in_session(scope, model, labels)
-    return GraphRecord(
-        file=name,
-        ir_version=model.ir_version,
-        opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
-        producer=model.producer,
-        inputs=tuple(one for one in model.graph.inputs if one not in scope.held),
-        outputs=tuple(model.graph.outputs),
-        nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
-        sparse=sum(inside.graph.sparse for inside in scopes(scope)),
-        names=tuple(labels.values()),
-        embedding=read(roles.embedding),
-        head=read(roles.head),
-        bias=labels[id(roles.bias)] if roles.bias is not None else None,
-        latent=latent,
-        session_bytes=held,
-        quantised=tuple(_quantised(scope, roles, labels)),
-    ), tensors
+    return (
+        GraphRecord(
+            file=name,
+            ir_version=model.ir_version,
+            opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
+            producer=model.producer,
+            inputs=tuple(one for one in model.graph.inputs if one not in scope.held),
+            outputs=tuple(model.graph.outputs),
+            nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
+            sparse=sum(inside.graph.sparse for inside in scopes(scope)),
+            names=tuple(labels.values()),
+            embedding=read(roles.embedding),
+            head=read(roles.head),
+            bias=labels[id(roles.bias)] if roles.bias is not None else None,
+            latent=latent,
+            session_bytes=held,
+            quantised=tuple(_quantised(scope, roles, labels)),
+        ),
+        tensors,
+        validity.cautions(model, name, is_utf8=wire.is_utf8),
+    )
 
 
 def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:

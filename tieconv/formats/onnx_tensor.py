@@ -41,7 +41,7 @@ TYPES: dict[int, tuple[str, int]] = {
     26: ("I2", 2),
 }
 """ONNX type number → the name that all formats share here, bits of an element."""
-_STRING = 8
+STRING = 8
 _FLOATS, _INT32, _STRINGS, _INT64, _DOUBLES, _UINT64 = 4, 5, 6, 7, 10, 11
 _SPELT = {1: _FLOATS, 7: _INT64, 11: _DOUBLES, 12: _UINT64, 13: _UINT64, 14: _FLOATS, 15: _DOUBLES}
 """The field that holds the numbers of a type that is not in `raw_data`; for all others int32_data."""
@@ -75,7 +75,7 @@ def read_tensor(wire: Wire, tensor: Tensor, name: str, root: str, files: Files) 
     if any(side < 0 for side in dims):
         wire.refuse(f"{subject} with a negative side", "shape")
     needed = needed_bytes(tensor.kind, dims)
-    dtype = TYPES[tensor.kind][0] if needed is not None else "STRING" if tensor.kind == _STRING else str(tensor.kind)
+    dtype = TYPES[tensor.kind][0] if needed is not None else "STRING" if tensor.kind == STRING else str(tensor.kind)
     span = _span(wire, tensor, needed, root, files)
     if needed is not None and span.size != needed:
         wire.refuse(f"{subject} of {needed:,} bytes with {span.size:,}", "tensor-size")

@@ -35,6 +35,8 @@ def _find(machine: Machine, module: str, name: str) -> Global:
     found = machine.allowed.get(f"{module}.{name}") if "." not in name else None
     if found is None:
         _refuse_global(module, name)
+    if not found.weights_only:
+        machine.unsupported[f"the global {found.name}"] = None
     return found
 
 

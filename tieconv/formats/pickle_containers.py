@@ -8,6 +8,8 @@ from tieconv.formats.pickle_state import MAX_MARKS, SHORTCUT, Machine, Opcodes, 
 from tieconv.formats.pickle_values import Global, Instance, Opaque, Pairs, Shortcut, describe, refuse
 
 _SET = Opaque("a set")
+_LOOKED_AT = 100
+"""Values of one key that are looked at."""
 
 
 def _mark(machine: Machine) -> None:
@@ -64,7 +66,23 @@ def _dict_marked(machine: Machine) -> None:
 def _paired(values: list[object]) -> list[tuple[object, object]]:
     if len(values) % 2:
         refuse("holds a key without a value", "pickle.malformed")
-    return list(zip(values[::2], values[1::2], strict=True))
+    keys = values[::2]
+    if any(type(key) is not str and not _is_key(key) for key in keys):
+        refuse("has a dictionary whose key is a list, a set or a dictionary", "pickle.malformed")
+    return list(zip(keys, values[1::2], strict=True))
+
+
+def _is_key(value: object) -> bool:
+    """Whether Python can hash what a pickle makes a key; of one that is nested many times over, what is looked at."""
+    pending, seen = [value], 0
+    while pending and seen < _LOOKED_AT:
+        one = pending.pop()
+        seen += 1
+        if one is _SET or isinstance(one, Pairs | list):
+            return False
+        if type(one) is tuple:
+            pending += one[:_LOOKED_AT]
+    return True
 
 
 def _append(machine: Machine) -> None:
@@ -85,7 +103,7 @@ def _listed(value: object) -> list[object]:
 
 def _setitem(machine: Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    _mapped(machine.stack[-1]).items.append((key, value))
+    _mapped(machine.stack[-1]).items.extend(_paired([key, value]))
 
 
 def _setitems(machine: Machine) -> None:

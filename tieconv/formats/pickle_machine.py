@@ -17,24 +17,35 @@ from tieconv.formats.pickle_calls import CALLS
 from tieconv.formats.pickle_containers import CONTAINERS
 from tieconv.formats.pickle_memo import MEMO
 from tieconv.formats.pickle_plain import PLAIN
-from tieconv.formats.pickle_state import Handlers, Inside, Machine
+from tieconv.formats.pickle_state import Handlers, Inside, Machine, noting, opcode_name
 from tieconv.formats.pickle_values import Globals, Persistent
 
 
 def run(
-    data: bytes, start: int, allowed: Globals, persistent: Persistent, most: Callable[[], int]
+    data: bytes,
+    start: int,
+    allowed: Globals,
+    persistent: Persistent,
+    most: Callable[[], int],
+    unsupported: dict[str, None] | None = None,
 ) -> tuple[object, int]:
     """The value of the pickle at ``start`` of ``data``, and the offset behind it.
 
     ``persistent`` makes a value from a persistent id; ``most`` tells how many opcodes may be carried out, and is
-    asked now and then. Raises `PickleProblem` for a pickle that is not read, and `Truncated` where ``data`` ends
-    inside of it.
+    asked now and then. ``unsupported`` gathers what ``torch.load(weights_only=True)`` refuses. Raises
+    `PickleProblem` for a pickle that is not read, and `Truncated` where ``data`` ends inside of it.
     """
+    machine = Machine(data, start, allowed, persistent, most)
     try:
-        return Machine(data, start, allowed, persistent, most).run(_HANDLERS)
+        found = machine.run(_HANDLERS)
     except Inside:
-        return Machine(data, start, allowed, persistent, most, shortcuts=False).run(_HANDLERS)
+        machine = Machine(data, start, allowed, persistent, most, shortcuts=False)
+        found = machine.run(_HANDLERS)
+    if unsupported is not None:
+        for one in machine.unsupported:
+            unsupported[f"the pickle opcode {opcode_name(one)}" if isinstance(one, int) else one] = None
+    return found
 
 
 _TABLE = {**PLAIN, **CONTAINERS, **MEMO, **CALLS}
-_HANDLERS: Handlers = [_TABLE.get(bytes([code])) for code in range(256)]
+_HANDLERS: Handlers = [noting(code, _TABLE[bytes([code])]) if bytes([code]) in _TABLE else None for code in range(256)]

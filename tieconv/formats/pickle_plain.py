@@ -73,7 +73,13 @@ def _text_usual(machine: Machine) -> None:
     machine.stack.append(_decoded(machine.take(size)))
 
 
+_MAX_STRING = 1 << 20
+"""Bytes of one string: no name is as long, and one character beyond ASCII makes four bytes of each."""
+
+
 def _decoded(raw: bytes) -> str:
+    if len(raw) > _MAX_STRING:
+        refuse(f"holds a string of {len(raw):,} bytes", "pickle.too-large")
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

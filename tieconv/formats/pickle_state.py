@@ -68,6 +68,7 @@ class Machine:
         "scattered",
         "shortcuts",
         "stack",
+        "unsupported",
     )
 
     def __init__(
@@ -92,6 +93,8 @@ class Machine:
         self.below = 0  # values in the outer stacks
         self.memo: list[object] = []
         self.scattered: dict[int, object] = {}
+        self.unsupported: dict[int | str, None] = {}
+        """What ``torch.load(weights_only=True)`` refuses, in the order of its first use: opcodes and globals."""
 
     def run(self, handlers: Handlers) -> tuple[object, int]:
         """The value of the pickle and the offset behind it."""
@@ -206,10 +209,29 @@ Handlers = Sequence[Callable[[Machine], None] | None]
 """What each opcode does, by its byte; ``None`` for STOP and for opcodes that are not read."""
 _NEVER = object()
 _STOP = ord(".")
-_NAMES = {
-    b"o": "OBJ", b"\x81": "NEWOBJ", b"\x92": "NEWOBJ_EX", b"\x82": "EXT1", b"\x83": "EXT2", b"\x84": "EXT4",
-    b"P": "PERSID", b"S": "STRING", b"\x97": "NEXT_BUFFER", b"\x98": "READONLY_BUFFER",
-}  # fmt: skip
+
+
+_WEIGHTS_ONLY = frozenset(b"c\x81Rbaesu(t\x85\x86\x87N\x88\x89)]}\x8fJKMGXUQhjqr\x8a\x80.")
+"""The opcodes that torch 2.13 takes in ``torch.load(weights_only=True)``; source: `torch._weights_only_unpickler`."""
+
+
+def noting(opcode: int, handler: Callable[[Machine], None]) -> Callable[[Machine], None]:
+    """Return ``handler``, which also notes its opcode where ``torch.load(weights_only=True)`` refuses that."""
+    if opcode in _WEIGHTS_ONLY:
+        return handler
+
+    def noted(machine: Machine) -> None:
+        machine.unsupported[opcode] = None
+        handler(machine)
+
+    return noted
+
+
+def opcode_name(opcode: int) -> str:
+    """Return the name of an opcode, as `pickletools` has it."""
+    import pickletools
+
+    return next((one.name for one in pickletools.opcodes if one.code == chr(opcode)), f"0x{opcode:02x}")
 
 
 def _stopped(opcode: int) -> bool:
@@ -220,8 +242,7 @@ def _stopped(opcode: int) -> bool:
 
 def refuse_opcode(opcode: int) -> NoReturn:
     """Raise the `PickleProblem` of an opcode that is not read."""
-    name = _NAMES.get(bytes([opcode]), f"0x{opcode:02x}")
-    refuse(f"uses the pickle opcode {name}, which is not read", "pickle.opcode", HINT)
+    refuse(f"uses the pickle opcode {opcode_name(opcode)}, which is not read", "pickle.opcode", HINT)
 
 
 def underflow() -> NoReturn:

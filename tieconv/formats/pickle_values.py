@@ -115,7 +115,8 @@ class Global(NamedTuple):
     """A name that a pickle imports, and what this program makes of a call to it. Nothing is imported.
 
     ``value`` stands for a global that is no function: a dtype or a storage class. ``instances`` tells that NEWOBJ
-    may be used for the call, ``shortcut`` reads usual calls as a whole.
+    may be used for the call, ``shortcut`` reads usual calls as a whole, ``weights_only`` that
+    ``torch.load(weights_only=True)`` takes the name too.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Global(NamedTuple):
     value: object = None
     instances: bool = False
     shortcut: Shortcut | None = None
+    weights_only: bool = True
 
 
 Globals = Mapping[str, Global]

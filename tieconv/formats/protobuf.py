@@ -18,13 +18,15 @@ Field = tuple[int, int, int, int]
 """Number, wire type, and the value with 0 or, of a field with a length, the places of its first and last byte + 1."""
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-MAX_FIELDS = 2_000_000
-"""Fields looked at in one file: graphs of language models have a tenth of it."""
+MAX_FIELDS = 750_000
+"""Fields looked at in one file: graphs of language models have a quarter of it."""
 MAX_TEXT = 65_535
 _WINDOW = 1 << 20
 _SPARSE = 4096
 MAX_JUMPS = 4000
 """Windows that are opened behind fields passed over in a sparse file: each is a request of its own."""
+_NUMBERS = 1 << 29
+"""Field numbers are smaller."""
 _LONGEST = 20
 """Bytes of a tag and its varint."""
 
@@ -37,6 +39,8 @@ class Wire:
         self._pread, self.size, self.name, self._noun = pread, size, name, noun
         self._start, self._window = 0, b""
         self._left = MAX_FIELDS
+        self.is_utf8 = True
+        """Whether each string that was read is UTF-8, as the encoding asks."""
         self._least = self._next = _SPARSE if sparse else _WINDOW
         self._jumps = MAX_JUMPS if sparse else MAX_FIELDS
 
@@ -49,6 +53,8 @@ class Wire:
                 self.refuse(f"has more than {MAX_FIELDS:,} fields", "fields")
             tag, position = self.varint(position, end)
             number, kind = tag >> 3, tag & 7
+            if not 0 < number < _NUMBERS:
+                self.refuse(f"holds the field number {number} at byte {position:,}, or is no {self._noun}", "truncated")
             if kind == VARINT:
                 value, position = self.varint(position, end)
                 yield number, kind, value, 0
@@ -59,7 +65,7 @@ class Wire:
                 length = 4 if kind == FIXED32 else 8
             else:
                 self.refuse(f"holds the wire type {kind} at byte {position:,}", "wire-type")
-            if not number or length > end - position:
+            if length > end - position:
                 self.refuse(f"ends inside a field at byte {position:,}, or is no {self._noun}", "truncated")
             yield number, kind, position, position + length
             position += length
@@ -102,7 +108,12 @@ class Wire:
         """A string; what is no UTF-8 is kept as escapes."""
         if end - start > MAX_TEXT:
             self.refuse(f"has a name of {end - start:,} bytes", "name-length")
-        return self.take(start, end).decode("utf-8", errors="backslashreplace")
+        raw = self.take(start, end)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            self.is_utf8 = False
+            return raw.decode("utf-8", errors="backslashreplace")
 
     def numbers(self, field: Field) -> Iterator[int]:
         """The entries of a repeated integer, packed or not."""

@@ -3,19 +3,22 @@
 Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. Stricter than
 that reader in these places: no white space before the `{`, no repeated key at any depth, no further field in a
 tensor's entry, no entry written as a list, at most 64 dimensions. Looser in one: a tensor of a dtype that is not
-known is carried as bytes.
+known is carried as bytes, and `unknown_dtypes` says so. Two limits are ours: `MAX_TENSORS`, and `MAX_METADATA`
+entries in `__metadata__`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.records import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.records import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.strict_json import collector_paused, loads
+from tieconv.formats.json_members import WINDOW, Members
+from tieconv.formats.limits import MAX_METADATA, NameCount
+from tieconv.formats.strict_json import collector_paused, loads, refuse
 from tieconv.text import count, shown
 
 SUFFIX = ".safetensors"
@@ -35,20 +38,82 @@ def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
     """The tensors of one file, from its header alone. Raises `UnreadableError` with a stable code."""
     length = _header_length(pread, size, name)
     with collector_paused():
-        header = loads(_header(pread, length, name), f"{name} (header)", limit=HEADER_LIMIT)
-        metadata = _metadata(header.pop("__metadata__", None), name)
         data_start = 8 + length
-        records = [_record(key, value, name, data_start) for key, value in header.items()]
-        records.sort(key=lambda record: (record.range.start, record.range.end))
+        metadata, found = _tensors(_batches(pread, length, name), name, data_start)
+        records = sorted(found.values(), key=lambda record: (record.range.start, record.range.end))
         _check_coverage(records, data_start, size, name)
         return WeightFile(name, size, data_start, tuple(records), metadata)
 
 
+def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]]:
+    """The header's entries; a small header is one batch."""
+    title = f"{name} (header)"
+    if length <= WINDOW:
+        yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
+        return
+    members = Members(lambda size, offset: _whole(pread(size, offset), size, name), 8, 8 + length, title)
+    yield from members.batches()
+    members.finish()
+
+
+def _tensors(
+    batches: Iterable[dict[str, object]], name: str, data_start: int
+) -> tuple[Mapping[str, str] | None, dict[str, TensorRecord]]:
+    """The file's own metadata, and its tensors by name."""
+    metadata: Mapping[str, str] | None = None
+    records: dict[str, TensorRecord] = {}
+    names = NameCount()
+    for batch in batches:
+        if "__metadata__" in batch:
+            _check_new("__metadata__", metadata is not None, name)
+            metadata = _metadata(batch.pop("__metadata__"), name)
+        if not batch.keys().isdisjoint(records):
+            _check_new(min(batch.keys() & records), True, name)
+        if excess := names.excess(batch, len(batch)):
+            _refuse(name, f"holds {excess}", "tensors", _SPLIT)
+        for key, value in batch.items():
+            records[key] = _record(key, value, name, data_start)
+    return metadata, records
+
+
+def _check_new(key: str, repeated: bool, name: str) -> None:
+    if repeated:
+        refuse(f"{name} (header)", f"the key {shown(key)} stands twice", "json.refused")
+
+
+def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
+    """Return one caution for each dtype that safetensors does not know; it refuses the whole file."""
+    unknown: dict[str, list[str]] = {}
+    for tensor in file.tensors:
+        if tensor.dtype not in BITS:
+            unknown.setdefault(tensor.dtype, []).append(tensor.name)
+    return tuple(
+        Caution(
+            REFUSED_BY_READER,
+            f"safetensors refuses {shown(file.name)}: "
+            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
+            + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
+            (names[0],),
+        )
+        for dtype, names in list(unknown.items())[:_LISTED]
+    )
+
+
+_LISTED = 4
+"""Dtypes that are listed; one is enough to refuse the file."""
+
+
 def _header(pread: Pread, length: int, name: str) -> bytes:
-    raw = pread(length, 8)
+    return _whole(pread(length, 8), length, name)
+
+
+def _whole(raw: bytes, length: int, name: str) -> bytes:
     if len(raw) != length:
         _refuse(name, "ends inside its header", "truncated-header", _INCOMPLETE)
     return raw
+
+
+_SPLIT = "split the model into shards of fewer tensors"
 
 
 def _header_length(pread: Pread, size: int, name: str) -> int:
@@ -104,6 +169,8 @@ def _metadata(value: object, name: str) -> Mapping[str, str] | None:
         return None
     if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
         _refuse(name, "has a __metadata__ that is no map of strings to strings", "metadata")
+    if len(value) > MAX_METADATA:
+        _refuse(name, f"has a __metadata__ of more than {MAX_METADATA:,} entries", "metadata-size")
     return value
 
 
@@ -141,7 +208,11 @@ def _entry(value: object) -> tuple[str, tuple[int, ...], int, int]:
     start, end = offsets
     if start > end:
         raise _EntryProblem(f"ends at byte {end}, before its start {start}", "offsets")
-    return dtype, tuple(shape), start, end
+    return _DTYPES.get(dtype, dtype), tuple(shape), start, end
+
+
+_DTYPES = {name: name for name in BITS}
+"""One string for each dtype: half a million of them take 25 MB."""
 
 
 def _check_width(dtype: str, shape: tuple[int, ...], size: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from tieconv.checkpoint.records import Caution, Files, WeightFile
 from tieconv.formats.directory import Model, Naming
-from tieconv.formats.safetensors import SUFFIX, read_weight_file
+from tieconv.formats.safetensors import SUFFIX, read_weight_file, unknown_dtypes
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
     size = files.state(name).size
-    return read_weight_file(lambda count, offset: files.pread(name, count, offset), size, name), ()
+    file = read_weight_file(lambda count, offset: files.pread(name, count, offset), size, name)
+    return file, unknown_dtypes(file)
 
 
 SAFETENSORS = Model(

@@ -14,7 +14,6 @@ from tieconv.formats.documents import read_bytes
 from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.side_by_side import others
 from tieconv.formats.spelled_json import read
-from tieconv.formats.strict_json import loads
 from tieconv.formats.torch_model import TORCH
 from tieconv.text import command, shown
 
@@ -137,7 +136,7 @@ def _read_index(files: Files, name: str) -> tuple[Document | None, tuple[Caution
     """The index, by a reader that takes what others refuse where a strict one does not read it."""
     data = read_bytes(files, name, index_format.LIMIT)
     try:
-        value = loads(data, name, limit=index_format.LIMIT, digits=index_format.DIGITS)
+        value = index_format.read_value(data, name)
     except UnreadableError as strict:
         try:
             value = read(data, name, limit=index_format.LIMIT)

@@ -19,7 +19,10 @@ from tieconv.text import shown
 
 MAX_DEPTH = 64
 MAX_INTEGER_DIGITS = 20  # a uint64 has 20
-MAX_CONTAINERS = 8_000_000  # a hundred bytes of memory for two of text: a full header has a third of these
+BUDGET = 128_000_000
+"""Bytes of memory that the values of one document may take."""
+_CONTAINER_COST, _MEMBER_COST, _VALUE_COST = 80, 190, 60
+"""Bytes that the smallest list or object, the smallest member and the smallest value take while they are parsed."""
 
 
 @contextmanager
@@ -90,8 +93,8 @@ def loads(
         return -0.0 if text == "-0" else int(text)
 
     try:
+        _check_structure(data)
         text = data.decode("utf-8", errors="strict")
-        _check_nesting(data)
         with collector_paused():
             value = json.loads(
                 text,
@@ -103,13 +106,13 @@ def loads(
         if not lenient:
             _check_surrogates(text, value)
     except UnicodeDecodeError as error:
-        _refuse(name, f"byte {error.start} is not UTF-8", "json.not-utf8")
+        refuse(name, f"byte {error.start} is not UTF-8", "json.not-utf8")
     except json.JSONDecodeError as error:
-        _refuse(name, f"line {error.lineno}, column {error.colno}: {error.msg}", "json.malformed")
+        refuse(name, f"line {error.lineno}, column {error.colno}: {error.msg}", "json.malformed")
     except _Problem as error:
-        _refuse(name, str(error), "json.refused")
+        refuse(name, str(error), "json.refused")
     if not isinstance(value, dict):
-        _refuse(name, f"holds {_KINDS[type(value)]} where an object is expected", "json.not-an-object")
+        refuse(name, f"holds {_KINDS.get(type(value), 'a number')} where an object is expected", "json.not-an-object")
     return value
 
 
@@ -125,33 +128,52 @@ def _may_hold_odd_integers(data: bytes, digits: int) -> bool:
 
 
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
-_PLAIN = bytes(code for code in range(256) if code not in b'{}[]"')
+_STRUCTURE = b"{}[],:"
+_PLAIN = bytes(code for code in range(256) if code not in _STRUCTURE + b'"')
 # Every alternative takes at least the character that it starts at and gives none back, so that text that was made
 # to be slow (an open string of escaped quotes) takes one pass like any other.
-_STRING_OR_PLAIN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\]"]++'
+_STRING_OR_PLAIN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[^{}\[\],:"]++'
 
 
-def _check_nesting(data: bytes) -> None:
-    """Refuse deep nesting, and containers by the million, before the parser builds them."""
-    if data.count(b"{") + data.count(b"[") <= MAX_DEPTH:
+def check_budget(data: bytes, name: str) -> None:
+    """Refuse a text, or a part of one, whose values would take more memory than `BUDGET`, before they are made."""
+    try:
+        _check_structure(data, nesting=False)
+    except _Problem as error:
+        refuse(name, str(error), "json.refused")
+
+
+def _check_structure(data: bytes, *, nesting: bool = True) -> None:
+    """Refuse deep nesting, and more values than `BUDGET` holds, before the parser builds them."""
+    containers = data.count(b"{") + data.count(b"[")
+    if containers <= MAX_DEPTH and _cost(data, containers) <= BUDGET:
         return
-    brackets = _brackets(data)
-    if len(brackets) > 2 * MAX_CONTAINERS:
-        raise _Problem(f"more than {MAX_CONTAINERS:,} lists and objects")
+    structure = _structure(data)
+    containers = structure.count(b"{") + structure.count(b"[")
+    if _cost(structure, containers) > BUDGET:
+        raise _Problem(f"its {structure.count(b',') + containers:,} values take too much memory")
+    if not nesting or containers <= MAX_DEPTH:
+        return
+    brackets = structure.translate(_BRACKETS, b",:")
     for _ in range(MAX_DEPTH):  # one level a round
         brackets = brackets.replace(b"[]", b"")
     if b"[]" in brackets or brackets.count(b"[") > MAX_DEPTH:
         raise _Problem(f"nested more than {MAX_DEPTH} deep")
 
 
-def _brackets(data: bytes) -> bytes:
-    """The brackets of ``data`` that stand outside strings, braces as brackets."""
+def _cost(structure: bytes, containers: int) -> int:
+    """An upper bound of the memory for the values of a text, with or without its strings."""
+    return containers * _CONTAINER_COST + structure.count(b":") * _MEMBER_COST + structure.count(b",") * _VALUE_COST
+
+
+def _structure(data: bytes) -> bytes:
+    """The brackets, commas and colons of ``data`` that are outside strings."""
     if b"\\" not in data:
         # Without escapes every quote opens or closes, so two that meet may go: what is left of most strings.
         data = data.translate(None, _PLAIN).replace(b'""', b"")
     if b'"' in data:
         data = re.sub(_STRING_OR_PLAIN, b"", data, flags=re.DOTALL)
-    return data.translate(_BRACKETS)
+    return data
 
 
 _SURROGATE = r"\\u[dD][89a-fA-F]"
@@ -167,7 +189,8 @@ def _check_surrogates(text: str, value: object) -> None:
         raise _Problem("half of a surrogate pair stands in a string") from error
 
 
-def _refuse(name: str, why: str, code: str) -> NoReturn:
+def refuse(name: str, why: str, code: str) -> NoReturn:
+    """Raise `UnreadableError` for a text that is not JSON as it is accepted here."""
     raise UnreadableError(
         f"{shown(name)} is not readable as JSON: {why}", "restore the file, or fetch or save it again", code
     )

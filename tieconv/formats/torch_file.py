@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
-from tieconv.checkpoint.records import ByteRange, Caution, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.records import REFUSED_BY_READER, ByteRange, Caution, Storage, TensorRecord, WeightFile
 from tieconv.formats import torch_zip
 from tieconv.formats.pickle_machine import run
 from tieconv.formats.pickle_state import Truncated, allowance
-from tieconv.formats.pickle_values import PickleProblem, StorageRef, StoredTensor, refuse
+from tieconv.formats.pickle_values import Persistent, PickleProblem, StorageRef, StoredTensor, refuse
 from tieconv.formats.strict_json import collector_paused
 from tieconv.formats.torch_disguise import check_disguise
 from tieconv.formats.torch_globals import ALLOWED, storage_reference
@@ -33,10 +33,14 @@ _UNUSED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What either container holds: the pickled value, and where each storage's bytes lie."""
+    """What either container holds: the pickled value, and where each storage's bytes lie.
+
+    ``unsupported`` is what ``torch.load(weights_only=True)`` refuses of it.
+    """
 
     value: object
     storages: Mapping[str, Storage]
+    unsupported: Mapping[str, None]
 
 
 def read_torch_file(
@@ -74,13 +78,38 @@ def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> _Content:
     records = {short.removeprefix(_DATA): entry for short, entry in entries.items() if short.startswith(_DATA)}
     storages = {key: Storage(key, ByteRange(name, entry.start, entry.end), entry.crc) for key, entry in records.items()}
     most = allowance(length, len(storages))
+    unsupported: dict[str, None] = {} if "version" in entries else {"an archive without the record version": None}
     try:
-        value, end = run(pickled, 0, ALLOWED, storage_reference, lambda: most)
+        value, end = run(pickled, 0, ALLOWED, _stored(storages, unsupported), lambda: most, unsupported)
     except Truncated:
         refuse("holds a pickle that is cut short", "pickle.truncated")
     if end != len(pickled):
         refuse("has bytes behind its pickle", "pickle.trailing")
-    return _Content(value, storages)
+    return _Content(value, storages, unsupported)
+
+
+def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Persistent:
+    """Return what makes a storage of a persistent id: each one, used or not, is a record of the size that it claims."""
+
+    def persistent(pid: object) -> StorageRef:
+        reference = storage_reference(pid)
+        storage = storages.get(reference.key)
+        if storage is None:
+            refuse(f"refers to storage {reference.key}, which it does not hold", "torch.absent-storage")
+        _check_size(reference, storage)
+        if isinstance(pid, tuple) and len(pid) == 6:
+            unsupported["a storage with the field of its view"] = None
+        return reference
+
+    return persistent
+
+
+def _check_size(reference: StorageRef, storage: Storage) -> None:
+    if storage.range.size != reference.nbytes:
+        refuse(
+            f"says that storage {reference.key} has {reference.nbytes:,} bytes, and it has {storage.range.size:,}",
+            "torch.storage-size",
+        )
 
 
 def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
@@ -105,8 +134,10 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
 def _from_legacy(pread: Pread, length: int, name: str) -> _Content:
     from tieconv.formats import torch_legacy  # few files are as old
 
-    value, places = torch_legacy.read(pread, length, PICKLE_LIMIT)
-    return _Content(value, {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()})
+    unsupported: dict[str, None] = {}
+    value, places = torch_legacy.read(pread, length, PICKLE_LIMIT, unsupported)
+    storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}
+    return _Content(value, storages, unsupported)
 
 
 class _Used:
@@ -141,16 +172,10 @@ class _Used:
 
     def _storage(self, reference: StorageRef) -> Storage:
         """The storage that ``reference`` describes, in the same way each time."""
-        key, (_, width), numel = reference
+        key = reference.key
         storage = self.storages.get(key)
         if storage is None:
             refuse(f"refers to storage {key}, which it does not hold", "torch.absent-storage")
-        where = storage.range
-        if (where.end - where.start) // width != numel:
-            refuse(
-                f"says that storage {key} has {reference.nbytes:,} bytes, and it has {where.size:,}",
-                "torch.storage-size",
-            )
         if self.references.setdefault(key, reference) != reference:
             refuse(f"describes storage {key} in two ways", "torch.storage-size")
         return storage
@@ -179,7 +204,16 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
     return True
 
 
+_LISTED = 4
+"""Reasons of a refusal that one sentence lists."""
+
+
 def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
+    if content.unsupported:
+        reasons = ", ".join(list(content.unsupported)[:_LISTED])
+        yield Caution(
+            REFUSED_BY_READER, f"torch.load with weights_only=True refuses {shown(file.name)}: it uses {reasons}"
+        )
     repeated = tuple(record.name for record in file.tensors if record.stride is not None and _repeats(record))
     if repeated:
         verb = "repeats" if len(repeated) == 1 else "repeat"

@@ -5,6 +5,7 @@ Source: `torch._utils`, `torch._tensor` and `torch._weights_only_unpickler` of t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 from tieconv.formats.pickle_values import (
@@ -57,7 +58,7 @@ def storage_reference(pid: object) -> StorageRef:
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         refuse("refers to something that is no storage", "torch.persistent")
     _, kind, key, location, numel = pid[:5]
-    if type(kind) is not Global or type(kind.value) is not Dtype:
+    if type(kind) is not Global or type(kind.value) is not Dtype or not kind.name.endswith("Storage"):
         refuse(f"has a storage of {describe(kind)}", "torch.storage-class")
     if type(key) is not str or len(key) > 64 or not key.isascii() or not key.isalnum():
         refuse("has a storage whose key is no plain name", "torch.storage-key")
@@ -75,6 +76,8 @@ def natural(value: object) -> bool:
 
 def _tensor(arguments: Arguments) -> StoredTensor:
     storage = arguments[0]
+    if arguments[4:5] and type(arguments[4]) is not bool:
+        refuse(f"makes a tensor that requires {describe(arguments[4])} for a gradient", "torch.tensor")
     if not isinstance(storage, StorageRef):
         refuse(f"makes a tensor of {describe(storage)}", "torch.tensor")
     return _view(storage, storage.dtype, arguments[1:4])
@@ -104,7 +107,9 @@ def _v2(arguments: Arguments) -> StoredTensor:
 def _v3(arguments: Arguments) -> StoredTensor:
     storage, dtype = arguments[0], arguments[6]
     _check_metadata(arguments[7:8])
-    if not isinstance(storage, StorageRef) or not isinstance(dtype, Global) or not isinstance(dtype.value, Dtype):
+    if not isinstance(dtype, Global) or dtype.name.endswith("Storage") or not isinstance(storage, StorageRef):
+        refuse("makes a tensor without a storage or a dtype", "torch.tensor")
+    if not isinstance(dtype.value, Dtype):
         refuse("makes a tensor without a storage or a dtype", "torch.tensor")
     return _view(storage, dtype.value, arguments[1:4])
 
@@ -176,6 +181,41 @@ def _opaque(name: str) -> tuple[str, Global]:
     return _function(name, lambda _arguments: Opaque(name), 0, 16)
 
 
+def _encoded(arguments: Arguments) -> Opaque:
+    """Bytes, as Python 2 pickles them: a text and the names of its encoding and of what to do about errors."""
+    if not all(type(one) is str for one in arguments):
+        refuse("encodes other than text", "pickle.arguments")
+    return Opaque("_codecs.encode")
+
+
+def _collection(name: str) -> tuple[str, Global]:
+    """A set or a counter, of what at most one list, tuple or dictionary holds."""
+
+    def make(arguments: Arguments) -> Opaque:
+        if arguments and not isinstance(arguments[0], list | tuple | Pairs):
+            refuse(f"makes {name} of {describe(arguments[0])}", "pickle.arguments")
+        return Opaque(name)
+
+    return _function(name, make, 0, 1)
+
+
+def _training_value(name: str) -> tuple[str, Global]:
+    """A value of a training state that ``torch.load(weights_only=True)`` refuses by its global."""
+    return name, _opaque(name)[1]._replace(weights_only=False)
+
+
+_DEVICE = re.compile(r"(cpu|cuda|mps|xpu|meta|npu|hpu|mtia|xla|privateuseone)(:(0|[1-9][0-9]?))?")
+
+
+def _device(arguments: Arguments) -> Opaque:
+    """A device by its name, and perhaps its number; torch itself refuses other arguments."""
+    words = arguments[0]
+    number = arguments[1:] == () or (natural(arguments[1]) and type(words) is str and ":" not in words)
+    if type(words) is not str or not _DEVICE.fullmatch(words) or not number:
+        refuse("names a device that is none", "pickle.arguments")
+    return Opaque("torch.device")
+
+
 def _unsupported(name: str, what: str, hint: str) -> tuple[str, Global]:
     def stop(_arguments: Arguments) -> object:
         refuse(f"holds {what}, which is not read", "torch.unsupported", hint)
@@ -220,12 +260,14 @@ ALLOWED: Globals = {
             _function("torch._utils._rebuild_parameter_with_state", _parameter, 4),
             _function("torch._tensor._rebuild_from_type_v2", _from_type, 4),
             _function("torch.Size", _size, 1),
-            _opaque("torch.device"),
+            _function("torch.device", _device, 1, 2),
             _opaque("torch.serialization._get_layout"),
             # Training states: kept apart, never looked into.
-            *map(_opaque, ("_codecs.encode", "numpy.dtype", "collections.Counter", "builtins.set", "__builtin__.set")),
+            _function("_codecs.encode", _encoded, 1, 3),
+            *map(_collection, ("collections.Counter", "builtins.set", "__builtin__.set")),
+            _training_value("numpy.dtype"),
             *(
-                _opaque(f"numpy.{core}.multiarray.{name}")
+                _training_value(f"numpy.{core}.multiarray.{name}")
                 for core in ("core", "_core")
                 for name in ("scalar", "_reconstruct")
             ),
@@ -233,7 +275,8 @@ ALLOWED: Globals = {
         ]
     ),
     **{f"torch.{name}Storage": Global(f"torch.{name}Storage") for name in _QUANTISED},
-    **{name: Global(name) for name in ("torch.Tensor", "torch._tensor.Tensor", _PARAMETER, "numpy.ndarray")},
+    **{name: Global(name) for name in ("torch.Tensor", _PARAMETER)},
+    **{name: Global(name, weights_only=False) for name in ("torch._tensor.Tensor", "numpy.ndarray")},
     **{
         f"torch.{name}": Global(f"torch.{name}")
         for name in ("strided", "sparse_coo", "per_tensor_affine", "per_channel_affine")

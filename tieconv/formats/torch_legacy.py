@@ -19,9 +19,14 @@ _FIRST_WINDOW = 1 << 16
 _LENGTH = 8
 
 
-def read(pread: Pread, length: int, limit: int) -> tuple[object, dict[str, tuple[int, int]]]:
-    """The saved value, and the first and last byte of each storage. Raises `PickleProblem`."""
-    stream = _Stream(pread, length, limit)
+def read(
+    pread: Pread, length: int, limit: int, unsupported: dict[str, None]
+) -> tuple[object, dict[str, tuple[int, int]]]:
+    """The saved value, and the first and last byte of each storage. Raises `PickleProblem`.
+
+    ``unsupported`` gathers what ``torch.load(weights_only=True)`` refuses.
+    """
+    stream = _Stream(pread, length, limit, unsupported)
     if stream.load() != MAGIC:
         refuse("is a pickle and no torch file", "torch.plain-pickle", "save model.state_dict() with torch.save")
     protocol = stream.load()
@@ -47,6 +52,7 @@ class _Stream:
     pread: Pread
     length: int
     limit: int
+    unsupported: dict[str, None]
     position: int = 0
     storages: dict[str, StorageRef] = field(default_factory=dict)
 
@@ -55,7 +61,7 @@ class _Stream:
         while True:
             data = self.pread(min(window, self.limit), self.position)
             try:
-                value, end = run(data, 0, ALLOWED, self._storage, self._most)
+                value, end = run(data, 0, ALLOWED, self._storage, self._most, self.unsupported)
             except Truncated:
                 if self.position + len(data) >= self.length:
                     raise _no_pickle(self.position) from None
@@ -70,6 +76,8 @@ class _Stream:
 
     def _storage(self, pid: object) -> StorageRef:
         reference = storage_reference(pid)
+        if isinstance(pid, tuple) and len(pid) == 5:
+            self.unsupported["a storage without the field of its view"] = None
         known = self.storages.setdefault(reference.key, reference)
         if known != reference:
             refuse(f"describes storage {reference.key} in two ways", "torch.storage-size")

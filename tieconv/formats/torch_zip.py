@@ -63,7 +63,8 @@ def read_archive(pread: Pread, size: int, *, sparse: bool = False) -> dict[str, 
     """
     start, length, count, end = directory_place(pread, size)
     listed = listed_entries(pread(length, start), count)
-    entries = _entries(_Window(pread, start), sorted(listed), start, sparse)
+    listed.sort()
+    entries = _entries(_Window(pread, start), listed, start, sparse)
     if start + length != end:
         malformed("has bytes between its directory and its end", "zip.junk")
     return _without_top(entries)
@@ -99,7 +100,7 @@ class _Window:
 
 
 def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> list[Entry]:
-    """The entries, one behind the other from the first byte of the file to the directory."""
+    """The entries, one behind the other from the first byte of the file to the directory; ``listed`` is used up."""
     found: list[Entry] = []
     position = 0
     following = [entry[0] for entry in listed]
@@ -108,6 +109,7 @@ def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> l
         if offset != position:
             what = "has bytes before its first entry" if not found else "has entries that overlap or leave a gap"
             malformed(what, "zip.overlap" if found else "zip.prefix")
+        listed[number - 1] = _USED
         derived = _derived_start(offset, name, flags, size, following[number]) if sparse else None
         if derived is not None:
             position = following[number]
@@ -127,6 +129,7 @@ def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> l
     return found
 
 
+_USED = Listed(0, b"", 0, 0, 0, 0)
 _ALIGNED = 64
 """What `torch.save` aligns storages to."""
 _STORAGE = re.compile(rb"[^/]+/data/[0-9]+")

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from tieconv.formats.limits import MAX_TENSORS
 from tieconv.formats.pickle_values import refuse
 from tieconv.text import shown
 
@@ -17,7 +18,9 @@ Pread = Callable[[int, int], bytes]
 
 CENTRAL, END, END64, LOCATOR64 = b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 DIRECTORY_LIMIT = 128_000_000
-"""The largest central directory in bytes: a million entries."""
+"""The largest central directory in bytes."""
+_MAX_ENTRIES = MAX_TENSORS + 1000
+"""Entries of the directory: a storage for each tensor, and what lies beside them."""
 MAX_NAME = 1024
 MAX32 = 0xFFFFFFFF
 """A field of 32 bits that says: the number is in the zip64 extra."""
@@ -91,6 +94,8 @@ def _place64(pread: Pread, place: bytes, end: int, small: tuple[int, int, int]) 
 
 
 def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, int, int]:
+    if count > _MAX_ENTRIES:
+        refuse(f"has a directory of {count:,} entries, more than the {_MAX_ENTRIES:,} that are read", "zip.too-large")
     if length > DIRECTORY_LIMIT:
         refuse(f"has a directory of {length:,} bytes", "zip.too-large")
     if start + length > end or count * _CENTRAL.size > length:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +13,8 @@ from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.execute.interrupts import interrupts
+from tieconv.execute.interrupts import Interrupts, interrupts
+from tieconv.execute.owned import owning
 from tieconv.execute.staging import Staging
 from tieconv.execute.swap import publish_new
 from tieconv.execute.target import Target, destination
@@ -56,6 +56,7 @@ class Fixer:
     """Applies the safe remedies of the findings that count.
 
     ``out`` is the path of the new model, ``None`` to replace the model itself; ``source`` is the model as it was named.
+    ``notes`` say what could not be kept of replaced files.
     """
 
     look: Look
@@ -67,6 +68,7 @@ class Fixer:
     now: Fix | None = None
     applied: list[Action] = field(default_factory=list)
     refused: dict[tuple[str, tuple[tuple[str, str], ...]], str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def run(self, model: CheckedModel) -> CheckedModel:
         """The model after its remedies; with a `Failure` where one could not be written."""
@@ -83,7 +85,9 @@ class Fixer:
     def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:
         now = model
         while (planned := self._next(now)) is not None:
-            planned.execute(in_place=True)
+            known = planned.outcome().plan.notes
+            written = planned.execute(in_place=True).plan.notes
+            self.notes += [f"{self.source}: {note}" for note in written if note not in known]
             self._finished()
             now = self.look(model.source)
         return now, model.source if self.applied else None
@@ -98,21 +102,23 @@ class Fixer:
             planned.execute(out)
             self._finished()
             return self.look(out), out
-        with interrupts() as signals, ExitStack() as stack:
-            with signals.shielded():
-                staging = Staging(destination(planned.plan, Target(Path(out))))
-                stack.callback(staging.release)
-            at = self._steps(planned, staging)
-            with signals.shielded():
-                publish_new(at, staging.final)
+        final = destination(planned.plan, Target(Path(out)))
+        with interrupts() as signals:
+            owning(final, signals, lambda staging: self._publish(planned, staging, signals))
         return self.look(out), out
+
+    def _publish(self, first: PlannedWrite, staging: Staging, signals: Interrupts) -> None:
+        at = self._steps(first, staging)
+        with signals.shielded():
+            staging.check()
+            publish_new(at, staging.final)
 
     def _steps(self, first: PlannedWrite, staging: Staging) -> Path:
         planned: Planned | None = first
-        number, at = 0, staging.path
+        number, at = 0, staging.held
         while planned is not None:
             number += 1
-            before, at = at, staging.path / f"step-{number}" / staging.final.name
+            before, at = at, staging.held / f"step-{number}" / staging.final.name
             os.mkdir(at.parent)
             planned.execute(at)
             self._finished()

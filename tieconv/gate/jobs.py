@@ -20,12 +20,21 @@ def each(work: Callable[[str], T], paths: Sequence[str], jobs: int) -> Iterator[
     if jobs <= 1:
         yield from map(work, paths)
         return
+    import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
+    others = set(multiprocessing.active_children())
     pool = ProcessPoolExecutor(jobs, initializer=_answer_signals)
     try:
-        yield from pool.map(work, paths)
+        done = pool.map(work, paths)
+        mine = set(multiprocessing.active_children()) - others
+        try:
+            yield from done
+        except BaseException:  # nobody waits for a model that is being read
+            for process in mine:
+                process.terminate()
+            raise
     except BrokenProcessPool:
         raise TieconvError(
             "a process that checked models was killed", "is memory short? try --jobs 1", "jobs.killed"

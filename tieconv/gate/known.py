@@ -30,7 +30,7 @@ def find_rule(word: str) -> Rule:
 def unknown(word: str, where: str = "") -> SettingsError:
     """The error for a word that no rule's code or name is."""
     prefix = f"{where}: " if where else ""
-    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is no rule", _meant(word), "rule.unknown")
+    return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
 
 
 def close(word: str, words: Iterable[str]) -> list[str]:
@@ -43,9 +43,17 @@ def close(word: str, words: Iterable[str]) -> list[str]:
 def _meant(word: str) -> str:
     named = {rule.name: rule for rule in rules()}
     coded = {rule.code: rule for rule in rules()}
-    found = [coded[code] for code in close(word.upper(), coded)]
-    found += [named[name] for name in close(word.lower(), named)]
-    if not found:
+    likely = [coded[code] for code in (*_spelled(word.upper(), coded), *close(word.upper(), coded))]
+    likely += [named[name] for name in close(word.lower(), named)]
+    likely += [rule for name, rule in named.items() if len(word) > 2 and word.lower() in name]
+    if not likely:
         return "tieconv rules lists them"
-    near = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in found)
-    return f"did you mean {' or '.join(list(near)[:3])}? tieconv rules lists all"
+    unique = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in likely)
+    return f"did you mean {' or '.join(list(unique)[:3])}? tieconv rules lists all"
+
+
+def _spelled(word: str, codes: Iterable[str]) -> list[str]:
+    """Return the codes with the letters and the number of ``word``, then those that start like it."""
+    letters, number = word.rstrip("0123456789"), word[len(word.rstrip("0123456789")) :]
+    same = [code for code in codes if number and code == f"{letters}{int(number[:9]):03d}"]
+    return same + [code for code in codes if word and code.startswith(word) and code not in same]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from tieconv.checkpoint.checked import CheckedModel, CheckReport
-from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.checkpoint.finding import Action, Level
 from tieconv.errors import DestinationError, SettingsError
 from tieconv.reporters.check_json import read
 from tieconv.sources.texts import read_text
@@ -44,6 +47,7 @@ class RunFile:
                 if entry["schema"] != RUN_SCHEMA:
                     raise ValueError(f"no {RUN_SCHEMA}")
                 [model] = read(json.dumps(entry["report"])).models
+                model = _with_actions(model, entry["actions"])
             except (ValueError, KeyError, TypeError) as error:
                 if number == len(lines) and number > 1:  # a run that was killed while it wrote
                     continue
@@ -62,10 +66,12 @@ class RunFile:
             "schema": RUN_SCHEMA,
             "asked": self._asked,
             "report": CheckReport((model,), Level.WARNING).to_dict(),
+            "actions": [_action_of(entry) for entry in model.findings],
         }
         data = json.dumps(entry).encode() + b"\n"
         try:
             with open(self._path, "ab") as file:
+                _check_own(self._path, os.fstat(file.fileno()))
                 if not self._whole:  # the rest of a line that a killed run left
                     file.truncate(self._end)
                     self._whole = True
@@ -75,3 +81,34 @@ class RunFile:
             raise DestinationError(
                 f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
             ) from error
+
+
+def _check_own(path: str, status: os.stat_result) -> None:
+    """Raise `DestinationError` for a second name of another file, which would grow with this one."""
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise DestinationError(
+            f"{shown(path)} is a hard link to another file, so nothing is appended to it",
+            "name another file",
+            "out.text",
+        )
+
+
+def _action_of(entry: CheckedFinding) -> list[object] | None:
+    """The remedy as data, which the report leaves out and the summary counts."""
+    action = entry.finding.remedy.action if entry.finding.remedy else None
+    return [action.verb, action.source, [list(option) for option in action.options]] if action else None
+
+
+def _with_actions(model: CheckedModel, given: list[Any]) -> CheckedModel:
+    """``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
+    findings = (_with_action(entry, one) for entry, one in zip(model.findings, given, strict=True))
+    return replace(model, findings=tuple(findings))
+
+
+def _with_action(entry: CheckedFinding, given: list[Any] | None) -> CheckedFinding:
+    remedy = entry.finding.remedy
+    if given is None or remedy is None:
+        return entry
+    verb, source, options = given
+    action = Action(str(verb), str(source), tuple((str(flag), str(value)) for flag, value in options))
+    return replace(entry, finding=replace(entry.finding, remedy=replace(remedy, action=action)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import Depth, Duplicate, Head, Inspection, Shadow, State, Tie
+from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, Inspection, Shadow, State, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated
@@ -62,8 +62,19 @@ def inspect_checkpoint(
         bytes_read=getattr(reader, "bytes_read", 0),
         shadows=_shadows(checkpoint, reader, depth, played),
         storage=storage,
+        wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
     return replace(found, config=replace(config, effect=effect(found)))
+
+
+def _wrapped_ties(
+    family: Family, config: ConfigView, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
+) -> tuple[Tie, ...]:
+    """The groups under names that a training wrapper's prefix hides from every loader."""
+    from tieconv.families.wrappers import through_wrappers  # most models have their names
+
+    wrapped = through_wrappers(family, tensors)
+    return survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else ()
 
 
 def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, played: set[str]) -> tuple[Shadow, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
@@ -70,6 +70,24 @@ def pieces(start: int, end: int, length: int) -> Iterator[tuple[int, int]]:
         yield offset, min(length, end - offset)
 
 
+def stored_pieces(
+    reader: ByteReader, spans: Sequence[ByteRange], start: int, end: int, length: int
+) -> Iterator[tuple[int, int]]:
+    """As `pieces`, without those that are holes of every span: the file system proves that these bytes are zeros.
+
+    ``start`` and ``end`` are offsets within each span.
+    """
+    next_data: Callable[[ByteRange, int], int] | None = getattr(reader, "next_data", None)
+    while start < end:
+        if next_data is not None:
+            stored = min(next_data(span, start) for span in spans)
+            if stored >= end:
+                return
+            start += (stored - start) // length * length
+        yield start, min(length, end - start)
+        start += length
+
+
 def sample_pieces(size: int) -> list[tuple[int, int]]:
     """(offset, size) of the head, tail and middle samples; none where they would cover half the bytes.
 
@@ -87,13 +105,18 @@ def read(reader: ByteReader, span: ByteRange, offset: int, size: int) -> bytearr
     return buffer
 
 
-def stream(reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK) -> Iterator[bytearray]:
+def stream(
+    reader: ByteReader, span: ByteRange, *, start: int = 0, length: int = BLOCK, holes: bool = True
+) -> Iterator[bytearray]:
     """The bytes of ``span`` from ``start`` on, in pieces of ``length`` bytes (the last may be shorter).
+
+    Pieces that are holes in the file are left out where ``holes`` is false: they are zeros.
 
     Every piece but a shorter last one is the same buffer, overwritten: use it before asking for the next.
     """
     buffer = bytearray(min(length, max(span.size - start, 0)))
-    for offset, size in pieces(start, span.size, length):
+    places = pieces(start, span.size, length) if holes else stored_pieces(reader, (span,), start, span.size, length)
+    for offset, size in places:
         if size < len(buffer):
             buffer = bytearray(size)
         reader.read_into(span, offset, memoryview(buffer))

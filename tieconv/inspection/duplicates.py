@@ -15,7 +15,19 @@ from math import isfinite
 from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.inspection import Duplicate, State
 from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, Piece, announce, announced, pieces, read, sample_pieces
+from tieconv.inspection.blocks import (
+    ANNOUNCED,
+    BLOCK,
+    SAMPLE,
+    Piece,
+    announce,
+    announced,
+    read,
+    sample_pieces,
+    stored_pieces,
+)
+from tieconv.inspection.equality import is_known_equal
+from tieconv.inspection.pair_work import PairWork, cross_pairs
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
@@ -115,7 +127,9 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
             continue
         _announce_ends(reader, bucket, 1)
         for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
+            work = PairWork(alike)
             for one, two in combinations(alike, 2):
+                work.spend(one[0], two[0])
                 view = sharing(one[0], two[0]) is not None
                 if not reported.joins(one, two) and (view or transposed(reader, one[0], two[0])):
                     yield Duplicate(State.TRANSPOSED, (one[0].name, two[0].name), 0 if view else two[0].nbytes)
@@ -157,9 +171,11 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
         edges = {group[0].name: _edges(reader, group[0]) for group in bucket}
         narrowed: set[str] = set()
         bucket.sort(key=lambda group: (-BITS[group[0].dtype], group[0].name))
-        for one, two in combinations(bucket, 2):
+        work = PairWork(bucket)
+        for one, two in cross_pairs(bucket):
             pair = (one[0], two[0])
             if narrowed.isdisjoint(tensor.name for tensor in pair) and _may_be_cast(edges, *pair):
+                work.spend(*pair)
                 relation = None if reported.joins(one, two) else relate_cast(reader, *pair)
                 if relation:
                     narrow = one[0] if relation.detail["narrow"] == one[0].name else two[0]
@@ -229,6 +245,9 @@ def _split_by_sample(
 
 def _lockstep(reader: ByteReader, group: list[TensorRecord]) -> Iterator[list[TensorRecord]]:
     """Partition refinement: read all members block by block and follow each part that still agrees."""
+    if len(group) == 2 and is_known_equal(reader, group[0].range, group[1].range):
+        yield group
+        return
     pending = [(group, 0)]
     while pending:
         members, start = pending.pop()
@@ -244,7 +263,7 @@ def _advance(reader: ByteReader, members: list[TensorRecord], start: int) -> tup
     total = members[0].nbytes
     length = max(SAMPLE, min(BLOCK, _BUFFERED // len(members)))
     buffers = [bytearray(0), bytearray(0)]
-    for offset, size in pieces(start, total, length):
+    for offset, size in stored_pieces(reader, [member.range for member in members], start, total, length):
         if len(buffers[0]) != size:
             buffers = [bytearray(size), bytearray(size)]
         parts = _parts(reader, members, offset, buffers)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tieconv.checkpoint.records import ByteRange, ByteReader
-from tieconv.inspection.blocks import announce, read, sample_pieces, stream
+from tieconv.inspection.blocks import BLOCK, announce, read, sample_pieces, stored_pieces, stream
 
 
-def equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
+def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
     """Whether two ranges hold the same bytes: a NaN equals itself, -0.0 does not equal 0.0.
 
     Head, tail and middle samples refute most differing pairs; equality is claimed only after every
-    byte of both was compared. Raises what the reader raises.
+    byte of both was compared. ``watch`` is called with the blocks of ``a``, where they are read. A reader that reads
+    from far away keeps the ranges that were found equal. Raises what the reader raises.
     """
     if a.size != b.size:
         return False
     if a == b or same_file_range(reader, a, b):
         return True
-    return samples_equal(reader, a, b) and _lockstep_equal(reader, a, b)
+    if is_known_equal(reader, a, b):
+        return True
+    if not (samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)):
+        return False
+    kept: set[frozenset[ByteRange]] | None = getattr(reader, "equal_ranges", None)
+    if kept is not None:
+        kept.add(frozenset((a, b)))
+    return True
+
+
+def is_known_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
+    """Whether the reader keeps that two ranges were found equal before."""
+    return frozenset((a, b)) in getattr(reader, "equal_ranges", ())
 
 
 def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
@@ -51,9 +64,18 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
     return done
 
 
-def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
+def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
     # Whole bytearrays compare by memcmp; memoryviews compare item by item, five times slower.
-    return all(one == two for one, two in zip(stream(reader, a), stream(reader, b), strict=True))
+    one, two = bytearray(min(BLOCK, a.size)), bytearray(min(BLOCK, a.size))
+    for offset, size in stored_pieces(reader, (a, b), 0, a.size, BLOCK):
+        if size < len(one):
+            one, two = bytearray(size), bytearray(size)
+        reader.read_into(a, offset, memoryview(one))
+        reader.read_into(b, offset, memoryview(two))
+        if one != two:
+            return False
+        watch(one)
+    return True
 
 
 def _prefix(one: Sequence[int], two: Sequence[int]) -> int:

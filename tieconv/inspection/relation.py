@@ -13,6 +13,7 @@ from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.inspection.equality import common_prefix, equal
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposed
+from tieconv.inspection.values import NanWatch
 from tieconv.inspection.views import readable
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> 
     if known is not None:
         return known
     reader, (canonical, other) = readable(reader, (canonical, other))
-    if _same_form(canonical, other) and equal(reader, canonical.range, other.range):
+    watch = NanWatch(reader, canonical)
+    if _same_form(canonical, other) and equal(reader, canonical.range, other.range, watch):
+        watch.keep()
         return Relation(State.IDENTICAL)
     if transposed(reader, canonical, other):
         return Relation(State.TRANSPOSED)

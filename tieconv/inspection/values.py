@@ -39,7 +39,7 @@ _LAYOUTS = {
 def all_zero(reader: ByteReader, span: ByteRange) -> bool:
     """Whether every byte of ``span`` is zero (so -0.0 is not); stops at the first that is not."""
     zeros = b""
-    for block in stream(reader, span):
+    for block in stream(reader, span, holes=False):
         if len(zeros) != len(block):
             zeros = bytes(len(block))
         if block != zeros:
@@ -59,7 +59,7 @@ def bias_summary(reader: ByteReader, record: TensorRecord) -> tuple[BiasState, f
     if layout is None:
         zero = all_zero(reader, record.range)
         return (BiasState.ZERO, 0.0) if zero else (BiasState.NONZERO, None)
-    largest = max((_largest(block, layout) for block in stream(reader, record.range)), default=0)
+    largest = max((_largest(block, layout) for block in stream(reader, record.range, holes=False)), default=0)
     if largest >= layout.infinity:
         return BiasState.NONZERO, None
     return (BiasState.NONZERO if largest else BiasState.ZERO), _decode(largest, record.dtype)
@@ -70,14 +70,37 @@ def has_nan(reader: ByteReader, record: TensorRecord) -> bool:
 
     Raises what the reader raises.
     """
+    known: bool | None = getattr(reader, "nans", {}).get(record.range)
+    if known is not None:
+        return known
     reader, (record,) = readable(reader, (record,))
     layout = _LAYOUTS.get(record.dtype)
     if layout is None:
         return False
     return any(
         _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
-        for block in stream(reader, record.range)
+        for block in stream(reader, record.range, holes=False)
     )
+
+
+class NanWatch:
+    """Whether there is a NaN in the blocks of a tensor that pass by, for a reader that keeps it (``nans``)."""
+
+    def __init__(self, reader: ByteReader, record: TensorRecord) -> None:
+        self._kept: dict[ByteRange, bool] | None = getattr(reader, "nans", None)
+        self._layout = _LAYOUTS.get(record.dtype) if self._kept is not None else None
+        self._range, self._found, self._seen = record.range, False, 0
+
+    def __call__(self, block: bytearray) -> None:
+        layout = self._layout
+        self._seen += len(block)
+        if layout is not None and not self._found:
+            self._found = _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
+
+    def keep(self) -> None:
+        """Keep it if all blocks have passed."""
+        if self._kept is not None and self._layout is not None and self._seen == self._range.size:
+            self._kept[self._range] = self._found
 
 
 def _may_hold_nan(block: bytearray, layout: _Layout) -> bool:

@@ -16,6 +16,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.parity import Identity, Parity, Verdict
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import swap, tree
+from tieconv.execute.attributes import Like, inherit_directory
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
@@ -81,13 +82,15 @@ class _Job:
     stage: int = 0
 
     def run(self) -> ExportOutcome:
-        raw = self.staging.path / "raw"
+        raw = self.staging.held / "raw"
         os.mkdir(raw)
         versions = export_adapter.versions()
-        document, identity = self._trace(raw)
+        document, reference = self._trace(raw)
         self._begin("share")
         shared = share(raw, self.staging.new, self.settings.form)
-        report = self._measure(identity)
+        identity = None if reference is None else self._proved(reference)
+        del reference
+        report = self._measure()
         _check_once(self.plan, report.identity if report else identity)
         outcome = ExportOutcome(
             replace(self.plan, notes=tuple(dict.fromkeys((*self.plan.notes, *shared.notes)))),
@@ -112,10 +115,10 @@ class _Job:
     def _has(self, name: str) -> bool:
         return (self.staging.new / name).exists()
 
-    def _trace(self, raw: Path) -> tuple[dict[str, Any], Identity | None]:
-        """The exporter's own graph in ``raw``, and its document.
+    def _trace(self, raw: Path) -> tuple[dict[str, Any], Reference | None]:
+        """Write the exporter's own graph to ``raw``; return its document.
 
-        Without parity the graph's axes and weights are proved while the model is loaded.
+        Without parity the loaded model comes along: axes and weights of the finished graph are proved against it.
         """
         self._begin("load")
         checkpoint = self.evidence.checkpoint
@@ -129,10 +132,10 @@ class _Job:
             made = export_adapter.export_graph(reference.model, inputs, self.settings.opset)
         document = export_adapter.save(made, raw)
         del made, inputs
-        return document, None if self.settings.parity else self._proved(raw, reference)
+        return document, None if self.settings.parity else reference
 
-    def _proved(self, raw: Path, reference: Reference) -> Identity:
-        identity, gates = stored_gates(str(raw / GRAPH), self.evidence, reference)
+    def _proved(self, reference: Reference) -> Identity:
+        identity, gates = stored_gates(str(self.staging.new / GRAPH), self.evidence, reference)
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
@@ -142,7 +145,7 @@ class _Job:
             )
         return identity
 
-    def _measure(self, identity: Identity | None) -> Parity | None:
+    def _measure(self) -> Parity | None:
         if not self.settings.parity:
             return None
         self._begin("parity")
@@ -160,13 +163,17 @@ class _Job:
             files.write("parity.json", f"{outcome.parity}\n")
             files.write("parity.html", render(outcome.parity))
         files.sync()
-        tree.remove(self.staging.path / "raw")
+        tree.remove(self.staging.held / "raw")
         self.check(False)
         files.check_fresh()
         self._begin("rename")
-        with self.signals.shielded(), writing(self.final.name, self.staging.path, 0):
+        with self.signals.shielded(), writing(self.final.name, self.staging.held, 0):
+            self.staging.check()
             if self.overwrite and os.path.isdir(self.final):
-                swap.publish_directory(new, self.final, self.staging.old)
+                old = os.lstat(self.final)
+                inherit_directory(new, Like(self.final, True))
+                self.staging.set_aside(old)
+                swap.publish_directory(new, self.final, self.staging.old, old)
             else:
                 swap.publish_new(new, self.final)
 

@@ -100,8 +100,9 @@ class PlannedGraphs:
         if self._is_done(target):
             sweep(target.final)  # what a run left that was killed once the graph had its name
             return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path))
-        proofs = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress)
-        return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path), proofs=proofs)
+        written = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress)
+        plan = replace(self.plan, notes=(*self.plan.notes, *written.notes))
+        return GraphOutcome(plan, executed=True, verified=True, output=str(target.target.path), proofs=written.proofs)
 
     def _is_done(self, target: GraphTarget) -> bool:
         """Whether the graphs in place already are what was asked for."""

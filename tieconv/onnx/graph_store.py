@@ -87,7 +87,14 @@ def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = Non
 
 
 def _message(file: GraphFile) -> _Written:
-    proto = ir.serde.serialize_model(file.model)
+    try:
+        proto = ir.serde.serialize_model(file.model)
+    except Exception as error:
+        raise RefusedError(
+            f"{shown(file.name)} cannot be written again: onnx_ir does not serialize it ({type(error).__name__})",
+            "export the model again",
+            "onnx.unwritable",
+        ) from error
     # The library describes every initializer a second time; what the source did not is left out again.
     plain = {one.name for one in proto.graph.initializer} - file.described
     infos = [info for info in proto.graph.value_info if info.name not in plain]

@@ -12,6 +12,7 @@ from tieconv.checkpoint.graph import SessionProof
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import VerificationError
 from tieconv.execute import swap, tree
+from tieconv.execute.attributes import Like, first_like, inherit, inherit_directory, notes
 from tieconv.execute.checks import check_place, stale
 from tieconv.execute.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.exchange import check_unchanged, exchange, standing
@@ -21,7 +22,7 @@ from tieconv.execute.owned import checked, owning
 from tieconv.execute.staging import Staging
 from tieconv.execute.sync import Syncer
 from tieconv.execute.verify import first_difference
-from tieconv.execute.write import Writer, inherit
+from tieconv.execute.write import Record, Writer
 from tieconv.onnx.graph_in_place import publish
 from tieconv.onnx.graph_store import DataFile, Source, Store
 from tieconv.onnx.graph_target import GraphTarget, check, check_beside
@@ -33,9 +34,7 @@ Prove = Callable[[Path], tuple[SessionProof, ...]]
 Progress = Callable[[int, int], None]
 
 
-def write(
-    target: GraphTarget, store: Store, prove: Prove, progress: Progress | None = None
-) -> tuple[SessionProof, ...]:
+def write(target: GraphTarget, store: Store, prove: Prove, progress: Progress | None = None) -> Written:
     """Write the store, prove it with ``prove(staged root)`` and give it its name.
 
     Raises a `TieconvError` and leaves OUT as it was where anything fails. A lone graph's data gets its name before
@@ -61,6 +60,14 @@ def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tic
     return tick
 
 
+@dataclass(frozen=True)
+class Written:
+    """What sessions hold of the graphs that were written, and notes about attributes that could not be kept."""
+
+    proofs: tuple[SessionProof, ...]
+    notes: tuple[str, ...]
+
+
 @dataclass
 class _Job:
     target: GraphTarget
@@ -69,10 +76,13 @@ class _Job:
     staging: Staging
     tick: Tick
     before: dict[str, FileState] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
+    replaced: os.stat_result | None = None
 
-    def run(self, prove: Prove, signals: Interrupts) -> tuple[SessionProof, ...]:
+    def run(self, prove: Prove, signals: Interrupts) -> Written:
         new = self.staging.new
-        if self._swaps and not swap.can_exchange(self.staging.path):
+        self.replaced = os.lstat(self.final) if os.path.lexists(self.final) else None
+        if self._swaps and not swap.can_exchange(self.staging.held):
             raise swap.cannot_exchange(self.final)
         os.mkdir(new)
         syncer = Syncer()
@@ -88,13 +98,14 @@ class _Job:
             self._like_the_old(directory)
             tree.sync_directory(directory)
         self._look_again(writer)
-        with signals.shielded(), writing(self.final.name, self.staging.path, 0):
+        with signals.shielded(), writing(self.final.name, self.staging.held, 0):
+            self.staging.check()
             self._publish()
-        return proofs
+        return Written(proofs, notes(self.record.lost))
 
     def _write(self, syncer: Syncer) -> Writer:
         root = Path(self.target.listing.root)
-        writer = Writer(root, self.staging.new, syncer, self.tick, lambda name: None)
+        writer = Writer(root, self.staging.new, syncer, self.tick, self._like, self.record)
         for name, data in self.store.graphs.items():
             with self._created(name, syncer) as descriptor:
                 write_full(descriptor.number, data, 0)
@@ -112,6 +123,11 @@ class _Job:
         """Whether the model's own directory is exchanged."""
         return self.target.in_place and not self.target.is_file
 
+    @property
+    def _replaces(self) -> bool:
+        """Whether OUT is there and gives its mode to what takes its name."""
+        return self.target.in_place or (self.target.target.overwrite and self.replaced is not None)
+
     def _link_everything_else(self) -> None:
         """The directory as it is, ``.git`` and all, without what was written and what goes."""
         written = {name for name, _ in tree.walk(self.staging.new)}
@@ -119,10 +135,12 @@ class _Job:
         tree.link(self.final, self.staging.new, {*written, *self.store.removed})
 
     def _like_the_old(self, directory: Path) -> None:
-        """An exchanged directory keeps the mode and owner of the old one."""
-        if self._swaps:
-            old = os.stat(self.final / directory.relative_to(self.staging.new))
-            inherit(directory, old, stat.S_IMODE(old.st_mode))
+        """A directory that replaces another keeps the mode and owner of the old one."""
+        name = directory.relative_to(self.staging.new)
+        if self._replaces and not self.target.is_file and (self.final / name).is_dir():
+            lost = inherit_directory(directory, Like(self.final / name, True))
+            if lost:
+                self.record.lost[f"{name}/"] = lost
 
     def _write_data(self, file: DataFile, syncer: Syncer) -> None:
         with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
@@ -137,14 +155,18 @@ class _Job:
     def _created(self, name: str, syncer: Syncer) -> _Created:
         path = self.staging.new / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        return _Created(number, syncer, self._like(name))
+        like = self._like(name)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, like.creation_mode)
+        return _Created(name, number, syncer, like, self.record)
 
-    def _like(self, name: str) -> os.stat_result:
-        """The source file whose mode and owner a written one takes over."""
+    def _like(self, name: str) -> Like:
+        """The file whose mode and owner a written one takes over: one of OUT, or else of the source."""
         listing = self.target.listing
         alike = listing.named or (name if name in listing.entries else next(iter(self.store.graphs)))
-        return os.stat(os.path.join(listing.root, alike))
+        source, replaced = Path(listing.root, alike), self.final if self.target.is_file else self.final / name
+        if self.target.in_place:
+            return Like(source, True)
+        return first_like(replaced if self._replaces else None, source) or Like(source, False)
 
     def _compare(self) -> None:
         """What was written reads back as what it was made from."""
@@ -194,10 +216,12 @@ class _Job:
     def _publish(self) -> None:
         if self._swaps:
             with standing(self.final):
-                exchange(self.staging.new, self.final, self.before)
+                assert self.replaced is not None
+                exchange(self.staging.new, self.final, self.replaced, self.before)
         elif not self.target.is_file:
-            if self.target.target.overwrite and os.path.isdir(self.final):
-                swap.publish_directory(self.staging.new, self.final, self.staging.old)
+            if self.target.target.overwrite and self.replaced is not None:
+                self.staging.set_aside(self.replaced)
+                swap.publish_directory(self.staging.new, self.final, self.staging.old, self.replaced)
             else:
                 swap.publish_new(self.staging.new, self.final)
         elif self.target.in_place:
@@ -211,6 +235,7 @@ class _Job:
         published: list[Path] = []
         try:
             for file in self.store.data:
+                self.staging.set_data(os.lstat(self.staging.new / file.name))
                 swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
                 published.append(self.final.parent / file.name)
             replaces = self.target.target.overwrite and self.final.exists()
@@ -225,9 +250,11 @@ class _Job:
 class _Created:
     """A file being written: handed to the syncer and closed at the end."""
 
+    name: str
     number: int
     syncer: Syncer
-    like: os.stat_result
+    like: Like
+    record: Record
 
     def __enter__(self) -> _Created:
         return self
@@ -235,7 +262,8 @@ class _Created:
     def __exit__(self, kind: object, *_: object) -> None:
         try:
             if kind is None:
-                inherit(self.number, self.like, stat.S_IMODE(self.like.st_mode) & 0o777)
+                if lost := inherit(self.number, self.like):
+                    self.record.lost[self.name] = lost
                 self.syncer.add(self.number)
         finally:
             os.close(self.number)

@@ -15,6 +15,7 @@ from tieconv.checkpoint.operation import (
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
+    SetMetadata,
     SetTensor,
     ShareTensor,
     TrimStorage,
@@ -120,5 +121,7 @@ def _summary(command: str, edits: Edits, config_changes: bool) -> str:
             parts.append(f"{count(number, 'tensor')} {word}")
     if config_changes:
         parts.append("config updated")
+    if any(isinstance(operation, SetMetadata) for operation in edits.operations):
+        parts.append("metadata updated")
     done = {"retie": "tied", "untie": "untied"}.get(command, "done")
     return ", ".join(parts) if parts else f"already {done}: nothing to change"

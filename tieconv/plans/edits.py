@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tieconv.checkpoint import kept_copies
 from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.operation import (
     AverageTensor,
@@ -65,6 +66,7 @@ class Edits:
     additions: dict[str, tuple[OutputTensor, str]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     trims: dict[tuple[str, str], OutputStorage] = field(default_factory=dict)
+    kept_copies: set[str] = field(default_factory=set)
 
     def drop(self, name: str, because: str) -> None:
         """Leave a stored tensor out; an addition of the same name undoes itself."""
@@ -124,6 +126,10 @@ class Edits:
             OutputTensor(record.name, record.dtype, shape, Padded(content, zeros) if zeros else content),
             record.name,
         )
+
+    def keep_copy(self, name: str) -> None:
+        """Mark ``name`` in its file's metadata as a copy that is wanted, where the file has metadata."""
+        self.kept_copies.add(name)
 
     def share(self, name: str, source: TensorRecord) -> None:
         """Make ``name`` a view of the storage of ``source``, in whose file it is."""
@@ -186,7 +192,7 @@ def _sharded(edits: Edits) -> Files:
             weights.append(changed)
     if new:
         shard = _unused_name(edits.checkpoint)
-        metadata = {"format": "pt"} if edits.checkpoint.format != "torch" else None
+        metadata = _new_metadata(edits, shard, {tensor.name for tensor, _ in new.values()})
         weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
     text = _index_text(edits, tuple(weights), removed)
     return _assemble(edits, tuple(weights), text, tuple(removed))
@@ -195,7 +201,7 @@ def _sharded(edits: Edits) -> Files:
 def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
     """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
     mine = {tensor.name for tensor in file.tensors}
-    metadata, changed = _metadata(file, edits)
+    metadata, changed = _metadata(file, edits, _names_after(edits, mine, additions))
     trimmed = any(name == file.name for name, _ in edits.trims)
     if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
         return None
@@ -215,8 +221,15 @@ def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[Outpu
     return OutputWeights(file.name, tuple(tensors), metadata)
 
 
-def _metadata(file: WeightFile, edits: Edits) -> tuple[Mapping[str, str] | None, bool]:
-    """The file's metadata without alias entries that the edits make untrue.
+def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:
+    """The names that a file which holds ``mine`` will hold."""
+    kept = {name for name in mine if name not in edits.drops and name not in additions}
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in kept}
+    return renamed | {tensor.name for tensor, _ in additions.values()}
+
+
+def _metadata(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Mapping[str, str] | None, bool]:
+    """The metadata of ``file``, which will hold ``names``, without entries that the edits make untrue.
 
     `safetensors.torch.save_model` records a dropped alias as ``{dropped name: kept name}``.
     """
@@ -225,9 +238,38 @@ def _metadata(file: WeightFile, edits: Edits) -> tuple[Mapping[str, str] | None,
     tensors = edits.checkpoint.tensors
     stored = edits.after()
     stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
+    after = {key: value for key, value in file.metadata.items() if key not in stale}
     for key in stale:
         edits.operations.append(SetMetadata(file.name, key, None))
-    return {key: value for key, value in file.metadata.items() if key not in stale}, bool(stale)
+    changed = edits.checkpoint.format == "safetensors" and _mark_copies(file, edits, names, after)
+    return after, changed or bool(stale)
+
+
+def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict[str, str]) -> bool:
+    """Write into ``metadata`` which of the ``names`` are wanted copies; return whether that changes it."""
+    before = kept_copies.names_in(metadata)
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in before}
+    after = (renamed | edits.kept_copies) & names
+    if before == after:
+        return False
+    value = kept_copies.entry(after) if after else None
+    edits.operations.append(SetMetadata(file.name, kept_copies.KEY, value))
+    if value is None:
+        del metadata[kept_copies.KEY]
+    else:
+        metadata[kept_copies.KEY] = value
+    return True
+
+
+def _new_metadata(edits: Edits, shard: str, names: Iterable[str]) -> Mapping[str, str] | None:
+    """The metadata of a new shard with ``names``; torch files have none."""
+    if edits.checkpoint.format == "torch":
+        return None
+    copies = edits.kept_copies.intersection(names)
+    if not copies:
+        return {"format": "pt"}
+    edits.operations.append(SetMetadata(shard, kept_copies.KEY, kept_copies.entry(copies)))
+    return {"format": "pt", kept_copies.KEY: kept_copies.entry(copies)}
 
 
 def _unused_name(checkpoint: Checkpoint) -> str:

@@ -45,6 +45,7 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     edits.additions.update(
         {name: (replace(tensor, name=to(name)), beside) for name, (tensor, beside) in edits.additions.items()}
     )
+    edits.kept_copies = {to(name) for name in edits.kept_copies}
     why = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
     return _promises(promises, to), (why,)
 

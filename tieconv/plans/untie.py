@@ -38,6 +38,8 @@ def plan_untie(
     notes = [*biases.found_half(inspection)]
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent)
+    if keep_flag and inspection.config.effective:
+        notes += _keep_copies(edits, inspection)
     notes += biases.apply(edits, inspection, bias, tied=keep_flag and inspection.config.effective)
     always = inspection.family.tying is Tying.ALWAYS
     tied = inspection.config.effective if keep_flag or always else False
@@ -65,6 +67,27 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
             _guard_rows(inspection, member, origin)
             edits.copy(member.name, origin)
     return tuple(notes)
+
+
+def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
+    """Mark the copies in the metadata; return how to tell `tieconv check` where there is no metadata."""
+    after, checkpoint = edits.after(), inspection.checkpoint
+    copies = [
+        member.name
+        for tie in inspection.ties
+        for member in tie.members
+        if tie.declared and tie.gated and member.state in ALIKE - {State.CANONICAL} and member.name in after
+    ]
+    if not copies:
+        return ()
+    if checkpoint.format == "safetensors" and all(file.metadata is not None for file in checkpoint.files):
+        for name in copies:
+            edits.keep_copy(name)
+        return ()
+    return (
+        "the file has no metadata to mark the copy as wanted: for `tieconv check` write into tieconv.toml "
+        'per-model = [{ model = "OUT", ignore = ["TIE002"], reason = "the copy is wanted" }]',
+    )
 
 
 def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorRecord) -> TensorRecord:

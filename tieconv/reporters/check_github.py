@@ -12,8 +12,10 @@ from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.checkpoint.finding import Level
 from tieconv.reporters import check_view as view
 from tieconv.reporters.check_paths import place, relative
+from tieconv.text import count
 
 _KEPT = 10
+_LOGGED = 150
 _TITLE = 255
 _COMMANDS = {Level.ERROR: "error", Level.WARNING: "warning", Level.NOTE: "notice"}
 
@@ -34,7 +36,9 @@ def render(report: CheckReport) -> str:
         if len(kept) < len(same):
             more = f"{len(same) - len(kept)} more of level {level} are in the log of this step"
             lines.append(_annotation((level, "tieconv check", more, None)))
-    lines += (f"  {level} {title}: {message}" for level, title, message, _ in left)
+    lines += (f"  {level} {title}: {message}" for level, title, message, _ in left[:_LOGGED])
+    if len(left) > _LOGGED:
+        lines.append(f"  … and {count(len(left) - _LOGGED, 'more finding')} (--format json lists them)")
     return "\n".join([*lines, view.summary(report)])
 
 

@@ -1,7 +1,8 @@
-"""The gate's answer as JUnit XML: a test suite a model, a test case a rule.
+"""The gate's answer as JUnit XML: a test suite a model, a test case for each rule that found something.
 
-A finding that reaches the level that fails is a failure, a milder one is output of a case that passes, a waived one
-skips its case; a model that could not be read is an error.
+Failures come first, and a clean model has one case that passes. A finding that reaches the level that fails is a
+failure, a milder one is output of a case that passes, a waived one skips its case. A model that could not be read is an
+error.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from xml.etree import ElementTree as ET
 from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.checks.registry import RULES
 from tieconv.reporters import check_view as view
+from tieconv.text import count
 
 _PARTS = ("failure", "error", "skipped")
 
@@ -36,20 +38,23 @@ def _count(element: ET.Element, within: ET.Element) -> None:
 
 
 def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
-    readable = _case(model, "readable")
     if model.failure:
+        readable = _case(model, "readable")
         error = ET.SubElement(readable, "error", type="unreadable", message=view.line(model.failure.message))
         error.text = view.line(model.failure.hint)
         yield readable
         return
-    yield readable
     names = {rule.code: f"{rule.code} {rule.name}" for rule in RULES}
-    codes = list(report.rules or names)
-    codes += sorted({entry.finding.rule for entry in model.findings} - set(codes))
+    codes = [*names, *sorted({entry.finding.rule for entry in model.findings} - names.keys())]
+    cases = []
     for code in codes:
-        case = _case(model, names.get(code, view.line(code)))
-        _judge(case, [entry for entry in model.findings if entry.finding.rule == code], report)
-        yield case
+        entries = [entry for entry in model.findings if entry.finding.rule == code]
+        if entries:
+            case = _case(model, names.get(code, view.line(code)))
+            _judge(case, entries, report)
+            cases.append(case)
+    yield from sorted(cases, key=lambda case: case.find("failure") is None)
+    yield _case(model, f"{count(len(report.rules or names), 'rule')} applied")
 
 
 def _case(model: CheckedModel, name: str) -> ET.Element:

@@ -1,7 +1,7 @@
 """The gate's answer as SARIF 2.1.0, as GitHub's code scanning and Jenkins' warnings plugin read it.
 
 Names are written as people may see them, escaped where they hold what cannot be shown; exact names are in the JSON
-format. No rule has a `helpUri`, because its page has no address of its own; the page itself is in `help`.
+format. Of the rules only those that ran are listed, each with the address of its documentation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tieconv.checks.interface import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters import check_view as view
 from tieconv.reporters.check_paths import place, relative, uri
-from tieconv.version import VERSION
+from tieconv.version import REPOSITORY, VERSION
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 _RESULTS = 25_000  # GitHub refuses a run with more, and shows the 5,000 worst
@@ -37,20 +37,22 @@ def _run(report: CheckReport) -> dict[str, object]:
     waived = [(model, entry) for model in report.models for entry in view.waived(model)]
     pairs = [*view.open_findings(report), *waived]
     seen: Counter[tuple[str, str]] = Counter()
+    ran = [rule for rule in RULES if not report.rules or rule.code in report.rules]
+    index = {rule.code: number for number, rule in enumerate(ran)}
     return {
-        "tool": {"driver": _driver()},
+        "tool": {"driver": _driver(ran)},
         "originalUriBaseIds": {"%SRCROOT%": {"description": {"text": "The root of the repository."}}},
         "invocations": [_invocation(report, len(pairs) - _RESULTS)],
-        "results": [_result(pair, seen) for pair in pairs[:_RESULTS]],
+        "results": [_result(pair, seen, index) for pair in pairs[:_RESULTS]],
     }
 
 
-def _driver() -> dict[str, object]:
+def _driver(ran: list[Rule]) -> dict[str, object]:
     return {
         "name": "tieconv",
         "version": VERSION,
         "semanticVersion": VERSION,
-        "rules": [_rule(rule) for rule in RULES],
+        "rules": [_rule(rule) for rule in ran],
         "notifications": [
             _notification(_UNREADABLE, "A model could not be read, so nothing is known about it."),
             _notification(_LEFT_OUT, "There are more findings than GitHub takes, and the mildest are left out."),
@@ -71,6 +73,7 @@ def _rule(rule: Rule) -> dict[str, object]:
         "name": rule.name.title().replace("-", ""),
         "shortDescription": {"text": title},
         "fullDescription": {"text": view.line(" ".join((what[1] if what else title).split()))},
+        "helpUri": f"{REPOSITORY}/blob/v{VERSION}/docs/rules.md#{rule.code.lower()}-{rule.name}",
         "help": {"text": body.strip(), "markdown": body.strip()},
         "defaultConfiguration": {"level": str(rule.level)},
         "properties": {
@@ -81,10 +84,7 @@ def _rule(rule: Rule) -> dict[str, object]:
     }
 
 
-_INDEX = {rule.code: place for place, rule in enumerate(RULES)}
-
-
-def _result(pair: _Pair, seen: Counter[tuple[str, str]]) -> dict[str, object]:
+def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) -> dict[str, object]:
     model, entry = pair
     finding = entry.finding
     seen[model.source, entry.fingerprint] += 1
@@ -96,7 +96,7 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]]) -> dict[str, object]:
         text += f"; next: {view.command(remedy.command)}"
     return {
         "ruleId": view.line(finding.rule),
-        **({"ruleIndex": _INDEX[finding.rule]} if finding.rule in _INDEX else {}),
+        **({"ruleIndex": index[finding.rule]} if finding.rule in index else {}),
         "level": str(finding.level),
         "message": {"text": _message(text)},
         "locations": [_location(model, entry)],

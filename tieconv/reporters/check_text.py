@@ -9,6 +9,7 @@ from tieconv.reporters import check_view as view
 from tieconv.reporters.layout import Paint, plain, wrapped
 from tieconv.text import count
 
+_SHOWN_FINDINGS = 40
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
@@ -33,8 +34,12 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
         verdict = paint("unread", "warning")  # nothing was found in what was read
     dropped = len(view.waived(model))
     yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
-    for entry in model.open:
+    findings = [*model.open]
+    for entry in findings[:_SHOWN_FINDINGS]:
         yield from _finding(entry, paint, width)
+    left = len(findings) - _SHOWN_FINDINGS
+    if left > 0:
+        yield f"  … and {count(left, 'more finding')} (--format json lists them)"
     for fix in model.fixes:
         yield from wrapped(view.fixed(fix), "  ", width)
 

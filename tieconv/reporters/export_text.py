@@ -12,17 +12,28 @@ from tieconv.text import count, shown, size
 
 
 def render(outcome: ExportOutcome, paint: Paint = plain, width: int | None = None) -> str:
-    """What will be exported, or was, without a newline at the end; notes are wrapped to ``width`` columns."""
+    """Return what an export will do, without a newline at the end; notes are wrapped to ``width`` columns."""
     plan = outcome.plan
     lines = wrapped(f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}", "", width)
-    lines += columns([*_rows(plan), *(_results(outcome) if outcome.files else _estimate(plan))], width=width)
+    lines += columns([*_rows(plan), *_estimate(plan)], width=width)
+    return "\n".join([*lines, *_notes(plan.notes, paint, width)])
+
+
+def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = plain, width: int | None = None) -> str:
+    """Return what an export made and measured; of its notes those that the plan ``before`` did not have."""
+    lines = columns(_results(outcome), width=width)
     lines += [_session(proof, paint) for proof in outcome.proofs]
     if outcome.parity is not None:
         lines.append(_parity(outcome.parity, paint))
-    for note in plan.notes:
+    new = tuple(note for note in outcome.plan.notes if note not in before.notes)
+    return "\n".join([*lines, *_notes(new, paint, width)])
+
+
+def _notes(notes: tuple[str, ...], paint: Paint, width: int | None) -> Iterator[str]:
+    for note in notes:
         first, *rest = wrapped(shown(note, 400), "  note: ", width)
-        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
-    return "\n".join(lines)
+        yield first.replace("note", paint("note", "warning"), 1)
+        yield from rest
 
 
 def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:

@@ -10,10 +10,19 @@ from tieconv.text import count, shown, size
 
 
 def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
-    """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
+    """Return the plan without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
     plan = outcome.plan
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}", "", width)
     lines += columns(_rows(plan), width=width)
+    for note in plan.notes:
+        first, *rest = wrapped(shown(note, 400), "  note: ", width)
+        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
+    """Return what sessions of the written graphs hold, a line each; empty where no session was made."""
+    lines: list[str] = []
     for proof in outcome.proofs:
         if proof.proved:
             held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)
@@ -25,9 +34,6 @@ def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None
         else:
             first, *rest = wrapped(shown(f"{proof.graph}: {proof.why_not}", 400), "  not proved: ", width)
             lines += [first.replace("not proved", paint("not proved", "warning"), 1), *rest]
-    for note in plan.notes:
-        first, *rest = wrapped(shown(note, 400), "  note: ", width)
-        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
     return "\n".join(lines)
 
 

@@ -9,10 +9,12 @@ from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import difference, measured
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
-from tieconv.text import count, shown, size
+from tieconv.text import count, listed, shown, size
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 _SHOWN_TIES = 8
+_SHOWN_LEVELS = 16
+_SHOWN_FINDINGS = 40
 _UNRUN = "(from source, not run)"
 
 
@@ -30,7 +32,7 @@ def render(inspection: Inspection, paint: Paint = plain, width: int | None = Non
 
 def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     checkpoint, config = inspection.checkpoint, inspection.config
-    named = ", ".join(shown(name) for name in config.architectures) or shown(config.model_type)
+    named = listed(config.architectures, 3) or shown(config.model_type)
     architecture = named or "no architecture declared"
     files = count(len(checkpoint.files), "weight file")
     title = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
@@ -59,9 +61,12 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield ("input embedding", *(_quantised(inspection, "embedding") or ("not stored",)))
     yield _output(inspection)
     yield _bias(inspection)
-    for entry in inspection.config.declared:
+    declared = inspection.config.declared
+    for entry in declared[:_SHOWN_LEVELS]:
         value = "absent" if entry.value is None else _json(entry.value)
         yield "config", shown(entry.path), value
+    if len(declared) > _SHOWN_LEVELS:
+        yield "config", f"… and {count(len(declared) - _SHOWN_LEVELS, 'more level')} (--json lists them)"
     if inspection.checkpoint.config is None and not inspection.checkpoint.read_only:
         yield "config", "no config.json"
     yield from _adapter(inspection)
@@ -105,9 +110,9 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         where = "tied" if inspection.base.config.effective else "not tied"
     yield "adapter of", shown(adapter.base or "no named base model"), where
     if adapter.targets:
-        yield "changes", ", ".join(shown(name, 60) for name in adapter.targets[:8])
+        yield "changes", listed(adapter.targets)
     if adapter.saved:
-        yield "replaces", ", ".join(shown(name, 60) for name in adapter.saved[:8])
+        yield "replaces", listed(adapter.saved)
 
 
 def _output(inspection: Inspection) -> tuple[str, ...]:
@@ -144,15 +149,18 @@ def _bias(inspection: Inspection) -> tuple[str, ...]:
 
 
 def _ties(inspection: Inspection, width: int | None) -> list[str]:
-    if not inspection.ties:
+    ties = inspection.ties or inspection.wrapped_ties
+    if not ties:
         return ["  none known for this architecture"]
     rows: list[tuple[str, ...]] = []
-    for tie in inspection.ties[:_SHOWN_TIES]:
-        for place, member in enumerate(tie.members):
+    for tie in ties[:_SHOWN_TIES]:
+        for place, member in enumerate(tie.members[:_SHOWN_LEVELS]):
             label = str(tie.role).replace("_", " ") if place == 0 else ""
             rows.append((label, shown(member.name), _member(tie, member)))
+        if len(tie.members) > _SHOWN_LEVELS:
+            rows.append(("", f"… and {count(len(tie.members) - _SHOWN_LEVELS, 'more name')} (--json lists them)"))
     lines = columns(rows, width=width)
-    left = len(inspection.ties) - _SHOWN_TIES
+    left = len(ties) - _SHOWN_TIES
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
 
 
@@ -216,8 +224,11 @@ def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
 def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
     if not inspection.findings:
         yield f"  {paint('none', 'good')}"
-    for finding in inspection.findings:
+    for finding in inspection.findings[:_SHOWN_FINDINGS]:
         yield from _finding(finding, paint, width)
+    left = len(inspection.findings) - _SHOWN_FINDINGS
+    if left > 0:
+        yield f"  … and {count(left, 'more finding')} (--json lists them)"
 
 
 def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
+from tieconv.checkpoint import kept_copies
 from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
@@ -30,18 +31,29 @@ from tieconv.text import count, shown, size
 _REMOVED = {"convert": "its tensors are in the new files", "reindex": "outside the index"}
 
 
-def render(outcome: Outcome, paint: Paint = plain, width: int | None = None, *, hardlink: bool = False) -> str:
-    """The plan, without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
+def render(
+    outcome: Outcome,
+    paint: Paint = plain,
+    width: int | None = None,
+    *,
+    hardlink: bool = False,
+    in_place: bool = False,
+) -> str:
+    """Return the plan without a newline at the end.
+
+    Notes are wrapped to ``width`` columns where it is given. Files are said to be removed only ``in_place``: with an
+    output of its own the source keeps them.
+    """
     plan = outcome.plan
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}", "", width)
-    lines += columns(_rows(plan, hardlink), width=width)
+    lines += columns(_rows(plan, hardlink, in_place), width=width)
     for note in plan.notes:
         first, *rest = wrapped(shown(note, 400), "  note: ", width)
         lines += [first.replace("note", paint("note", "warning"), 1), *rest]
     return "\n".join(lines)
 
 
-def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
+def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
     kept, moved = 0, _moved(plan)
     if moved:
         yield (
@@ -56,7 +68,7 @@ def _rows(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
             yield _row(plan, operation)
     if kept or not moved:
         yield "keep", count(kept, "tensor"), "byte for byte"
-    yield from _files(plan, hardlink)
+    yield from _files(plan, hardlink, in_place)
 
 
 def _moved(plan: Plan) -> list[RenameTensor]:
@@ -98,8 +110,13 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
+        case SetMetadata(file, kept_copies.KEY, None):
+            return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is not stored any more"
         case SetMetadata(file, key, None):
             return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
+        case SetMetadata(file, kept_copies.KEY, value):
+            names = ", ".join(map(shown, sorted(kept_copies.names_in({kept_copies.KEY: value or ""}))))
+            return "metadata", shown(file), f"{kept_copies.KEY} marks {names} as stored twice on purpose"
         case SetMetadata(file, key, value):
             return "metadata", shown(file), f"{shown(key)} becomes {shown(value)}"
         case KeepTensor(name):
@@ -115,7 +132,7 @@ def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     return "zeros added at its end" if after > before else "zeros cut off its end"
 
 
-def _files(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
+def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
     before = {file.name for file in plan.checkpoint.files}
     for output in plan.weights:
         verb = "rewrite" if output.name in before else "create"
@@ -125,7 +142,7 @@ def _files(plan: Plan, hardlink: bool) -> Iterator[tuple[str, ...]]:
         yield verb, shown(text.name), size(len(text.text.encode()))
     dropped = {operation.name for operation in plan.operations if isinstance(operation, DropFile)}
     for name in (name for name in plan.removed if name not in dropped):
-        yield "remove", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
+        yield "remove" if in_place else "leave out", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
     if plan.links:
         how = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
         yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how}"

@@ -12,6 +12,7 @@ from tieconv.text import count, shown, size
 from tieconv.version import VERSION
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>#!@~$&])")
+_LISTED = 20
 _VERBS = {"add": "added", "replace": "replaced", "delete": "deleted"}
 
 
@@ -21,6 +22,14 @@ def render(push: Push, paint: Paint = plain) -> str:
     head = f"{paint(f'push {shown(push.directory)}', 'heading')}: {kind} to hf://{push.repo} at {push.commit}"
     rows = [(change.kind, shown(change.name), size(change.bytes)) for change in push.changes]
     lines = columns(rows) if rows else ["  nothing differs"]
+    if push.left_out:
+        lines += [
+            "",
+            "  left out (--include NAME pushes one):",
+            *(f"    {shown(name)}" for name in push.left_out[:_LISTED]),
+        ]
+        if len(push.left_out) > _LISTED:
+            lines.append(f"    and {count(len(push.left_out) - _LISTED, 'more file')}")
     return "\n".join([head, *lines, "", f"  {push.title}", "", *_indented(push.description)])
 
 

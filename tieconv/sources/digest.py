@@ -39,10 +39,26 @@ def _hash_of(reader: object, name: str, kind: Kind) -> str:
     return hash_file(cast("Files", reader), name, kind)
 
 
+def kind_of(digest: str) -> Kind:
+    """The kind of a hash, by its length: git's is a SHA-1."""
+    return "git" if len(digest) == 40 else "sha256"
+
+
+def hash_bytes(data: bytes, kind: Kind) -> str:
+    """The hash of a file that is in memory."""
+    digest = _new(kind, len(data))
+    digest.update(data)
+    return digest.hexdigest()
+
+
 def hash_file(files: Files, name: str, kind: Kind) -> str:
     """The hash of a file, read in blocks. Raises what the reader raises."""
     size = files.state(name).size
-    digest = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    digest = _new(kind, size)
     for offset in range(0, size, _BLOCK):
         digest.update(files.pread(name, _BLOCK, offset))
     return digest.hexdigest()
+
+
+def _new(kind: Kind, size: int) -> hashlib._Hash:
+    return hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)

@@ -55,13 +55,17 @@ def guard_push(directory: str, place: Place, pull_request: bool) -> None:
         )
 
 
-def fetch(listing: Listing, names: Iterable[str]) -> str:
-    """The model in the local cache, the files ``names`` of it fetched there. Raises as `open_model` does."""
+def fetch(listing: Listing, reader: object, names: Iterable[str]) -> str:
+    """The model in the local cache, the files ``names`` of it fetched there, and each held against its hash.
+
+    ``reader`` is the one that `open_model` gave with ``listing``. Raises as `open_model` does.
+    """
     place = parse(listing.source)
     require()
     from tieconv.sources import hub_cache
 
-    return hub_cache.fetch(listing, place, names)
+    known = getattr(reader, "known_hash", None)
+    return hub_cache.fetch(listing, place, {name: known(name)[1] if known else "" for name in names})
 
 
 @contextmanager

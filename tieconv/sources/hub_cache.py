@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -14,9 +14,13 @@ from huggingface_hub.file_download import repo_folder_name
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import UnreadableError
 from tieconv.sources import is_hub
-from tieconv.sources.hub_errors import Transport, translate
+from tieconv.sources.hub_blobs import blob_name, verify
+from tieconv.sources.hub_client import url_of
+from tieconv.sources.hub_errors import MALFORMED, Transport, malformed, translate
+from tieconv.sources.hub_listing import Found, Stored
 from tieconv.sources.hub_manners import transferring
 from tieconv.sources.hub_names import Place, parse
+from tieconv.sources.hub_session import file_key
 from tieconv.sources.local import locate
 from tieconv.sources.threads import interruptible
 from tieconv.text import shell_word, shown
@@ -68,13 +72,22 @@ def _resolve(place: Place) -> str | None:
     return commit if _COMMIT.fullmatch(commit) else None
 
 
-def fetch(listing: Listing, place: Place, names: Iterable[str]) -> str:
-    """The model in the cache, the files ``names`` of it fetched there. Raises `UnreadableError`."""
+def fetch(listing: Listing, place: Place, files: Mapping[str, str]) -> str:
+    """The model in the cache, ``files`` of it (their hashes by the listing) fetched there, every byte hashed.
+
+    An empty hash stands for the one that the cache names the file's blob by. Raises `UnreadableError`.
+    """
     inside = place.path if listing.named is None else os.path.dirname(place.path)
-    wanted = [_literal(os.path.join(inside, name)) for name in names]
+    wanted = [_literal(os.path.join(inside, name)) for name in files]
     what = shown(listing.source)
+    listed = parse(listing.root).revision if is_hub(listing.root) else None
+    served = {
+        file_key(url_of(place.repo, os.path.join(inside, name), listed)): digest
+        for name, digest in files.items()
+        if listed is not None
+    }
     try:
-        with transferring(what):
+        with transferring(max(listing.entries.values(), default=0), served):
             root = interruptible(
                 partial(
                     snapshot_download,
@@ -87,17 +100,35 @@ def fetch(listing: Listing, place: Place, names: Iterable[str]) -> str:
             )
     except Transport as error:
         raise translate(error, what) from None
-    _guard_commit(listing, root, what)
-    return os.path.join(root, place.path) if place.path else str(root)
-
-
-def _guard_commit(listing: Listing, root: str, what: str) -> None:
-    """Raise where the branch has moved since ``listing`` was made: its names may not be those of the new commit."""
-    listed = parse(listing.root).revision if is_hub(listing.root) else None
-    if listed is not None and os.path.basename(root) != listed:
+    except MALFORMED as error:
+        raise malformed(what) from error
+    if listed is not None and os.path.basename(root) != listed:  # the names may not be those of the new commit
         raise UnreadableError(f"{what} has moved on since it was listed", "try again", "hub.moved")
+    verify(place.repo, os.path.join(root, inside), files)
+    return os.path.join(root, place.path) if place.path else str(root)
 
 
 def _literal(name: str) -> str:
     """A pattern that fits the name alone."""
     return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def cached_root(found: Found) -> str:
+    """Where the cache keeps the directory that ``found`` is about, be it there or not."""
+    return os.path.join(snapshot(found.repo, found.commit), found.below).removesuffix("/")
+
+
+def cached_files(found: Found) -> frozenset[str]:
+    """The files of the commit that the local cache holds whole."""
+    root = cached_root(found)
+    if not os.path.isdir(root):
+        return frozenset()
+    return frozenset(name for name, stored in found.stored.items() if _is_cached(os.path.join(root, name), stored))
+
+
+def _is_cached(path: str, stored: Stored) -> bool:
+    """Whether the cache has a file of this size at ``path``, and names its blob, where it has one, by this hash."""
+    try:
+        return os.stat(path).st_size == stored.size and blob_name(path) in (None, stored.digest)
+    except OSError:
+        return False

@@ -16,8 +16,10 @@ from typing import Any, TypeVar
 from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
+from tieconv.checkpoint.record import record
 from tieconv.errors import UnreadableError
-from tieconv.sources.hub_errors import LONGEST_WAIT, Transport, retry_after, retryable, translate
+from tieconv.sources.hub_errors import LONGEST_WAIT, MALFORMED, Transport, malformed, retry_after, retryable, translate
+from tieconv.sources.hub_session import LARGEST_ANSWER, file_key, limits
 from tieconv.text import shown
 from tieconv.version import VERSION
 
@@ -36,6 +38,17 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 def is_offline() -> bool:
     """Whether the user forbade the network (HF_HUB_OFFLINE)."""
     return bool(constants.is_offline_mode())
+
+
+@record
+class RemoteFile:
+    """A file of a commit as the listing has it: its address, how errors name it, its size and its hash."""
+
+    url: str
+    what: str
+    size: int
+    commit: str
+    digest: str
 
 
 class Client:
@@ -57,19 +70,22 @@ class Client:
         for attempt in range(1, ATTEMPTS + 1):
             self.count(requests=1)
             try:
-                return ask()
+                with limits(LARGEST_ANSWER):
+                    return ask()
             except Transport as error:
                 again(error, attempt, what)
+            except MALFORMED as error:
+                raise malformed(what) from error
         raise AssertionError("the last attempt raises")
 
-    def open(self, url: str, what: str, start: int, end: int, size: int, commit: str) -> Body:
-        """The bytes ``start`` to ``end`` of a file of ``size`` bytes, as they arrive."""
-        return Body(self, url, what, start, end, size, commit)
+    def open(self, file: RemoteFile, start: int, end: int) -> Body:
+        """The bytes ``start`` to ``end`` of a file, as they arrive."""
+        return Body(self, file, start, end)
 
-    def read(self, url: str, what: str, start: int, end: int, size: int, commit: str) -> bytes:
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
         """Those bytes at once. Raises `UnreadableError`."""
         data = bytearray(end - start)
-        body = self.open(url, what, start, end, size, commit)
+        body = self.open(file, start, end)
         try:
             body.read_into(memoryview(data))
         finally:
@@ -89,10 +105,10 @@ def again(error: Exception, attempt: int, what: str) -> None:
 class Body:
     """Bytes ``start`` to ``end`` of a file, asked for when they are first needed and again where they break off."""
 
-    def __init__(self, client: Client, url: str, what: str, start: int, end: int, size: int, commit: str) -> None:
+    def __init__(self, client: Client, file: RemoteFile, start: int, end: int) -> None:
         self.position, self.end = start, end
         self._start, self._failures = start, 0
-        self._client, self._url, self._what, self._size, self._commit = client, url, what, size, commit
+        self._client, self._file, self._what = client, file, file.what
         self._answer: AbstractContextManager[Any] | None = None
         self._chunks: Iterator[bytes] = iter(())
         self._left = memoryview(b"")
@@ -131,15 +147,15 @@ class Body:
 
     def _open(self) -> None:
         headers = build_hf_headers(library_name="tieconv", library_version=VERSION)
-        headers["Accept-Encoding"] = "identity"
-        whole = self.position == 0 and self.end == self._size
+        whole = self.position == 0 and self.end == self._file.size
         if not whole:
             headers["Range"] = f"bytes={self.position}-{self.end - 1}"
         self._answer = get_session().stream(
-            "GET", self._url, headers=headers, timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+            "GET", self._file.url, headers=headers, timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
         )
         try:
-            response = self._answer.__enter__()
+            with limits(self._file.size, {file_key(self._file.url): self._file.digest}):
+                response = self._answer.__enter__()
         except BaseException:
             self._answer = None  # nothing was entered
             self._client.count(requests=1)
@@ -151,16 +167,16 @@ class Body:
     def _check(self, response: Any) -> None:
         """Whether the answer is the one that was asked for: its range, the file's size, the commit."""
         hf_raise_for_status(response)
-        said = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._commit}
+        said = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._file.commit}
         for named in said:
             raise UnreadableError(
-                f"{self._what}: the server answers for commit {shown(named, 48)}, not {self._commit}",
+                f"{self._what}: the server answers for commit {shown(named, 48)}, not {self._file.commit}",
                 _DISTRUST,
                 "hub.commit",
             )
         if response.status_code == 206:
             self._check_range(response.headers.get("Content-Range", ""))
-        elif response.status_code != 200 or self.position or self.end != self._size:
+        elif response.status_code != 200 or self.position or self.end != self._file.size:
             raise UnreadableError(
                 f"{self._what}: the server sends the whole file where a part was asked for",
                 "fetch the model, then name its directory: hf download",
@@ -176,8 +192,8 @@ class Body:
             raise UnreadableError(
                 f"{self._what}: the server answers with other bytes than were asked for", _DISTRUST, "hub.content-range"
             )
-        if int(match[3]) != self._size:
-            raise self._lies(f"the file has {int(match[3]):,} bytes where the listing says {self._size:,}")
+        if int(match[3]) != self._file.size:
+            raise self._lies(f"the file has {int(match[3]):,} bytes where the listing says {self._file.size:,}")
 
     def _lies(self, how: str) -> UnreadableError:
         return UnreadableError(f"{self._what}: the server contradicts itself: {how}", _DISTRUST, "hub.size")

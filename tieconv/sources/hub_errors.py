@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from huggingface_hub.errors import (
@@ -24,10 +26,21 @@ from tieconv.text import count
 Transport = (HTTPError, OSError, ValueError)
 """What huggingface_hub and the client below it raise; a `ValueError` is an answer that is no JSON."""
 
+MALFORMED = (TypeError, AttributeError, LookupError, AssertionError, RecursionError)
+"""What huggingface_hub raises for JSON that is not what it asked for: `null`, another type, nested without end."""
+
 LONGEST_WAIT = 60.0
 """Seconds that a server may ask us to wait; who asks for more is told to the user instead."""
-_BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
+BUSY = frozenset({408, 425, 429, 500, 502, 503, 504})
 _LOGIN = "log in with an account that may read it: hf auth login"
+
+
+class AnswerError(OSError):
+    """An answer that is refused before it is used. ``why`` follows the name of the model, or of its file."""
+
+    def __init__(self, why: str, hint: str, code: str) -> None:
+        super().__init__(why)
+        self.why, self.hint, self.code = why, hint, code
 
 
 def status_of(error: BaseException) -> int | None:
@@ -39,11 +52,11 @@ def status_of(error: BaseException) -> int | None:
 
 def retryable(error: BaseException) -> bool:
     """Whether the same request may fare better later."""
-    if isinstance(error, (UnreadableError, OfflineModeIsEnabled, LocalEntryNotFoundError)):
+    if isinstance(error, (UnreadableError, AnswerError, OfflineModeIsEnabled, LocalEntryNotFoundError)):
         return False
     status = status_of(error)
     if status is not None:
-        return status in _BUSY
+        return status in BUSY
     return isinstance(error, (HTTPError, ConnectionError, TimeoutError))
 
 
@@ -53,15 +66,34 @@ def retry_after(response: Any) -> float | None:
     if headers is None:
         return None
     given = str(headers.get("Retry-After", "")).strip()
-    if given.isascii() and given.isdigit() and len(given) < 9:
-        return float(given)
+    if given.isascii() and given.isdigit():
+        return float(given[:9])
+    if (at := _date(given)) is not None:
+        return max(0.0, at - (_date(str(headers.get("Date", ""))) or time.time()))
     window = parse_ratelimit_headers(headers)
     return float(window.reset_in_seconds) if window is not None and window.remaining == 0 else None
 
 
+def _date(text: str) -> float | None:
+    """Seconds since 1970 of a date as HTTP writes it."""
+    try:
+        return parsedate_to_datetime(text).timestamp()
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+
+
+def postponed(wait: float) -> AnswerError:
+    """The error of a server that asks for a longer wait than `LONGEST_WAIT`."""
+    return AnswerError("the Hub allows no more requests for now", _again_in(wait), "hub.rate-limit")
+
+
+def _again_in(wait: float) -> str:
+    return f"try again in {wait:.0f} seconds"
+
+
 def rate_limited(what: str, wait: float | None, tries: str = "") -> UnreadableError:
     """The error of a server that wants no request for ``wait`` seconds."""
-    hint = f"try again in {wait:.0f} seconds" if wait else "try again later, or log in: hf auth login"
+    hint = _again_in(wait) if wait else "try again later, or log in: hf auth login"
     return UnreadableError(f"{what}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
 
 
@@ -69,6 +101,8 @@ def translate(error: Exception, what: str, attempts: int = 1) -> UnreadableError
     """The error for the user; ``what`` is the model, or its file."""
     if isinstance(error, UnreadableError):
         return error
+    if isinstance(error, AnswerError):
+        return UnreadableError(f"{what}: {error.why}", error.hint, error.code)
     for kind, why, hint, code in _KNOWN:
         if isinstance(error, kind):
             return UnreadableError(f"{what} {why}", hint, code)
@@ -83,9 +117,7 @@ def translate(error: Exception, what: str, attempts: int = 1) -> UnreadableError
     if status is not None:
         return UnreadableError(f"{what}: the Hub answers HTTP {status}{tries}", "try again later", "hub.http")
     if isinstance(error, ValueError):
-        return UnreadableError(
-            f"{what}: the answer of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
-        )
+        return malformed(what)
     if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError, HTTPError)):
         return _on_disk(error, what)
     if "timeout" in type(error).__name__.lower():
@@ -93,6 +125,13 @@ def translate(error: Exception, what: str, attempts: int = 1) -> UnreadableError
         return UnreadableError(f"{what}: the Hub did not answer in time{tries}", hint, "hub.timeout")
     hint = "check the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses what the cache holds"
     return UnreadableError(f"{what}: the connection to the Hub failed{tries}", hint, "hub.network")
+
+
+def malformed(what: str) -> UnreadableError:
+    """The error of an answer that is not what the Hub's API gives."""
+    return UnreadableError(
+        f"{what}: the answer of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
+    )
 
 
 def _on_disk(error: OSError, what: str) -> UnreadableError:

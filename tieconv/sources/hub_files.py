@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from types import TracebackType
 
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import UnreadableError
-from tieconv.sources.digest import Kind
-from tieconv.sources.hub_cache import snapshot
-from tieconv.sources.hub_client import Body, Client, url_of
+from tieconv.sources.digest import Kind, hash_bytes, kind_of
+from tieconv.sources.hub_cache import cached_files, cached_root
+from tieconv.sources.hub_client import Body, Client, RemoteFile, url_of
 from tieconv.sources.hub_listing import Found, Stored
+from tieconv.sources.hub_pieces import ROOM, Pieces, neighbours
 from tieconv.sources.local import FileSet
 from tieconv.sources.threads import workers
 from tieconv.text import shown
@@ -36,15 +36,12 @@ WORKERS = 8
 _STREAMS = 8
 
 
-Place = tuple[str, int, int]
-"""A file, the first byte of a range of it and the last + 1."""
-
-
 class HubFiles:
     """A `Files` and `ByteReader` over one commit; files that the local cache holds are read there.
 
     ``costly`` says that bytes travel: inspections sample where they would else compare, unless ``proving``.
-    ``bytes_read`` counts what was read of tensors.
+    ``bytes_read`` counts what was read of tensors. ``nans`` and ``equal_ranges`` keep what was found out about ranges,
+    so that nothing travels twice.
     """
 
     def __init__(self, client: Client, found: Found, tick: Tick | None = None, *, proving: bool = False) -> None:
@@ -53,11 +50,13 @@ class HubFiles:
         self.proving = proving
         self._tick = tick
         self._ends: OrderedDict[tuple[str, int], None] = OrderedDict()
-        self._announced: dict[Place, bytes] = {}
-        self._held: dict[str, list[tuple[int, bytes]]] = {}
+        self.nans: dict[ByteRange, bool] = {}
+        self.equal_ranges: set[frozenset[ByteRange]] = set()
+        self._held = Pieces()
+        self._holds_streams = sum(found.listing.entries.values()) <= ROOM
         self._streams: OrderedDict[tuple[str, int], Body] = OrderedDict()
-        self._cached = _cached_files(found)
-        self._local = FileSet(_cached_root(found))
+        self._cached = cached_files(found)
+        self._local = FileSet(cached_root(found))
         self.costly = any(stored.sha256 and name not in self._cached for name, stored in found.stored.items())
 
     def __enter__(self) -> HubFiles:
@@ -89,34 +88,25 @@ class HubFiles:
     def known_hash(self, name: str) -> tuple[Kind, str]:
         """The hash that the file is stored under."""
         stored = self._stored(name)
-        return ("sha256", stored.sha256) if stored.sha256 else ("git", stored.blob)
+        return kind_of(stored.digest), stored.digest
 
     def announce(self, spans: Iterable[ByteRange]) -> None:
-        """Fetch small ranges that will each be read once, a few at a time, neighbours with one request.
-
-        They are held until they are read, or until others are announced.
-        """
-        self._announced.clear()
+        """Fetch small ranges that will each be read once, a few at a time, neighbours with one request."""
         wanted = sorted({(one.file, one.start, one.end) for one in spans if self._travels(one)})
         if len(wanted) < 2:
             return
-        runs = list(_runs(wanted))
+        runs = list(neighbours(wanted, GAP, READ_AHEAD))
         with workers(min(WORKERS, len(runs))) as pool:
-            for run, data in zip(runs, pool.map(self._fetch_run, runs), strict=True):
-                first = run[0][1]
-                for file, start, end in run:
-                    self._announced[file, start, end] = data[start - first : end - first]
+            for _ in pool.map(lambda run: self._missing(run[0][0], run[0][1], max(end for _, _, end in run)), runs):
+                continue
 
     def _travels(self, span: ByteRange) -> bool:
-        held = span.file in self._cached or self._from_held(span.file, span.start, span.end) is not None
+        held = span.file in self._cached or self._held.get(span.file, span.start, span.end) is not None
         return not held and span.size > 0 and span.end <= self._stored(span.file).size
-
-    def _fetch_run(self, run: list[Place]) -> bytes:
-        return self._fetch(run[0][0], run[0][1], max(end for _, _, end in run))
 
     def prepare(self, names: Iterable[str]) -> None:
         """Fetch the heads of files that will be read next, a few at a time."""
-        wanted = [name for name in names if name not in self._cached and name not in self._held]
+        wanted = [name for name in names if name not in self._cached and not self._held.until(name, 0, 1)]
         if len(wanted) < 2:
             return
         with workers(min(WORKERS, len(wanted))) as pool:
@@ -132,14 +122,10 @@ class HubFiles:
             return b""
         if name in self._cached:
             return self._local.pread(name, size, offset)
-        if name not in self._held and (offset == 0 or _is_document(stored)):
+        if offset == 0 or _is_document(stored):
             self._head(name)
-        found = self._from_held(name, offset, end)
-        if found is not None:
-            return found
-        start = self._known_until(name, offset, end)
-        ahead = self._from_held(name, offset, start) or b""
-        return ahead + self._beyond(name, stored, start, end)
+        ahead = self._held.until(name, offset, end)
+        return ahead if len(ahead) == end - offset else ahead + self._beyond(name, stored, offset + len(ahead), end)
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``. Raises `UnreadableError`."""
@@ -149,10 +135,11 @@ class HubFiles:
             raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch it again", "path.shrank")
         if span.file in self._cached:
             self._local.read_into(span, offset, buffer)
-        elif (found := self._at_hand((span.file, start, end))) is not None:
+        elif (found := self._held.get(span.file, start, end)) is not None:
             buffer[:] = found
+            self._goes_on(span.file, start)
         elif len(buffer) < STREAMED and not self._goes_on(span.file, start):
-            buffer[:] = self._fetch(span.file, start, end)
+            buffer[:] = self._missing(span.file, start, end)
             self._ends[span.file, end] = None
             while len(self._ends) > _STREAMS:
                 self._ends.popitem(last=False)
@@ -164,11 +151,6 @@ class HubFiles:
         """Whether a read goes on where an earlier one of the file ended: then what follows comes as a stream."""
         return (name, start) in self._streams or self._ends.pop((name, start), "") is None
 
-    def _at_hand(self, place: Place) -> bytes | None:
-        """What was announced, and is then let go, or is held."""
-        found = self._announced.pop(place, None)
-        return self._from_held(*place) if found is None else found
-
     def _stream(self, span: ByteRange, start: int, buffer: memoryview) -> None:
         """Go on with the stream that stands at ``start``, or open one to the end of the tensor."""
         done = 0
@@ -176,13 +158,22 @@ class HubFiles:
             key = (span.file, start + done)
             body = self._streams.pop(key, None)
             if body is None:
-                body = self._open(span.file, key[1], min(span.end, key[1] + SECTION))
+                held = self._held.until(span.file, key[1], start + len(buffer))
+                if held:
+                    buffer[done : done + len(held)] = held
+                    done += len(held)
+                    continue
+                body = self._open(
+                    span.file, key[1], self._held.next(span.file, key[1], min(span.end, key[1] + SECTION))
+                )
             size = min(len(buffer) - done, body.end - body.position)
             try:
                 body.read_into(buffer[done : done + size])
             except BaseException:
                 body.close()
                 raise
+            if self._holds_streams:
+                self._held.add(span.file, key[1], bytes(buffer[done : done + size]))
             done += size
             if body.position == body.end:
                 body.close()
@@ -192,11 +183,13 @@ class HubFiles:
                 self._streams.popitem(last=False)[1].close()
 
     def _head(self, name: str) -> None:
-        """Hold the first bytes of a file, or all of a document."""
+        """Hold the first bytes of a file, or all of a document, once."""
+        if self._held.until(name, 0, 1):
+            return
         stored = self._stored(name)
         size = stored.size if _is_document(stored) else min(stored.size, READ_AHEAD)
         if size:
-            self._held.setdefault(name, []).append((0, self._fetch(name, 0, size)))
+            self._held.add(name, 0, self._fetch(name, 0, size))
 
     def _beyond(self, name: str, stored: Stored, start: int, end: int) -> bytes:
         """Bytes that are not held. What is small comes with what stands around it, and is held."""
@@ -206,33 +199,39 @@ class HubFiles:
             first, last = max(min(start, stored.size - READ_AHEAD), 0), stored.size
         else:
             first, last = start, min(max(end, start + SMALL), stored.size)
-        data = self._fetch(name, first, last)
-        held = self._held.setdefault(name, [])
-        held.append((first, data))
-        del held[2:-2]  # head, first tail, and the last two
-        return data[start - first : end - first]
+        return self._missing(name, first, last)[start - first : end - first]
 
-    def _from_held(self, name: str, start: int, end: int) -> bytes | None:
-        for first, data in self._held.get(name, ()):
-            if first <= start and end <= first + len(data):
-                return data[start - first : end - first]
-        return None
-
-    def _known_until(self, name: str, start: int, end: int) -> int:
-        """How far what is held reaches from ``start``; ``start`` itself where it reaches nowhere."""
-        ends = [first + len(data) for first, data in self._held.get(name, ()) if first <= start < first + len(data)]
-        return min(max(ends, default=start), end)
+    def _missing(self, name: str, start: int, end: int) -> bytes:
+        """Bytes of a file, those of them fetched that are not held, which then are."""
+        found = bytearray()
+        while start < end:
+            piece = self._held.until(name, start, end)
+            if not piece:
+                piece = self._fetch(name, start, self._held.next(name, start, end))
+                self._held.add(name, start, piece)
+            found += piece
+            start += len(piece)
+        return bytes(found)
 
     def _fetch(self, name: str, start: int, end: int) -> bytes:
-        stored = self._stored(name)
-        return self.client.read(self._url(name), self._what(name), start, end, stored.size, self.found.commit)
+        file = self._remote(name)
+        data = self.client.read(file, start, end)
+        if start == 0 and end == file.size and hash_bytes(data, kind_of(file.digest)) != file.digest:
+            raise UnreadableError(
+                f"{file.what}: what the server sent does not have the hash of the listing",
+                "check HF_ENDPOINT and proxies",
+                "hub.hash",
+            )
+        return data
 
     def _open(self, name: str, start: int, end: int) -> Body:
-        stored = self._stored(name)
-        return self.client.open(self._url(name), self._what(name), start, end, stored.size, self.found.commit)
+        return self.client.open(self._remote(name), start, end)
 
-    def _url(self, name: str) -> str:
-        return url_of(self.found.repo, self.found.below + name, self.found.commit)
+    def _remote(self, name: str) -> RemoteFile:
+        stored = self._stored(name)
+        commit = self.found.commit
+        url = url_of(self.found.repo, self.found.below + name, commit)
+        return RemoteFile(url, self._what(name), stored.size, commit, stored.digest)
 
     def _what(self, name: str) -> str:
         return f"{shown(self.found.listing.source)}: {shown(name)}"
@@ -246,38 +245,5 @@ class HubFiles:
             ) from None
 
 
-def _runs(places: Iterable[Place]) -> Iterator[list[Place]]:
-    """Sorted ranges that lie so near to each other that one request brings them, or overlap."""
-    run: list[Place] = []
-    reach = 0
-    for place in places:
-        if run and (place[0] != run[0][0] or place[1] > reach + GAP or place[2] > run[0][1] + READ_AHEAD):
-            yield run
-            run = []
-        reach = max(reach, place[2]) if run else place[2]
-        run.append(place)
-    if run:
-        yield run
-
-
 def _is_document(stored: Stored) -> bool:
     return stored.sha256 is None and stored.size <= DOCUMENT
-
-
-def _cached_root(found: Found) -> str:
-    return os.path.join(snapshot(found.repo, found.commit), found.below).removesuffix("/")
-
-
-def _cached_files(found: Found) -> frozenset[str]:
-    """The files of the commit that the local cache holds whole."""
-    root = _cached_root(found)
-    if not os.path.isdir(root):
-        return frozenset()
-    return frozenset(name for name, stored in found.stored.items() if _size_at(os.path.join(root, name)) == stored.size)
-
-
-def _size_at(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return None

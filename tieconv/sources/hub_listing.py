@@ -26,6 +26,11 @@ class Stored:
     sha256: str | None
     blob: str
 
+    @property
+    def digest(self) -> str:
+        """The hash of its content, of the kind that its length says."""
+        return self.sha256 or self.blob
+
 
 @record
 class Found:
@@ -88,7 +93,9 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
         sha256 = lfs.sha256 if lfs is not None else None
         if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256) and lfs.size == size):
             raise _malformed(source, f"the answer contradicts itself about {shown(name)}")
-        found[name] = Stored(size, sha256, str(sibling.blob_id or ""))
+        if sha256 is None and not (isinstance(sibling.blob_id, str) and _COMMIT.fullmatch(sibling.blob_id)):
+            raise _malformed(source, f"the answer gives no hash for {shown(name)}")
+        found[name] = Stored(size, sha256, str(sibling.blob_id))
         if len(found) > MAX_FILES:
             raise UnreadableError(
                 f"{shown(source)} holds more than {MAX_FILES:,} files", "fetch the model that you mean", "hub.too-large"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
 from tieconv.checkpoint.push import FileChange, Push
 from tieconv.checkpoint.records import Listing
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.sources.digest import hash_file
+from tieconv.sources.digest import hash_file, kind_of
 from tieconv.sources.hub_errors import Transport, status_of, translate
 from tieconv.sources.hub_listing import Found
 from tieconv.sources.hub_manners import transferring
@@ -23,10 +23,16 @@ class UploadError(TieconvError):
     """Files did not reach the Hub, and nothing was committed."""
 
 
-def changes(found: Found, local: Listing, files: FileSet, used: Iterable[str]) -> tuple[FileChange, ...]:
-    """What of ``local`` the repository lacks or has otherwise, by size and hash; names in ``used`` go if absent."""
+def changes(
+    found: Found, local: Listing, files: FileSet, used: Iterable[str], kept_back: Collection[str] = ()
+) -> tuple[FileChange, ...]:
+    """What of ``local`` the repository lacks or has otherwise, by size and hash, but for names in ``kept_back``.
+
+    Names in ``used`` go if absent.
+    """
+    offered = [name for name in local.entries if name not in kept_back]
     return (
-        *(change for name in local.entries if (change := _change(found, local, files, name))),
+        *(change for name in offered if (change := _change(found, local, files, name))),
         *(FileChange("delete", name, found.stored[name].size) for name in sorted(set(used) - set(local.entries))),
     )
 
@@ -35,10 +41,8 @@ def _change(found: Found, local: Listing, files: FileSet, name: str) -> FileChan
     size, stored = local.entries[name], found.stored.get(name)
     if stored is None:
         return FileChange("add", name, size)
-    if stored.size == size:
-        known = stored.sha256 or stored.blob
-        if hash_file(files, name, "sha256" if stored.sha256 else "git") == known:
-            return None
+    if stored.size == size and hash_file(files, name, kind_of(stored.digest)) == stored.digest:
+        return None
     return FileChange("replace", name, size)
 
 
@@ -47,7 +51,7 @@ def upload(push: Push, root: str) -> str:
     operations = [_operation(change, root) for change in push.changes]
     api = HfApi(library_name="tieconv", library_version=VERSION)
     what = f"hf://{push.repo}"
-    with transferring(what):
+    with transferring():
         try:
             done = api.create_commit(
                 push.repo,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 
 from tieconv.errors import UnsafePathError
@@ -54,3 +55,24 @@ def in_hub_cache(root: Path) -> bool:
     """True for a snapshot of a hub cache, whose files other snapshots share."""
     repository = _hub_repository(Path(os.path.realpath(root)))
     return repository is not None and any((home / "blobs").is_dir() for home in (repository, repository.parent))
+
+
+def in_hub_store(path: Path) -> bool:
+    """True where a file at ``path`` would lie in a hub cache: in a repository's snapshots or blobs, or in shared blobs.
+
+    The cache gives what lies there to every program as the published model.
+    """
+    real = Path(os.path.realpath(path))
+    for inner, parent in pairwise((real, *real.parents)):
+        if parent.name.startswith(_HUB_REPOSITORY) and inner.name in ("snapshots", "blobs", "refs"):
+            return True
+        if inner.name == "blobs" and _holds_hub_repositories(parent):
+            return True
+    return False
+
+
+def _holds_hub_repositories(directory: Path) -> bool:
+    try:
+        return any(name.startswith(_HUB_REPOSITORY) for name in os.listdir(directory))
+    except OSError:
+        return False

@@ -123,6 +123,20 @@ class FileSet:
             done += got
         self.bytes_read += done
 
+    def next_data(self, span: ByteRange, offset: int) -> int:
+        """The first offset within ``span``, from ``offset`` on, whose byte may be other than zero; its size at the end.
+
+        Bytes before it are a hole, which the file system knows to be zeros. Where it has no such knowledge, ``offset``.
+        """
+        descriptor = self.descriptor(span.file)
+        try:
+            found = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
+                return offset  # reading it says what is wrong
+            return span.size
+        return min(found - span.start, span.size)
+
     def _path(self, name: str) -> str:
         return os.path.join(self._root, name)
 

@@ -7,9 +7,11 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import BinaryIO
 
 from tieconv.errors import DestinationError, SettingsError
+from tieconv.sources.links import in_hub_store
 from tieconv.text import path_word, shown
 
 LIMIT = 64 << 20
@@ -91,6 +93,8 @@ def _unreadable(path: str, reason: str, hint: str = "check the path") -> Setting
 def write_text(path: str, text: str) -> None:
     """Write a file, whole or not at all; straight into a FIFO or a device. Raises `DestinationError`."""
     data = text.encode("utf-8", "backslashreplace")
+    if in_hub_store(Path(path)):
+        raise DestinationError(f"{shown(path)} lies in the hub cache", "write it to another directory", "out.hub-cache")
     try:
         if os.path.lexists(path) and not os.path.isfile(path):
             with open(path, "wb") as file:

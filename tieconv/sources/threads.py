@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,18 +26,33 @@ def workers(number: int) -> Iterator[ThreadPoolExecutor]:
     pool.shutdown()
 
 
-def interruptible(work: Callable[[], T]) -> T:
-    """The result of ``work``, done in a thread: one that waits for threads of its own heeds no interrupt meanwhile."""
+def interruptible(
+    work: Callable[[], T],
+    timeout: float | None = None,
+    late: Callable[[], Exception] = TimeoutError,
+    discard: Callable[[T], object] = id,
+) -> T:
+    """The result of ``work``, done in a thread: one that waits for threads of its own heeds no interrupt meanwhile.
+
+    Raises what ``late`` makes where it takes more than ``timeout`` seconds; what comes of it later is discarded.
+    """
     future: Future[T] = Future()
+    context = contextvars.copy_context()
 
     def run() -> None:
         try:
-            future.set_result(work())
+            future.set_result(context.run(work))
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             future.set_exception(error)
 
     threading.Thread(target=run, name=_PREFIX, daemon=True).start()
-    return future.result()
+    try:
+        return future.result(timeout)
+    except TimeoutError:
+        if future.done():
+            raise
+        future.add_done_callback(lambda done: done.exception() or discard(done.result()))
+        raise late() from None
 
 
 def anything_waits() -> bool:

@@ -1,0 +1,579 @@
+"""Hostile inputs of up to 100 MB, one maker each, made when a test asks for them.
+
+Each maker writes a model into an empty directory. Its arguments are the directory alone, so that a new input is one
+function with the decorator.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+from fixtures.gguf_bytes import entry as gguf_entry
+from fixtures.gguf_bytes import text as gguf_text
+from fixtures.hostile import TIB, entry, file_of
+
+MAX = 100_000_000
+"""Bytes of an input that the bounds hold for."""
+Maker = Callable[[Path], None]
+MAKERS: dict[str, Maker] = {}
+"""Each input by its name, which starts with the format or the file that it attacks."""
+_CONFIG_LIMIT = 16_000_000
+
+
+def _input(maker: Maker) -> Maker:
+    MAKERS[maker.__name__.replace("_", "-")] = maker
+    return maker
+
+
+def _repeated(start: str, piece: Callable[[int], str], end: str, size: int = MAX - 1_500_000) -> bytes:
+    """``start``, as many pieces as fit into ``size`` bytes, and ``end``."""
+    out = io.BytesIO()
+    out.write(start.encode())
+    number = 0
+    while out.tell() < size:
+        out.write("".join(map(piece, range(number, number + 10_000))).encode())
+        number += 10_000
+        if out.tell() >= size:
+            break
+    out.write(end.encode())
+    return out.getvalue()
+
+
+def _header(home: Path, header: bytes, data: bytes = b"") -> None:
+    assert len(header) <= MAX
+    (home / "model.safetensors").write_bytes(file_of(header, data))
+
+
+def _tiny(home: Path, name: str = "model.safetensors") -> None:
+    tensors = {
+        "lm_head.weight": entry("F32", [2, 2], [0, 16]),
+        "model.embed_tokens.weight": entry("F32", [2, 2], [16, 32]),
+    }
+    (home / name).write_bytes(file_of(tensors, bytes(32)))
+
+
+# --- safetensors -----------------------------------------------------------------------------------------
+
+
+@_input
+def safetensors_metadata_entries(home: Path) -> None:
+    _header(home, _repeated('{"__metadata__":{', lambda i: f'"{i:x}":"",', '"z":""}}'))
+
+
+@_input
+def safetensors_metadata_value(home: Path) -> None:
+    _header(home, b'{"__metadata__":{"a":"' + b"x" * (MAX - 200) + b'"}}')
+
+
+@_input
+def safetensors_metadata_value_wide(home: Path) -> None:
+    _header(home, b'{"__metadata__":{"a":"' + b"x" * (MAX - 200) + "😀".encode() + b'"}}')
+
+
+@_input
+def safetensors_metadata_escapes(home: Path) -> None:
+    _header(home, b'{"__metadata__":{"a":"' + b"\\ud83d\\ude00" * ((MAX - 200) // 12) + b'"}}')
+
+
+@_input
+def safetensors_tensors(home: Path) -> None:
+    """As many tensors as a header of 100 MB holds: 1.8 million."""
+    _header(
+        home,
+        _repeated(
+            "{",
+            lambda i: f'"{i:x}":{{"dtype":"U8","shape":[0],"data_offsets":[0,0]}},',
+            '"z":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}',
+        ),
+    )
+
+
+@_input
+def safetensors_tensors_wide(home: Path) -> None:
+    """A header of 55 MB with one character beyond ASCII."""
+    row = '"model.layers.{}.mlp.experts.weight😀":{{"dtype":"BF16","shape":[0,4096],"data_offsets":[0,0]}},'
+    _header(home, _repeated("{", row.format, '"z":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}', 55_000_000))
+
+
+@_input
+def safetensors_name(home: Path) -> None:
+    _header(home, b'{"' + b"a" * (MAX - 200) + b'":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}')
+
+
+@_input
+def safetensors_shape(home: Path) -> None:
+    _header(home, b'{"a":{"dtype":"U8","shape":[' + b"1," * (MAX // 2 - 200) + b'1],"data_offsets":[0,1]}}', b"x")
+
+
+@_input
+def safetensors_lists(home: Path) -> None:
+    _header(home, b'{"a":{"dtype":"U8","shape":[' + b"[]," * (MAX // 3 - 200) + b'1],"data_offsets":[0,1]}}', b"x")
+
+
+@_input
+def safetensors_keys(home: Path) -> None:
+    _header(home, _repeated('{"a":{', lambda i: f'"{i:x}":0,', '"z":0}}'))
+
+
+@_input
+def safetensors_spaces(home: Path) -> None:
+    _header(home, b'{"a":' + b" " * (MAX - 200) + b'{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}')
+
+
+@_input
+def safetensors_number(home: Path) -> None:
+    _header(home, b'{"a":{"dtype":"U8","shape":[' + b"1" * (MAX - 200) + b'],"data_offsets":[0,0]}}')
+
+
+@_input
+def safetensors_unclosed(home: Path) -> None:
+    _header(home, b'{"a":{"dtype":"' + b'\\"' * (MAX // 2 - 200))
+
+
+@_input
+def safetensors_equal(home: Path) -> None:
+    """As many tensors as are read, all equal: each has the bytes of every other one."""
+    count, names = 500_000, (f"layers.{i}.weight" for i in range(500_000))
+    _header(
+        home, json.dumps({name: entry("U8", [1], [i, i + 1]) for i, name in enumerate(names)}).encode(), bytes(count)
+    )
+
+
+@_input
+def safetensors_candidates(home: Path) -> None:
+    """Sixty thousand matrices of the head's shape, equal but for their last bytes."""
+    size, count = 1024, 60_000
+    header = {f"m.{i}.weight": entry("F32", [16, 16], [i * size, i * size + size]) for i in range(count - 2)}
+    for i, name in enumerate(("lm_head.weight", "model.embed_tokens.weight"), count - 2):
+        header[name] = entry("F32", [16, 16], [i * size, i * size + size])
+    rows = b"".join(bytes(size - 8) + struct.pack("<Q", i % 1000) for i in range(count))
+    _header(home, json.dumps(header).encode(), rows)
+
+
+@_input
+def safetensors_sparse(home: Path) -> None:
+    """Two equal matrices of 512 GiB each, without a block on the disk."""
+    side, width = 1 << 19, 1 << 18
+    half = side * width * 4
+    header = file_of(
+        {
+            "lm_head.weight": entry("F32", [side, width], [0, half]),
+            "model.embed_tokens.weight": entry("F32", [side, width], [half, 2 * half]),
+        }
+    )
+    (home / "model.safetensors").write_bytes(header)
+    os.truncate(home / "model.safetensors", len(header) + TIB)
+    (home / "config.json").write_text(
+        '{"model_type":"llama","architectures":["LlamaForCausalLM"],"tie_word_embeddings":true}'
+    )
+
+
+# --- index -----------------------------------------------------------------------------------------------
+
+_SHARD = "model-00001-of-00001.safetensors"
+
+
+def _index(home: Path, content: bytes) -> None:
+    assert len(content) <= MAX
+    _tiny(home, _SHARD)
+    (home / "model.safetensors.index.json").write_bytes(content)
+
+
+@_input
+def index_entries(home: Path) -> None:
+    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{_SHARD}",', f'"z":"{_SHARD}"}}}}'))
+
+
+@_input
+def index_read(home: Path) -> None:
+    """As many names as are read, none of which is stored."""
+    entries = {f"model.layers.{i}.experts.weight": _SHARD for i in range(500_000)}
+    _index(home, json.dumps({"metadata": {"total_size": 1}, "weight_map": entries}).encode())
+
+
+@_input
+def index_short_entries(home: Path) -> None:
+    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"a",', '"z":"a"}}'))
+
+
+@_input
+def index_shards(home: Path) -> None:
+    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i:x}":"{i:x}",', '"z":"a"}}'))
+
+
+@_input
+def index_wide(home: Path) -> None:
+    _index(home, _repeated('{"weight_map":{', lambda i: f'"{i}{"a" * 100}😀":"{_SHARD}",', f'"z":"{_SHARD}"}}}}'))
+
+
+@_input
+def index_metadata(home: Path) -> None:
+    _index(home, _repeated('{"metadata":{', lambda i: f'"{i:x}":0,', f'"z":0}},"weight_map":{{"z":"{_SHARD}"}}}}'))
+
+
+@_input
+def index_numbers(home: Path) -> None:
+    _index(home, b'{"metadata":{"a":[' + b"1," * (MAX // 2 - 100) + f'1]}},"weight_map":{{"z":"{_SHARD}"}}}}'.encode())
+
+
+@_input
+def index_lists(home: Path) -> None:
+    _index(home, b'{"metadata":{"a":[' + b"[]," * (MAX // 3 - 100) + f'1]}},"weight_map":{{"z":"{_SHARD}"}}}}'.encode())
+
+
+@_input
+def index_keys(home: Path) -> None:
+    _index(home, _repeated("{", lambda i: f'"{i:x}":0,', f'"weight_map":{{"z":"{_SHARD}"}}}}'))
+
+
+# --- config ----------------------------------------------------------------------------------------------
+
+
+def _config(home: Path, content: bytes) -> None:
+    _tiny(home)
+    (home / "config.json").write_bytes(content)
+
+
+_LLAMA = '"model_type":"llama","architectures":["LlamaForCausalLM"]'
+
+
+@_input
+def config_levels(home: Path) -> None:
+    """300,000 sub-configs, each with a flag of its own."""
+    _config(
+        home,
+        _repeated(
+            f'{{{_LLAMA},"tie_word_embeddings":true,',
+            lambda i: f'"s{i}":{{"tie_word_embeddings":false}},',
+            '"z":0}',
+            12_000_000,
+        ),
+    )
+
+
+@_input
+def config_levels_read(home: Path) -> None:
+    """As many sub-configs as are read."""
+    levels = (f'"s{i}":{{"tie_word_embeddings":false}},' for i in range(240_000))
+    _config(home, f'{{{_LLAMA},"tie_word_embeddings":true,{"".join(levels)}"z":0}}'.encode())
+
+
+@_input
+def config_flags_read(home: Path) -> None:
+    """As many sub-configs with a flag of the wrong type as are read: each one is a finding."""
+    levels = (f'"s{i}":{{"tie_word_embeddings":"x"}},' for i in range(240_000))
+    _config(home, f'{{{_LLAMA},{"".join(levels)}"z":0}}'.encode())
+
+
+@_input
+def config_hostile_levels(home: Path) -> None:
+    _config(
+        home, _repeated(f"{{{_LLAMA},", lambda i: f'"{i}_config":{{"tie_word_embeddings":1}},', '"z":0}', 12_000_000)
+    )
+
+
+@_input
+def config_lists(home: Path) -> None:
+    _config(home, b'{"a":[' + b"[]," * 5_000_000 + b"0]}")
+
+
+@_input
+def config_objects(home: Path) -> None:
+    _config(home, b'{"a":[' + b"{}," * 5_000_000 + b"0]}")
+
+
+@_input
+def config_numbers(home: Path) -> None:
+    _config(home, b'{"a":[' + b"1," * 7_000_000 + b"0]}")
+
+
+@_input
+def config_floats(home: Path) -> None:
+    _config(home, b'{"a":[' + b"1.,".replace(b".", b".5") * 3_000_000 + b"0]}")
+
+
+@_input
+def config_strings(home: Path) -> None:
+    _config(home, b'{"a":[' + b'"ab",' * 3_000_000 + b"0]}")
+
+
+@_input
+def config_keys(home: Path) -> None:
+    _config(home, _repeated("{", lambda i: f'"{i:x}":0,', '"z":0}', 15_000_000))
+
+
+@_input
+def config_repeated_keys(home: Path) -> None:
+    _config(home, b'{"a":[' + b'{"a":1,"a":1},' * 1_000_000 + b"0]}")
+
+
+@_input
+def config_architectures(home: Path) -> None:
+    _config(home, _repeated('{"architectures":[', lambda i: f'"A{i}",', '"z"]}', 15_000_000))
+
+
+@_input
+def config_wide(home: Path) -> None:
+    _config(home, f'{{{_LLAMA},"a":"'.encode() + b"x" * 15_000_000 + '😀"}'.encode())
+
+
+@_input
+def config_levels_deep(home: Path) -> None:
+    deep = '{"a":' * 60 + '{"tie_word_embeddings":true}' + "}" * 60
+    _config(home, _repeated(f"{{{_LLAMA},", lambda i: f'"s{i}":{deep},', '"z":0}', 14_000_000))
+
+
+# --- PEFT ------------------------------------------------------------------------------------------------
+
+
+def _adapter(home: Path, content: bytes) -> None:
+    (home / "adapter_config.json").write_bytes(content)
+    (home / "adapter_model.safetensors").write_bytes(
+        file_of({"base_model.model.a.lora_A.weight": entry("U8", [4], [0, 4])}, bytes(4))
+    )
+
+
+@_input
+def peft_targets(home: Path) -> None:
+    _adapter(home, _repeated('{"peft_type":"LORA","target_modules":[', lambda i: f'"m{i}",', '"lm_head"]}', 15_000_000))
+
+
+@_input
+def peft_saved(home: Path) -> None:
+    _adapter(
+        home, _repeated('{"peft_type":"LORA","modules_to_save":[', lambda i: f'"m{i}",', '"lm_head"]}', 15_000_000)
+    )
+
+
+# --- GGUF ------------------------------------------------------------------------------------------------
+
+
+def _gguf(home: Path, tensors: int, keys: int, body: bytes) -> None:
+    content = b"GGUF" + struct.pack("<IQQ", 3, tensors, keys) + body
+    (home / "model.gguf").write_bytes(content + bytes(-len(content) % 32))
+
+
+@_input
+def gguf_keys(home: Path) -> None:
+    _gguf(home, 0, 100_000, b"".join(gguf_entry(f"{i}" + "k" * 900, 1) for i in range(100_000)))
+
+
+@_input
+def gguf_key_values(home: Path) -> None:
+    _gguf(home, 0, 24_000, b"".join(gguf_entry(f"{i}", "😀" + "v" * 4000) for i in range(24_000)))
+
+
+@_input
+def gguf_strings(home: Path) -> None:
+    count = 12_000_000
+    _gguf(home, 0, 1, gguf_text("tokens") + struct.pack("<IIQ", 9, 8, count) + bytes(8 * count))
+
+
+@_input
+def gguf_arrays(home: Path) -> None:
+    count = 8_000_000
+    _gguf(home, 0, 1, gguf_text("tokens") + struct.pack("<IIQ", 9, 9, count) + struct.pack("<IQ", 0, 0) * count)
+
+
+@_input
+def gguf_tensors(home: Path) -> None:
+    info = struct.Struct("<I4QIQ").pack(4, 0, 1, 1, 1, 24, 0)
+    count = 1_000_000
+    _gguf(home, count, 0, b"".join(gguf_text(f"{i:x}") + info for i in range(count)))
+
+
+@_input
+def gguf_tensors_read(home: Path) -> None:
+    """As many tensors as are read, each of one byte."""
+    info = struct.Struct("<IQIQ")
+    count = 500_000
+    infos = (gguf_text(f"blk.{i}.weight") + info.pack(1, 1, 24, 32 * i) for i in range(count))
+    _gguf(home, count, 0, b"".join(infos) + bytes(32 * count + 64))
+
+
+@_input
+def gguf_names(home: Path) -> None:
+    info = struct.Struct("<IQIQ").pack(1, 0, 24, 0)
+    _gguf(home, 1500, 0, b"".join(gguf_text(f"{i}" + "n" * 65_000) + info for i in range(1500)))
+
+
+# --- ONNX ------------------------------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return _varint(number << 3 | 2) + _varint(len(content)) + content
+
+
+_OPSET = _field(8, _varint(2 << 3) + _varint(18))
+
+
+def _onnx(home: Path, graph: bytes, more: bytes = b"") -> None:
+    content = _varint(1 << 3) + _varint(10) + _field(7, graph) + _OPSET + more
+    assert len(content) <= MAX
+    (home / "model.onnx").write_bytes(content)
+
+
+@_input
+def onnx_nodes(home: Path) -> None:
+    _onnx(home, _field(1, b"") * 40_000_000)
+
+
+@_input
+def onnx_small_nodes(home: Path) -> None:
+    _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 600_000)
+
+
+@_input
+def onnx_nodes_read(home: Path) -> None:
+    """Just as many fields as are looked at."""
+    _onnx(home, _field(1, _field(4, b"A") + _field(1, b"a")) * 249_000)
+
+
+@_input
+def onnx_equal_read(home: Path) -> None:
+    tensors = (f"{i:x}".encode() for i in range(149_000))
+    _onnx(home, b"".join(_field(5, _field(8, name) + b"\x08\x01\x10\x01" + _field(9, bytes(4))) for name in tensors))
+
+
+@_input
+def onnx_initializers(home: Path) -> None:
+    _onnx(home, b"".join(_field(5, _field(8, f"{i:x}".encode()) + b"\x10\x01") for i in range(600_000)))
+
+
+@_input
+def onnx_equal_initializers(home: Path) -> None:
+    _onnx(
+        home,
+        b"".join(
+            _field(5, _field(8, f"{i:x}".encode()) + b"\x08\x01\x10\x01" + _field(9, bytes(4))) for i in range(390_000)
+        ),
+    )
+
+
+@_input
+def onnx_names(home: Path) -> None:
+    _onnx(home, b"".join(_field(5, _field(8, f"{i}{'n' * 65_000}".encode()) + b"\x10\x01") for i in range(1500)))
+
+
+@_input
+def onnx_inputs(home: Path) -> None:
+    _onnx(home, _field(1, b"".join(_field(1, f"{i:x}".encode()) for i in range(1_990_000))))
+
+
+@_input
+def onnx_metadata(home: Path) -> None:
+    _onnx(home, b"", b"".join(_field(14, _field(1, f"{i:x}".encode()) + _field(2, b"v")) for i in range(660_000)))
+
+
+@_input
+def onnx_spelt(home: Path) -> None:
+    """Two initializers of numbers that are spelt one by one."""
+    count = 30_000_000
+    shape = b"".join(_varint(1 << 3) + _varint(side) for side in (1000, count // 1000))
+    tensors = [_field(5, shape + b"\x10\x07" + _field(8, name) + _field(7, bytes(count))) for name in (b"a", b"b")]
+    _onnx(home, b"".join(tensors))
+
+
+@_input
+def onnx_dims(home: Path) -> None:
+    _onnx(home, _field(5, _field(1, b"\x01" * 1_900_000) + b"\x10\x01" + _field(8, b"a")))
+
+
+# --- torch -----------------------------------------------------------------------------------------------
+
+
+def _zip(home: Path, entries: Iterator[tuple[str, bytes]]) -> None:
+    with zipfile.ZipFile(home / "pytorch_model.bin", "w") as archive:
+        for name, content in entries:
+            archive.writestr(zipfile.ZipInfo(f"archive/{name}"), content)
+
+
+@_input
+def torch_entries(home: Path) -> None:
+    def entries() -> Iterator[tuple[str, bytes]]:
+        yield "data.pkl", b"\x80\x02}q\x00."
+        yield "version", b"3\n"
+        for number in range(700_000):
+            yield f"data/{number}", b""
+
+    _zip(home, islice(entries(), 700_000))
+
+
+def _pickled(home: Path, data: bytes) -> None:
+    assert len(data) <= MAX
+    _zip(home, iter([("data.pkl", data), ("version", b"3\n")]))
+
+
+@_input
+def torch_opcodes(home: Path) -> None:
+    """Numbers on the stack until the pickle ends."""
+    _pickled(home, b"\x80\x02" + b"K\x01" * 45_000_000 + b".")
+
+
+@_input
+def torch_lists(home: Path) -> None:
+    _pickled(home, b"\x80\x02](" + b"]" * 90_000 + b"e" + b"}0" * 40_000_000 + b".")
+
+
+@_input
+def torch_memo(home: Path) -> None:
+    _pickled(home, b"\x80\x02" + b"".join(b"]r" + struct.pack("<I", i) + b"0" for i in range(12_000_000)) + b"}.")
+
+
+@_input
+def torch_dictionary(home: Path) -> None:
+    state = {f"k{i}": i for i in range(4_000_000)}
+    _pickled(home, pickle.dumps(state, 2))
+
+
+@_input
+def torch_numbers(home: Path) -> None:
+    _pickled(home, pickle.dumps({"a": [1.5] * 9_000_000}, 2))
+
+
+@_input
+def torch_string(home: Path) -> None:
+    _pickled(home, pickle.dumps({"a": "😀" * 24_000_000}, 2))
+
+
+@_input
+def torch_strings(home: Path) -> None:
+    _pickled(home, pickle.dumps({"a": [f"{i:x}" for i in range(4_000_000)]}, 2))
+
+
+# --- torch distributed -----------------------------------------------------------------------------------
+
+
+@_input
+def dcp_dictionary(home: Path) -> None:
+    (home / "__0_0.distcp").write_bytes(b"")
+    (home / ".metadata").write_bytes(pickle.dumps({f"k{i}": i for i in range(4_000_000)}, 2))
+
+
+@_input
+def dcp_string(home: Path) -> None:
+    (home / "__0_0.distcp").write_bytes(b"")
+    (home / ".metadata").write_bytes(pickle.dumps({"a": "😀" * 24_000_000}, 2))
+
+
+@_input
+def dcp_lists(home: Path) -> None:
+    (home / "__0_0.distcp").write_bytes(b"")
+    (home / ".metadata").write_bytes(b"\x80\x02](" + b"]" * 90_000_000 + b"e.")

@@ -1,0 +1,99 @@
+"""Any input of at most 100 MB takes at most 300 MiB, 10 s of CPU and 200 printed lines, or one sentence refuses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.bounds.inputs import MAKERS, MAX
+from tests.hostile.conftest import faults_of_text
+from tests.patience import patient
+
+MEBIBYTES, SECONDS, LINES, LINE = 300, 10, 200, 9000
+MAKE = """
+import sys
+from pathlib import Path
+from tests.bounds.inputs import MAKERS
+MAKERS[sys.argv[1]](Path(sys.argv[2]))
+"""
+MEASURE = """
+import json, resource, subprocess, sys
+done = subprocess.run(sys.argv[1:], capture_output=True, text=True)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+numbers = {"mebibytes": used.ru_maxrss // 1024, "seconds": used.ru_utime + used.ru_stime}
+print(json.dumps({**numbers, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}))
+"""
+COMMANDS = {
+    "inspect": ["inspect"],
+    "check": ["check"],
+    "markdown": ["check", "--format", "markdown"],
+    "github": ["check", "--format", "github"],
+    "diff": ["diff"],
+    "retie": ["retie"],
+    "analyze": ["analyze"],
+}
+FURTHER = [
+    "config-levels-read", "config-flags-read", "config-architectures", "safetensors-equal", "index-read", "gguf-keys",
+    "torch-string", "onnx-equal-read", "peft-targets",
+]  # fmt: skip
+"""What is read, and printed by other commands than `inspect`."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call took and printed."""
+
+    mebibytes: int
+    seconds: float
+    code: int
+    stdout: str
+    stderr: str
+
+
+def run(*arguments: object) -> Run:
+    program = [sys.executable, "-P", "-c", MEASURE, sys.executable, "-P", "-m", "tieconv", *map(str, arguments)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600, check=True)
+    return Run(**json.loads(done.stdout))
+
+
+def make(name: str, home: Path) -> Path:
+    """The model, made in a process of its own: a child starts with the memory of its parent."""
+    subprocess.run([sys.executable, "-c", MAKE, name, str(home)], check=True, cwd=Path(__file__).parents[2])
+    assert sum(file.stat().st_blocks * 512 for file in home.iterdir()) < MAX * 1.1
+    return home
+
+
+def assert_bounded(took: Run) -> None:
+    lines = [*took.stdout.splitlines(), *took.stderr.splitlines()]
+    assert took.mebibytes <= MEBIBYTES
+    assert took.seconds <= patient(SECONDS)
+    assert len(lines) <= LINES
+    assert max(map(len, lines), default=0) <= LINE
+    assert faults_of_text(took.stderr) == []
+    assert "unexpected" not in took.stderr
+    if took.code == 2:
+        assert (took.stderr.startswith("error: ") and "\nhint: " in took.stderr) or "could not be read" in took.stdout
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_inspect(name: str, tmp_path: Path) -> None:
+    assert_bounded(run("inspect", make(name, tmp_path)))
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "inspect"])
+@pytest.mark.parametrize("name", FURTHER)
+def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
+    home = make(name, tmp_path)
+    verb, *options = COMMANDS[command]
+    models = [home, home] if verb == "diff" else [home]
+    assert_bounded(run(verb, *models, *options))
+
+
+def test_honest_inputs_are_read() -> None:
+    """The bounds would prove nothing if everything large were refused."""
+    assert len([name for name in MAKERS if name.endswith("-read")]) >= 6

@@ -1,0 +1,141 @@
+"""What a file that replaces another takes over from it: mode, owner, extended attributes, access control list."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.run import ok
+from tieconv import api
+from tieconv.execute import Target, execute, replaces_directory
+
+from . import models
+
+ACCESS, DEFAULT = "system.posix_acl_access", "system.posix_acl_default"
+USER = 4321
+
+
+def acl(mask: int, owner: int = 6) -> bytes:
+    """An access control list: the owner and one user may read and write, the group nothing, others nothing."""
+    none = 0xFFFFFFFF
+    entries = [(0x01, owner, none), (0x02, owner, USER), (0x04, 0, none), (0x10, mask, none), (0x20, 0, none)]
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+@pytest.fixture
+def listed(model: Path) -> Path:
+    """A model whose files and directories have attributes of their own."""
+    try:
+        for path in (model, *model.rglob("*")):
+            os.setxattr(path, "user.origin", str(path).encode())
+        os.setxattr(model / "config.json", ACCESS, acl(6))
+        os.setxattr(model / "model.safetensors", ACCESS, acl(4))
+        os.setxattr(model, DEFAULT, acl(7, 7))
+    except OSError as error:
+        pytest.skip(f"no extended attributes or access control lists here: {error.strerror}")
+    return model
+
+
+def attributes(path: Path) -> dict[str, bytes]:
+    return {name: os.getxattr(path, name) for name in os.listxattr(path)}
+
+
+@pytest.mark.parametrize("plan", [models.retie, models.set_config])
+def test_kept_in_place(listed: Path, plan: Callable[[Path], Any]) -> None:
+    """Every file and directory has the attributes and the mode that it had, and nothing is said about it."""
+    paths = (listed, *listed.rglob("*"))
+    before = {path: (attributes(path), path.stat().st_mode) for path in paths}
+    made = plan(listed)
+    assert replaces_directory(made, Target(listed, in_place=True)) is (plan is models.retie)
+    assert execute(made, Target(listed, in_place=True), reinspect=models.inspect) == ()
+    assert {path: (attributes(path), path.stat().st_mode) for path in paths} == before
+
+
+def test_lone_file_in_place(listed: Path) -> None:
+    source = listed / "model.safetensors"
+    before = attributes(source)
+    execute(models.retie(source), Target(source, in_place=True), reinspect=models.inspect)
+    assert attributes(source) == before
+
+
+def test_a_list_of_the_directory_is_not_taken_up(listed: Path) -> None:
+    """A default list gives every new file an access list; the old file had none, so its successor has none."""
+    os.removexattr(listed / "config.json", ACCESS)
+    os.chmod(listed / "config.json", 0o640)
+    execute(models.set_config(listed), Target(listed, in_place=True), reinspect=models.inspect)
+    assert set(attributes(listed / "config.json")) == {"user.origin"}
+    assert (listed / "config.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_new_files_have_their_own(listed: Path, tmp_path: Path) -> None:
+    """With -o nothing is taken over: OUT is a new model."""
+    execute(models.retie(listed), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert all(not attributes(path) for path in (tmp_path / "out").rglob("*"))
+
+
+def test_what_cannot_be_kept(listed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One note for all files; a file without its list gives the group nothing that the list's mask allowed."""
+    real = os.setxattr
+
+    def denied(path: Any, name: str, value: bytes, *more: Any, **how: Any) -> None:
+        if name in (ACCESS, "user.origin"):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        real(path, name, value, *more, **how)
+
+    monkeypatch.setattr(os, "setxattr", denied)
+    os.chmod(listed / "config.json", 0o660)
+    (note,) = execute(models.retie(listed), Target(listed, in_place=True), reinspect=models.inspect)
+    assert note.startswith("tieconv could not keep all extended attributes of ")
+    assert "other files: " in note
+    assert (listed / "config.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_cannot_be_read(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system that does not show extended attributes: said once, in the plan's JSON and in the text."""
+
+    def unreadable(*_: Any) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "listxattr", unreadable)
+    notes = execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect)
+    assert notes == ("tieconv could not keep all extended attributes of config.json: all",)
+
+
+def test_a_file_system_without_them(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there are none, nothing is said."""
+
+    def unsupported(*_: Any) -> list[str]:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "listxattr", unsupported)
+    assert execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect) == ()
+
+
+@pytest.mark.parametrize("verb", ["retie", "check --fix"])
+def test_the_note_is_printed(tmp_path: Path, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's own output carries it."""
+    source = Path(__file__).parents[2] / "fixtures" / "models" / "llama-duplicated"
+    model = Path(shutil.copytree(source, tmp_path / "model"))
+    monkeypatch.delattr(os, "listxattr")
+    if verb == "retie":
+        printed = ok("retie --in-place", model).stdout
+    else:
+        printed = ok("check --no-config --fix --in-place", model).stderr
+    assert "note: " in printed
+    assert "tieconv could not keep all extended attributes of " in printed
+    assert api.inspect(model).findings == ()
+
+
+def test_signatures_of_the_old_content(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's own signature of a file is never put on another content, and that is said."""
+    real = os.listxattr
+    monkeypatch.setattr(os, "listxattr", lambda path: [*real(path), "security.ima"])
+    (note,) = execute(models.set_config(model), Target(model, in_place=True), reinspect=models.inspect)
+    assert note.endswith("config.json: security.ima")

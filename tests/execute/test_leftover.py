@@ -1,0 +1,414 @@
+"""What stands at a staging directory's name: a killed run's leftover goes, anything doubtful is refused untouched."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tieconv.errors import DestinationError
+from tieconv.execute import Target, execute
+from tieconv.execute.staging import Staging, directory, sweep
+from tieconv.execute.staging.marker import SIZE, Owner, is_cut, parse
+from tieconv.execute.target import staging_path
+
+from . import models
+
+Make = Callable[[Path, Path], None]
+DEAD = replace(Owner.current(), ticks=1)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="files of another user take root")
+
+
+def marked(path: Path, content: bytes = b"") -> None:
+    """A leftover as a killed run leaves it."""
+    path.mkdir(0o700)
+    (path / "owner").write_bytes(content or DEAD.encode())
+    (path / "new").mkdir()
+    (path / "new" / "model.safetensors").write_bytes(b"half")
+
+
+def linked_marker(path: Path, model: Path) -> None:
+    path.mkdir(0o700)
+    os.link(model / "model.safetensors", path / "owner")
+
+
+def linked_valid_marker(path: Path, model: Path) -> None:
+    (model / "notes.txt").write_bytes(DEAD.encode())
+    path.mkdir(0o700)
+    os.link(model / "notes.txt", path / "owner")
+
+
+def symlinked_marker(path: Path, model: Path) -> None:
+    path.mkdir(0o700)
+    (path / "owner").symlink_to(model / "model.safetensors")
+
+
+def fifo_marker(path: Path, _model: Path) -> None:
+    path.mkdir(0o700)
+    os.mkfifo(path / "owner")
+
+
+def directory_marker(path: Path, _model: Path) -> None:
+    path.mkdir(0o700)
+    (path / "owner").mkdir()
+
+
+def symlink(path: Path, _model: Path) -> None:
+    marked(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def open_to_the_group(path: Path, _model: Path) -> None:
+    marked(path)
+    os.chmod(path, 0o770)
+
+
+def open_to_others(path: Path, _model: Path) -> None:
+    marked(path)
+    os.chmod(path, 0o1777)
+
+
+def marker_open_to_others(path: Path, _model: Path) -> None:
+    marked(path)
+    os.chmod(path / "owner", 0o666)
+
+
+def foreign_directory(path: Path, _model: Path) -> None:
+    marked(path)
+    os.chown(path, 4321, 4321)
+
+
+def foreign_marker(path: Path, _model: Path) -> None:
+    marked(path)
+    os.chown(path / "owner", 4321, 4321)
+
+
+def other_machine(path: Path, _model: Path) -> None:
+    marked(path, Owner(1, "another-machine", "another-boot", 1).encode())
+
+
+def living(path: Path, _model: Path) -> None:
+    process = os.getppid()
+    ticks = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+    marked(path, replace(Owner.current(), pid=process, ticks=ticks).encode())
+
+
+def unmarked(path: Path, _model: Path) -> None:
+    marked(path)
+    os.unlink(path / "owner")
+
+
+def foreign_program(path: Path, _model: Path) -> None:
+    marked(path, b'{"program": "backup", "pid": 1, "host": "x"}')
+
+
+def nested_marker(path: Path, _model: Path) -> None:
+    marked(path, b"[" * 4000)
+
+
+def cut_marker_with_more(path: Path, _model: Path) -> None:
+    marked(path, b'{"program": "tie')
+
+
+def with_a_file(path: Path, _model: Path) -> None:
+    marked(path)
+    (path / "thesis.tex").write_text("mine")
+
+
+def new_is_a_symlink(path: Path, model: Path) -> None:
+    path.mkdir(0o700)
+    (path / "owner").write_bytes(DEAD.encode())
+    (path / "new").symlink_to(model)
+
+
+def new_is_a_hard_link(path: Path, model: Path) -> None:
+    path.mkdir(0o700)
+    (path / "owner").write_bytes(DEAD.encode())
+    os.link(model / "model.safetensors", path / "new")
+
+
+def planted_old(path: Path, _model: Path) -> None:
+    marked(path)
+    models.single(path / "old", rows=16)
+
+
+def old_of_another_boot(path: Path, _model: Path) -> None:
+    """An archive may guess a host and an inode, not the name of this boot."""
+    path.mkdir(0o700)
+    models.single(path / "old", rows=16)
+    owner = replace(Owner.current(), boot="guessed", old=(path / "old").stat().st_ino)
+    (path / "owner").write_bytes(owner.encode())
+
+
+def old_is_a_symlink(path: Path, model: Path) -> None:
+    marked(path, replace(DEAD, old=model.stat().st_ino).encode())
+    (path / "old").symlink_to(model)
+
+
+def whole_state(root: Path) -> dict[str, tuple[object, ...]]:
+    """Of everything: inode, mode, owner, links, times and content; whatever changes shows."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted(root.rglob("*")):
+        status = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = (
+            *(status.st_ino, status.st_mode, status.st_uid, status.st_nlink, status.st_mtime_ns, status.st_ctime_ns),
+            content,
+        )
+    return found
+
+
+DOUBTFUL = [
+    (linked_marker, "owner is a hard link"),
+    (linked_valid_marker, "owner is a hard link"),
+    (symlinked_marker, "owner is not a regular file"),
+    (fifo_marker, "owner is not a regular file"),
+    (directory_marker, "owner is not a regular file"),
+    (symlink, "it is a symlink"),
+    (open_to_the_group, "other users may write to it"),
+    (open_to_others, "other users may write to it"),
+    (marker_open_to_others, "other users may write to its file owner"),
+    pytest.param(foreign_directory, "it belongs to another user", marks=needs_root),
+    pytest.param(foreign_marker, "its file owner belongs to another user", marks=needs_root),
+    (other_machine, "process 1 on another-machine may still be writing to it"),
+    (living, "may still be writing to it"),
+    (unmarked, "it was not made by tieconv"),
+    (foreign_program, "it was not made by tieconv"),
+    (nested_marker, "it was not made by tieconv"),
+    (cut_marker_with_more, "it was not made by tieconv"),
+    (with_a_file, r"it holds thesis\.tex"),
+    (new_is_a_symlink, "it holds new"),
+    (new_is_a_hard_link, "it holds new"),
+    (planted_old, "its directory old is not the one"),
+    (old_of_another_boot, "its directory old is not the one"),
+    (old_is_a_symlink, "it holds old"),
+]
+
+
+@pytest.mark.parametrize("how", ["new", "in_place"])
+@pytest.mark.parametrize(("plant", "why"), DOUBTFUL)
+def test_doubtful(model: Path, tmp_path: Path, plant: Make, why: str, how: str) -> None:
+    """One sentence that names it, and nothing at all is touched: no content, no name, no time."""
+    out = model if how == "in_place" else tmp_path / "out"
+    plant(staging_path(out), model)
+    plan = models.retie(model)
+    before = whole_state(tmp_path)
+    with pytest.raises(DestinationError, match=why) as caught:
+        execute(plan, Target(out, in_place=how == "in_place"), reinspect=models.inspect)
+    assert str(staging_path(out)) in caught.value.message
+    assert (caught.value.code, caught.value.exit_code) == ("out.staging", 2)
+    sweep(out)
+    assert whole_state(tmp_path) == before
+
+
+def rebooted(path: Path) -> None:
+    marked(path, replace(Owner.current(), boot="before the reboot").encode())
+
+
+def ended(path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    marked(path, replace(Owner.current(), pid=process.pid).encode())
+
+
+def of_the_first_release(path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    host = Owner.current().host
+    marked(path, f'{{"program": "tieconv", "pid": {process.pid}, "host": "{host}", "start": 1763800000}}'.encode())
+
+
+def number_used_again(path: Path) -> None:
+    marked(path, replace(Owner.current(), pid=os.getppid(), ticks=1).encode())
+
+
+def renamed_machine(path: Path) -> None:
+    marked(path, replace(DEAD, host="its-old-name").encode())
+
+
+def zeros(path: Path) -> None:
+    path.mkdir(0o700)
+    (path / "owner").write_bytes(b"\0" * SIZE)
+
+
+@pytest.mark.parametrize("leave", [rebooted, ended, of_the_first_release, number_used_again, renamed_machine, zeros])
+def test_leftover(model: Path, tmp_path: Path, leave: Callable[[Path], None]) -> None:
+    """A run whose process has ended for certain: what it left goes, and the next run succeeds."""
+    leave(staging_path(tmp_path / "out"))
+    execute(models.retie(model), Target(tmp_path / "out"), reinspect=models.inspect)
+    assert sorted(os.listdir(tmp_path)) == ["out", "source"]
+
+
+def test_removing_follows_no_link(model: Path, tmp_path: Path) -> None:
+    """Links in a recognised leftover go by their names; what they lead to keeps content, mode and time."""
+    path = staging_path(tmp_path / "out")
+    marked(path)
+    os.link(model / "config.json", path / "new" / "config.json")
+    (path / "new" / "file").symlink_to(model / "tokenizer.json")
+    (path / "new" / "folder").symlink_to(model)
+    (path / "new" / "closed").mkdir(0o000)
+    before = {name: (model / name).stat().st_mtime_ns for name in models.files_under(model)}
+    content = models.digest(model)
+    sweep(tmp_path / "out")
+    assert not os.path.lexists(path)
+    assert models.digest(model) == content
+    assert {name: (model / name).stat().st_mtime_ns for name in before} == before
+
+
+def test_an_old_out_beside_its_successor_goes(model: Path, tmp_path: Path) -> None:
+    """Killed after the second rename of a system without exchange: the new OUT stays."""
+    path = staging_path(tmp_path / "out")
+    path.mkdir(0o700)
+    models.single(path / "old", rows=16)
+    (path / "owner").write_bytes(replace(DEAD, old=(path / "old").stat().st_ino).encode())
+    new = models.digest(models.single(tmp_path / "out"))
+    sweep(tmp_path / "out")
+    assert models.digest(tmp_path / "out") == new
+    assert models.strays(tmp_path) == []
+
+
+def test_deep_leftover(tmp_path: Path) -> None:
+    """Directories nested beyond any model are left, not followed until descriptors run out."""
+    path = staging_path(tmp_path / "out")
+    marked(path)
+    here = os.open(path / "new", os.O_RDONLY)
+    for _ in range(300):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    sweep(tmp_path / "out")
+    assert os.path.lexists(path)
+    subprocess.run(["rm", "-rf", path], check=True)
+
+
+def test_the_directory_is_private_and_new(tmp_path: Path) -> None:
+    """Mode 0700 whatever the umask is, one marker of one link, and nothing that was there before."""
+    path = staging_path(tmp_path / "out")
+    marked(path)
+    old = os.umask(0)
+    try:
+        inode = path.stat().st_ino, (path / "owner").stat().st_ino
+        keep = os.open(path, os.O_RDONLY), os.open(path / "owner", os.O_RDONLY)
+        owned = Staging(tmp_path / "out")
+        assert path.stat().st_mode & 0o777 == 0o700
+        assert (path / "owner").stat().st_mode & 0o777 == 0o600
+        assert (path.stat().st_ino, (path / "owner").stat().st_ino) != inode
+        assert os.listdir(path) == ["owner"]
+        owned.release()
+        for descriptor in keep:
+            os.close(descriptor)
+    finally:
+        os.umask(old)
+
+
+@needs_root
+@pytest.mark.parametrize("change", [("chown", 4321), ("chmod", 0o777)], ids=str)
+def test_another_directory_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, int]) -> None:
+    """Swapped between its making and its opening: the directory of another user gets nothing."""
+    path, real = staging_path(tmp_path / "out"), os.mkdir
+
+    def swapped(name: str, mode: int = 0o777, **at: int) -> None:
+        real(name, mode, **at)
+        if name == path.name:
+            (os.chmod(path, change[1]) if change[0] == "chmod" else os.chown(path, change[1], change[1]))
+
+    monkeypatch.setattr(directory.os, "mkdir", swapped)
+    with pytest.raises(DestinationError, match="in the way"):
+        Staging(tmp_path / "out")
+    assert os.listdir(path) == []
+
+
+def test_a_directory_that_took_its_name(model: Path, tmp_path: Path) -> None:
+    """Whoever may rename the staging directory gets neither a byte nor a published model out of it."""
+    out, path = tmp_path / "out", staging_path(tmp_path / "out")
+    planted = models.single(tmp_path / "planted")
+    content = models.digest(planted)
+
+    def swap(written: Path) -> object:
+        os.rename(path, tmp_path / "aside")
+        os.mkdir(path)
+        os.rename(planted, path / "new")
+        return models.inspect(written)
+
+    with pytest.raises(DestinationError, match="was replaced by another program"):
+        execute(models.retie(model), Target(out), reinspect=swap)
+    assert not out.exists()
+    assert models.digest(path / "new") == content
+
+
+def test_a_name_taken_back_in_time(model: Path, tmp_path: Path) -> None:
+    """Swapped away and back while it is written: what was written went to the directory that was held."""
+    out, path = tmp_path / "out", staging_path(tmp_path / "out")
+
+    def away(written: Path) -> object:
+        os.rename(path, tmp_path / "aside")
+        os.mkdir(path)
+        (path / "new").mkdir()
+        seen = models.inspect(written)
+        (path / "new").rmdir()
+        os.rmdir(path)
+        os.rename(tmp_path / "aside", path)
+        return seen
+
+    execute(models.retie(model), Target(out), reinspect=away)
+    assert models.files_under(out) == models.files_under(model)
+    assert models.strays(tmp_path) == []
+
+
+@pytest.mark.parametrize("call", ["flock", "fsync", "pwrite"])
+def test_a_marker_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A file system without locks, a full disk: nothing is left."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl if call == "flock" else os, call, fail)
+    with pytest.raises(OSError, match="No locks"):
+        Staging(tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("boot", ["", "another"])
+def test_data_of_a_graph(tmp_path: Path, boot: str) -> None:
+    """The data that a killed run named before its graph goes; of another boot, or another file, it stays."""
+    path, data = staging_path(tmp_path / "m.onnx"), tmp_path / "m.onnx.data"
+    data.write_bytes(b"x")
+    for inode, stays in ((data.stat().st_ino + 1, True), (data.stat().st_ino, bool(boot))):
+        owner = replace(DEAD, data=inode, **({"boot": boot} if boot else {}))
+        marked(path, owner.encode())
+        sweep(tmp_path / "m.onnx")
+        assert not path.exists()
+        assert data.exists() is stays
+
+
+def test_markers() -> None:
+    """A marker reads back; other content is none; a cut one is recognised by its beginning."""
+    owner = Owner(12, "host", "boot", 34, 56)
+    assert parse(owner.encode()) == owner
+    assert len(Owner.current().encode()) == SIZE
+    for other in (b"", b"null", b"[]", b'{"program": "tieconv"}', b'{"program": "tieconv", "pid": true, "host": "x"}'):
+        assert parse(other) is None
+    assert all(is_cut(owner.encode()[:length]) for length in range(len(owner.encode().rstrip())))
+    assert not is_cut(b"me")
+    assert not is_cut(owner.encode())
+
+
+def test_held_by_nobody_but_locked(tmp_path: Path) -> None:
+    """The lock alone says that a process lives, whatever the marker says."""
+    path = staging_path(tmp_path / "out")
+    marked(path)
+    descriptor = os.open(path / "owner", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(DestinationError) as caught:
+        Staging(tmp_path / "out")
+    assert caught.value.code == "out.busy"
+    os.close(descriptor)

@@ -1,0 +1,169 @@
+"""What the format's own reader refuses, tieconv refuses or reports as FMT001 at level error."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from fixtures.hostile import entry, file_of
+from fixtures.torch_files import archive, call, honest, name, number, pickled, state, tensor, text, torch_zip
+from tieconv import api
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.formats.onnx.validity import NEWEST_IR, NEWEST_OPSET
+
+RULE = "FMT001"
+
+
+def reported(path: Path) -> list[str]:
+    """The messages of FMT001, all at level error."""
+    found = [finding for finding in api.inspect(path).findings if finding.rule == RULE]
+    assert all(str(finding.level) == "error" for finding in found)
+    return [finding.message for finding in found]
+
+
+@pytest.mark.parametrize("dtype", ["F3", "f32", "BF32", "float16", "\x1b[31mF32"])
+def test_unknown_dtypes(dtype: str, tmp_path: Path) -> None:
+    """`check` fails for a dtype that safetensors does not know, a lower-case one included."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"a": entry(dtype), "b": entry(dtype, offsets=[4, 8])}, bytes(8)))
+    (message,) = reported(path)
+    assert "safetensors refuses model.safetensors" in message and "of a and 1 other tensor" in message
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("value", [None, 1, [], {}, True])
+def test_metadata_that_is_not_text(value: object, tmp_path: Path) -> None:
+    """A metadata value of another type than text is refused, `null` included."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(file_of({"__metadata__": {"format": value}, "a": entry()}, bytes(4)))
+    with pytest.raises(TieconvError) as caught:
+        api.inspect(path)
+    assert caught.value.code == "safetensors.metadata"
+
+
+MEMOIZED = pickled(state(text("weight") + b"\x94" + tensor()), 4)
+SCALAR = call(name("numpy._core.multiarray", "scalar"), call(name("numpy", "dtype"), text("f8")), b"N")
+FILES = {
+    "memoize": (torch_zip(MEMOIZED), "the pickle opcode MEMOIZE"),
+    "decimal": (torch_zip(pickled(state(text("weight") + tensor() + text("n") + b"I7\n"))), "the pickle opcode INT"),
+    "numpy": (torch_zip(pickled(state(text("weight") + tensor() + text("best") + SCALAR))), "the global numpy"),
+    "version": (archive([("data.pkl", pickled(state(text("weight") + tensor()))), ("data/0", bytes(16))]), "version"),
+}
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_what_weights_only_refuses(case: str, tmp_path: Path) -> None:
+    """A torch file that tieconv reads and `torch.load(weights_only=True)` refuses is an error of `check`."""
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(FILES[case][0])
+    with pytest.raises(Exception, match=r"."), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.load(path, weights_only=True)
+    (message,) = reported(path)
+    assert "weights_only=True refuses pytorch_model.bin" in message and FILES[case][1] in message
+
+
+@pytest.mark.parametrize("case", honest(), ids=lambda case: case.name)
+def test_honest_torch_files(case: object, tmp_path: Path) -> None:
+    """FMT001 says of each honest file what torch itself says."""
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(case.data)  # type: ignore[attr-defined]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.load(path, weights_only=True)
+        taken = True
+    except Exception:
+        taken = False
+    assert (not reported(path)) == taken
+
+
+REFUSED = {
+    "absent storage": torch_zip(pickled(b"}(" + text("x") + tensor(pid=None) + text("y") + number(1) + b"u"), b""),
+    "list as a key": torch_zip(pickled(b"}(]" + number(1) + text("weight") + tensor() + b"u")),
+    "device of no name": torch_zip(
+        pickled(state(text("weight") + tensor() + text("d") + call(name("torch", "device"))))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_torch_refusals(case: str, tmp_path: Path) -> None:
+    """Storages of another size than they claim, keys that cannot be hashed and devices that are none are refused."""
+    path = tmp_path / "pytorch_model.bin"
+    path.write_bytes(REFUSED[case])
+    with pytest.raises(TieconvError):
+        api.inspect(path)
+
+
+# -- graphs
+
+
+def graph(
+    nodes: list[onnx.NodeProto], *, kind: int = TensorProto.FLOAT, ir: int = 9, opset: int = 17
+) -> onnx.ModelProto:
+    """A graph of these nodes over a table and token ids."""
+    table = numpy_helper.from_array(np.zeros((8, 4), "<f4"), "embed")
+    table.data_type = kind
+    ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["n"])
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ["n", 4])
+    made = helper.make_graph(nodes, "g", [ids], [out], [table])
+    return helper.make_model(made, opset_imports=[helper.make_opsetid("", opset)], ir_version=ir)
+
+
+def gather(out: str = "x") -> onnx.NodeProto:
+    return helper.make_node("Gather", ["embed", "input_ids"], [out])
+
+
+GOOD = [gather(), helper.make_node("Neg", ["x"], ["out"])]
+GRAPHS = {
+    "cycle": (
+        graph([helper.make_node("Add", ["x", "b"], ["a"]), helper.make_node("Neg", ["a"], ["b"]), *GOOD]),
+        "a cycle",
+    ),
+    "own output": (graph([gather(), helper.make_node("Add", ["x", "out"], ["out"])]), "its own output"),
+    "order": (graph(GOOD[::-1]), "not in topological order"),
+    "unknown name": (graph([gather(), helper.make_node("Neg", ["y"], ["out"])]), "which nothing makes"),
+    "undefined type": (graph(GOOD, kind=0), "the undefined element type 0"),
+    "unknown type": (graph(GOOD, kind=99), "the undefined element type 99"),
+    "made twice": (graph([*GOOD, helper.make_node("Neg", ["x"], ["out"])]), "already made"),
+    "no operator": (graph([gather(), helper.make_node("", ["x"], ["out"])]), "has no operator"),
+    "no output": (graph([gather()]), "nothing makes its output out"),
+    "newer IR": (graph(GOOD, ir=NEWEST_IR + 1), "IR version"),
+    "newer operators": (graph(GOOD, opset=NEWEST_OPSET + 1), "imports version"),
+}
+
+
+@pytest.mark.parametrize("case", GRAPHS)
+def test_graphs_that_onnx_refuses(case: str, tmp_path: Path) -> None:
+    """The checker or a session refuses the graph; `inspect` reports why, and nothing is written from it."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(GRAPHS[case][0].SerializeToString())
+    with pytest.raises(Exception, match=r"."):
+        onnx.checker.check_model(path)
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    messages = reported(path)
+    assert any(GRAPHS[case][1] in message for message in messages), messages
+    for plan in (api.plan_graph_dedup, api.plan_graph_untie):
+        with pytest.raises(RefusedError) as caught:
+            plan(path)
+        assert caught.value.code == "format.refused"
+
+
+def test_a_good_graph(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(graph(GOOD).SerializeToString())
+    onnx.checker.check_model(path)
+    assert reported(path) == []
+
+
+def test_newest_versions() -> None:
+    """A newer ONNX release asks for a look at what its runtime reads."""
+    assert (onnx.IR_VERSION, onnx.defs.onnx_opset_version()) <= (NEWEST_IR, NEWEST_OPSET)

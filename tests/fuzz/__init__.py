@@ -1,0 +1,1 @@
+"""Fuzz every reader: structure-aware mutators, the readers of the formats themselves as references, fixed seeds."""

@@ -1,0 +1,1 @@
+"""Damage to bytes, JSON, pickles and archives, drawn from one random generator."""

@@ -1,0 +1,203 @@
+"""The readers of the formats themselves, in a process of their own: they may crash, hang or take much memory.
+
+``python -m tests.fuzz.reference`` answers one JSON line for each on its input: what the reader of that kind makes of a
+file, or why it refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+SILENCE = 120.0
+"""Wall seconds after which a reference reader counts as hung: its first answer waits for its imports."""
+PATIENCE = 2.0
+"""CPU seconds that a reference reader gets where Python can stop it."""
+MEMORY = 12 << 30
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a reference reader says: ``why`` it refuses, empty where it accepts, and the tensors that it sees."""
+
+    why: str
+    tensors: dict[str, list[object]] = field(default_factory=dict)
+
+
+class Reference:
+    """A process that reads with the readers of the formats, started again where it ends."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, kind: str, path: Path) -> Verdict | None:
+        """Return what the reader of ``kind`` makes of ``path``; ``None`` where it crashes, hangs or takes too long."""
+        process = self._running()
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([kind, str(path)]).encode() + b"\n")
+            process.stdin.flush()
+            ready = select.select([process.stdout], [], [], SILENCE)[0]
+            line = process.stdout.readline() if ready else b""
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            self.close()
+            return None
+        answer = json.loads(line)
+        if isinstance(answer, str):
+            raise ModuleNotFoundError(answer)
+        return Verdict(*answer) if answer else None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fuzz.reference"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=ROOT,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            )
+        return self._process
+
+
+# -- inside the process
+
+
+def _safetensors(path: str) -> dict[str, list[object]]:
+    from safetensors import deserialize, safe_open
+
+    with safe_open(path, "np") as file:
+        file.metadata()
+        names = set(file.keys())
+    found = {
+        name: [info["dtype"], list(info["shape"]), zlib.crc32(info["data"])]
+        for name, info in deserialize(Path(path).read_bytes())
+    }
+    assert set(found) == names
+    return found
+
+
+def _torch(path: str) -> dict[str, list[object]]:
+    import torch
+
+    found: dict[str, list[object]] = {}
+    value = torch.load(path, map_location="cpu", weights_only=True)
+    for name, tensor in value.items() if isinstance(value, dict) else ():
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor) or tensor.layout is not torch.strided:
+            return {}
+        if tensor.numel() > 1 << 20:
+            return {}
+        data = (
+            tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+            if tensor.numel()
+            else b""
+        )
+        found[name] = ["", list(tensor.shape), zlib.crc32(data)]
+    return found
+
+
+def _gguf(path: str) -> dict[str, list[object]]:
+    import gguf
+
+    return {
+        tensor.name: [tensor.tensor_type.name, [int(n) for n in reversed(tensor.shape)], zlib.crc32(tensor.data)]
+        for tensor in gguf.GGUFReader(path).tensors
+    }
+
+
+def _onnx(path: str) -> dict[str, list[object]]:
+    import onnx
+    import onnxruntime
+
+    try:
+        onnx.checker.check_model(path)
+    except Exception as error:
+        raise ValueError(f"checker: {error}") from None
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    try:
+        onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise ValueError(f"session: {error}") from None
+    model = onnx.load(path, load_external_data=True)
+    return {one.name: ["", list(one.dims), zlib.crc32(one.raw_data)] for one in model.graph.initializer if one.raw_data}
+
+
+def _json(path: str) -> dict[str, list[object]]:
+    if not isinstance(json.loads(Path(path).read_text(encoding="utf-8")), dict):
+        raise ValueError("not an object")
+    return {}
+
+
+READERS: dict[str, Callable[[str], dict[str, list[object]]]] = {
+    "safetensors": _safetensors, "torch": _torch, "gguf": _gguf, "onnx": _onnx, "json": _json,
+}  # fmt: skip
+
+
+NEEDED = {
+    "safetensors": ("safetensors", "numpy"), "torch": ("torch",), "gguf": ("gguf",), "onnx": ("onnx", "onnxruntime"),
+}  # fmt: skip
+
+
+def _serve() -> None:
+    import resource
+    import warnings
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    signal.signal(signal.SIGPROF, _stop)
+    for line in sys.stdin:
+        kind, path = json.loads(line)
+        for module in NEEDED.get(kind, ()):
+            with suppress(ImportError):
+                import_module(module)
+        signal.setitimer(signal.ITIMER_PROF, PATIENCE)
+        print(json.dumps(_verdict(kind, path)), file=answers, flush=True)
+
+
+def _stop(_number: int, _frame: object) -> NoReturn:
+    raise TimeoutError
+
+
+def _verdict(kind: str, path: str) -> list[Any] | str | None:
+    """Return the reason of a refusal and the tensors, or which package is not here; ``None`` without a verdict."""
+    try:
+        for module in NEEDED.get(kind, ()):
+            import_module(module)
+    except ImportError as error:
+        return str(error)
+    try:
+        return ["", READERS[kind](path)]
+    except (TimeoutError, MemoryError):
+        return None
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"[:2000], {}]
+
+
+if __name__ == "__main__":
+    _serve()

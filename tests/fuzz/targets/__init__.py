@@ -1,0 +1,17 @@
+"""The targets: each makes a damaged model from a random generator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from importlib import import_module
+
+from tests.fuzz.case import Case
+
+TARGETS = ("safetensors", "zip", "pickle", "gguf", "onnx", "index", "config", "names", "peft", "dcp", "hub")
+
+
+def maker(target: str) -> Callable[[random.Random], Case]:
+    """Return the function that makes a case of ``target``."""
+    make: Callable[[random.Random], Case] = import_module(f"tests.fuzz.targets.{target}_target").make
+    return make

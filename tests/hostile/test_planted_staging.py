@@ -1,0 +1,172 @@
+"""An archive that brings a staging directory along: no verb writes through it, adopts it, or takes anything from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import ok, run
+from tests.execute.test_leftover import whole_state
+from tieconv.execute.staging.marker import Owner
+from tieconv.execute.target import staging_path
+
+ROOT = Path(__file__).parents[2]
+VERBS = {
+    "retie": "llama-duplicated",
+    "untie": "llama-tied",
+    "dedup": "llama-duplicated",
+    "convert --to torch": "llama-tied",
+    "bias zero": "llama-untied",
+    "set-tie true": "llama-duplicated",
+    "reindex": "llama-tied-sharded",
+    "check --fix": "llama-duplicated",
+}
+Plant = Callable[[Path, Path], None]
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A model on which each verb has something to write."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(verb: str) -> Path:
+        folder = Path(shutil.copytree(ROOT / "fixtures" / "models" / VERBS[verb], tmp_path / "model"))
+        name = {"set-tie true": "config.json", "reindex": "model.safetensors.index.json"}.get(verb)
+        if name:
+            value = json.loads((folder / name).read_text())
+            if verb == "reindex":
+                value["metadata"] = {"total_size": 1}
+            else:
+                value["tie_word_embeddings"] = False
+            (folder / name).write_text(json.dumps(value))
+        return folder
+
+    return make
+
+
+def weights(folder: Path) -> Path:
+    return next(path for path in sorted(folder.iterdir()) if path.suffix == ".safetensors")
+
+
+def hard_linked_marker(staging: Path, folder: Path) -> None:
+    staging.mkdir(0o700)
+    os.link(weights(folder), staging / "owner")
+
+
+def hard_linked_config(staging: Path, folder: Path) -> None:
+    """As an attacker would hide it: a config that reads as a marker."""
+    (folder / "notes.json").write_bytes(replace(Owner.current(), ticks=1).encode())
+    staging.mkdir(0o700)
+    os.link(folder / "notes.json", staging / "owner")
+
+
+def open_directory(staging: Path, folder: Path) -> None:
+    staging.mkdir()
+    os.chmod(staging, 0o777)
+
+
+def planted_old(staging: Path, folder: Path) -> None:
+    staging.mkdir(0o700)
+    (staging / "owner").write_bytes(replace(Owner.current(), ticks=1).encode())
+    shutil.copytree(folder, staging / "old")
+
+
+def planted_new(staging: Path, folder: Path) -> None:
+    staging.mkdir(0o700)
+    (staging / "owner").write_bytes(replace(Owner.current(), ticks=1).encode())
+    (staging / "new").symlink_to(folder)
+
+
+PLANTS = (hard_linked_marker, hard_linked_config, open_directory, planted_old, planted_new)
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("in_place", [True, False])
+def test_planted(unpacked: Callable[[str], Path], tmp_path: Path, verb: str, plant: Plant, in_place: bool) -> None:
+    """Exit 2 with one sentence that names the directory; every file keeps its bytes, inode, mode and times."""
+    folder = unpacked(verb)
+    out = folder if in_place else tmp_path / "out"
+    plant(staging_path(out), folder)
+    before = whole_state(tmp_path)
+    result = run(verb, folder, *(["--in-place"] if in_place else ["-o", out]))
+    assert result.exit_code == 2, result.output
+    assert f"{staging_path(out).name} is in the way: " in result.output
+    assert whole_state(tmp_path) == before
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_verbs_write_without_it(unpacked: Callable[[str], Path], verb: str) -> None:
+    """The same commands on the same models write: what is refused above is the planted directory alone."""
+    folder = unpacked(verb)
+    before = whole_state(folder)
+    ok(verb, folder, "--in-place")
+    assert whole_state(folder) != before
+
+
+@pytest.mark.parametrize("verb", ["retie", "set-tie true"])
+def test_nothing_to_write(unpacked: Callable[[str], Path], tmp_path: Path, verb: str) -> None:
+    """Where nothing is to be written, nothing of the planted directory is touched either."""
+    folder = unpacked(verb)
+    ok(verb, folder, "--in-place")
+    hard_linked_marker(staging_path(folder), folder)
+    before = whole_state(tmp_path)
+    run(verb, folder, "--in-place")
+    assert whole_state(tmp_path) == before
+
+
+def test_files_beside_reports(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    """A report whose name is a hard link to the weights replaces the name, not the weights."""
+    folder = unpacked("retie")
+    content = weights(folder).read_bytes()
+    os.link(weights(folder), tmp_path / "report.json")
+    run("check --format json --output-file report.json", folder)
+    assert weights(folder).read_bytes() == content
+    assert json.loads((tmp_path / "report.json").read_text())["schema"] == "tieconv.check/1"
+
+
+def test_nothing_is_appended_through_a_hard_link(unpacked: Callable[[str], Path], tmp_path: Path) -> None:
+    """The file of a run grows; the file that an archive gave a second name to does not."""
+    folder = unpacked("retie")
+    (folder / "empty.txt").write_bytes(b"")
+    os.link(folder / "empty.txt", tmp_path / "run.jsonl")
+    result = run("check --no-config --resume run.jsonl", folder)
+    assert result.exit_code == 2, result.output
+    assert "run.jsonl is a hard link to another file" in result.output
+    assert (folder / "empty.txt").read_bytes() == b""
+
+
+@pytest.mark.parametrize("line", ["check --no-config --output-file", "check --no-config --write-baseline"])
+def test_reports_stay_out_of_the_hub_cache(unpacked: Callable[[str], Path], tmp_path: Path, line: str) -> None:
+    """A report written over a snapshot's link would replace a blob that other snapshots share."""
+    folder = unpacked("retie")
+    blob = tmp_path / "models--o--n" / "blobs" / "abc"
+    link = tmp_path / "models--o--n" / "snapshots" / "1" / "config.json"
+    for path in (blob, link):
+        path.parent.mkdir(parents=True)
+    blob.write_bytes(b"")
+    link.symlink_to(blob)
+    result = run(line, link, folder)
+    assert result.exit_code == 2, result.output
+    assert "lies in the hub cache" in result.output
+    assert blob.read_bytes() == b""
+    assert os.listdir(blob.parent) == ["abc"]
+
+
+def test_a_page_of_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`parity --html` replaces a name as well: a second name of the weights keeps its bytes."""
+    from tieconv.cli import parity
+    from tieconv.reporters import parity_html
+
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    os.link(tmp_path / "model.safetensors", tmp_path / "page.html")
+    monkeypatch.setattr(parity_html, "render", lambda report: "<html>")
+    parity._write(str(tmp_path / "page.html"), None)  # type: ignore[arg-type]
+    assert (tmp_path / "model.safetensors").read_bytes() == b"weights"
+    assert (tmp_path / "page.html").read_text() == "<html>"

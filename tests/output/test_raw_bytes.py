@@ -1,0 +1,73 @@
+"""Whatever a model holds, no command prints a byte that a terminal or a CI runner obeys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.output.hostile import EVIL, MARK, write
+from tests.output.terminal import faults, on_terminal, piped
+from tieconv.cli import COMMANDS
+
+FOLDERS = ("known", "unknown", "sharded", "torch", "gguf", "adapter", "graph")
+WRITERS = ("untie", "retie", "dedup", "set-tie auto", "reindex", "bias zero", "convert --to torch")
+CALLS = [
+    *(f"inspect {folder} --consumers" for folder in FOLDERS),
+    *(f"inspect {folder} --json --depth full" for folder in ("known", "graph")),
+    *(f"check {folder} --format {form}" for folder in ("known", "unknown") for form in ("text", "github", "markdown")),
+    *(f"check {' '.join(FOLDERS)} EVIL --format {form}" for form in ("text", "github", "junit", "sarif", "json")),
+    "check known --select EVIL", "check known --baseline baseline.json", "check known --config evil.toml",
+    "check known --config settings.toml", "check known --fix -o fixed", "check known --for EVIL",
+    *(f"{verb} {folder}" for verb in WRITERS for folder in ("known", "sharded")),
+    "untie unknown", "retie torch", "dedup torch", "convert unknown --to torch",
+    *(f"{verb} graph{more}" for verb in ("dedup", "untie") for more in ("", " -o out --dry-run", " -o out-{verb}")),
+    "untie known -o EVIL-out", "retie unknown -o out-retie --json", "dedup known -o /dev/null/EVIL",
+    "diff known unknown", "diff known graph", "diff torch sharded", "analyze known", "analyze unknown", "analyze EVIL",
+    "analyze known --text text.txt", "analyze unknown --text text.txt", "analyze torch",
+    "export known -o graph-out", "export unknown -o graph-out2", "parity graph/model.onnx known",
+    "push known hf://org/name --dry-run", "inspect hf://EVIL", "inspect EVIL-absent", "explain EVIL",
+    "rules --select EVIL", "EVIL", "inspect --EVIL", "completion EVIL", "completion bash", "demo -o known",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, models: Path) -> Path:
+    folder = tmp_path_factory.mktemp("hostile")
+    write(folder, models)
+    return folder
+
+
+def words(call: str) -> list[str]:
+    return [word.replace("EVIL", EVIL.replace("/", "_")) for word in call.split(" ")]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_piped(home: Path, call: str) -> None:
+    received = piped(home, *words(call))
+    assert received
+    assert faults(received, annotates="github" in call) == [], received[-3000:]
+
+
+@pytest.mark.parametrize("call", [call for call in CALLS if " --json" not in call])
+def test_on_a_terminal(home: Path, call: str) -> None:
+    received = on_terminal(home, *words(call))
+    assert received
+    assert faults(received, annotates="github" in call) == [], received[-3000:]
+
+
+def test_every_command_is_called() -> None:
+    assert {word for call in CALLS for word in call.split(" ")[:1]} >= COMMANDS.keys()
+
+
+def test_the_names_are_printed(home: Path) -> None:
+    """The test would prove nothing of names that no command shows."""
+    for call in ("inspect known", "inspect graph", "check unknown", "inspect sharded", "dedup graph"):
+        assert MARK.encode() in piped(home, *words(call)), call
+
+
+def test_faults_are_seen() -> None:
+    assert len(faults(EVIL.encode())) >= 6
+    assert faults(b"\x1b[?25l\rretie  [####]\x1b[?25h\n") == []
+    assert faults(b"::error file=x,title=a::b\n", annotates=True) == []
+    assert faults(b"::error file=x,title=a::b\n") != []

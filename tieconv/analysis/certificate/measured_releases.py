@@ -1,0 +1,69 @@
+"""Tables measured with releases of transformers: defaults of config keys, last norms, tokens of tokenizer classes.
+
+`fixtures/certificates.py` writes each ``data/transformers-*.json``; it says what the parts hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+RELEASES = ("4.48", "4.57", "5.23")
+"""The releases that certificates are about."""
+
+
+@cache
+def table(release: str) -> Mapping[str, Any]:
+    """Everything that was measured with one release."""
+    # The loader's own method works from a zip too.
+    assert __spec__ is not None
+    loader: Any = __spec__.loader
+    path = os.path.join(os.path.dirname(__file__), "data", f"transformers-{release}.json")
+    found: Mapping[str, Any] = json.loads(loader.get_data(path))
+    return found
+
+
+def versions() -> tuple[str, ...]:
+    """The full versions that the tables were measured with."""
+    return tuple(str(table(release)["transformers"]) for release in RELEASES)
+
+
+def default_ids(model_type: str) -> set[int]:
+    """Token ids that a class reads in some release where its config leaves their keys out."""
+    return {number for release in RELEASES for number in table(release)["ids"].get(model_type, ())}
+
+
+def tokenizer_classes(model_type: str) -> set[str]:
+    """The tokenizer classes that some release takes for a model type."""
+    return {name for release in RELEASES for name in table(release)["tokenizer_of"].get(model_type, ())}
+
+
+def passes_over_named_class(model_type: str) -> bool:
+    """Whether some release takes its own tokenizer class for a model type, whatever class the files name."""
+    return any(model_type in table(release)["overridden"] for release in RELEASES)
+
+
+def tokens_of_class(name: str) -> set[str] | None:
+    """The tokens that a tokenizer class adds by itself; ``None`` where that was not measured in every release."""
+    names = (name.removesuffix("Fast"), f"{name.removesuffix('Fast')}Fast")
+    tokens: set[str] = set()
+    known = False
+    for release in RELEASES:
+        measured = table(release)["tokenizers"]
+        here = [measured[one] for one in names if one in measured]
+        if here and not any(one is not None for one in here):
+            return None
+        known = known or bool(here)
+        tokens.update(*(one for one in here if one is not None))
+    return tokens if known else None
+
+
+def norms(model_type: str) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
+    """(release, record of the last norm, other spellings of its keys), for the releases that have the model type."""
+    for release in RELEASES:
+        measured = table(release)
+        if model_type in measured["ids"]:
+            yield release, measured["norms"].get(model_type, {}), measured["aliases"].get(model_type, {})

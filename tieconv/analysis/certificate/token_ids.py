@@ -1,0 +1,149 @@
+"""The ids that transformers' tokenizers may make of a text: more than the files list, where a token has no id there.
+
+A token that a config names and no vocabulary has gets an id from ``len(vocab)`` on. Which one depends on the class and
+the release, so that every id which it could get counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tieconv.analysis.certificate.measured_releases import (
+    passes_over_named_class,
+    tokenizer_classes,
+    tokens_of_class,
+)
+from tieconv.analysis.certificate.tokenizer_files import CONFIG, SPECIAL, TOKENIZER, VOCABULARY, TokenizerFiles, is_id
+from tieconv.text import shown
+
+_EXTRA = "extra_ids"
+_MOST_EXTRA = 10_000
+
+_HARMLESS = frozenset(
+    {
+        "added_tokens_decoder", "backend", "chat_template", "clean_up_tokenization_spaces", "do_lower_case", "errors",
+        "files_loaded", "language", "max_input_chars_per_word", "max_len", "max_length", "model_input_names",
+        "model_max_length", "name_or_path", "never_split", "pad_to_multiple_of", "pad_token_type_id", "padding",
+        "padding_side", "response_schema", "response_template", "sep_style", "sp_model_kwargs",
+        "special_tokens_map_file", "src_lang", "stride", "task", "tgt_lang", "tokenizer_class", "transformers_version",
+        "truncation_side", "truncation_strategy", "_commit_hash", _EXTRA,
+    }
+)  # fmt: skip
+"""Keys of tokenizer_config.json that add no token whatever they hold; a truth value adds none either."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIds:
+    """``listed`` ids have a token in the files, ``spans`` may get one as the tokenizer is loaded.
+
+    ``undecided`` says why more ids are possible; empty where these are all.
+    """
+
+    listed: frozenset[int]
+    spans: tuple[range, ...]
+    undecided: str
+
+
+def token_ids(files: TokenizerFiles, config: Mapping[str, object]) -> TokenIds:
+    """The ids that the tokenizer of a model may make, as the releases of `measured_releases` load it."""
+    vocabularies, added = files.vocabularies, files.added
+    listed = frozenset(added).union(*vocabularies) | frozenset(_referred(files.document(TOKENIZER)))
+    undecided = next(_undecided(files, config), "")
+    texts = set(added.values()).union(*(found.values() for found in vocabularies))
+    new = {*named(files), *_of_classes(files, config)} - texts
+    if not vocabularies:
+        return TokenIds(listed, (), undecided or "no vocabulary was read")
+    start = min(map(len, vocabularies))
+    count = len(added) + max(map(len, vocabularies))
+    stop = max(max(listed, default=-1) + 1, count) + len(new)
+    return TokenIds(listed, (range(start, stop),) if new or _moves(listed, start, vocabularies) else (), undecided)
+
+
+def _moves(listed: frozenset[int], start: int, vocabularies: tuple[dict[int, str], ...]) -> bool:
+    """Whether ids could change as tokens are added again: there is a gap above the vocabulary, or two differ."""
+    return len(vocabularies) > 1 or max(listed) + 1 - start != sum(number >= start for number in listed)
+
+
+def named(files: TokenizerFiles) -> set[str]:
+    """The tokens that tokenizer_config.json and special_tokens_map.json name."""
+    config = files.document(CONFIG)
+    entries = [value for key, value in config.items() if key.endswith(("_token", "_tokens"))]
+    found = {text for value in (*entries, *files.document(SPECIAL).values()) for text in _texts(value)}
+    extra = config.get(_EXTRA)
+    if isinstance(extra, int) and extra <= _MOST_EXTRA:
+        found |= {f"<extra_id_{number}>" for number in range(extra)}
+    return found
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        content = value.get("content")
+        if isinstance(content, str):
+            yield content
+        else:
+            for entry in value.values():
+                yield from _texts(entry)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _texts(entry)
+
+
+def _referred(document: Mapping[str, object]) -> Iterator[int]:
+    """The numbers of tokenizer.json outside its vocabulary that may be ids: of templates and of padding."""
+    for key in ("post_processor", "padding"):
+        yield from _numbers(document.get(key))
+
+
+def _numbers(value: object) -> Iterator[int]:
+    if is_id(value):
+        yield value  # type: ignore[misc]
+    elif isinstance(value, Mapping | list):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(entry)
+
+
+def _class_names(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]:
+    """The classes that may load the files: those that are named, else, or besides, those of the model type."""
+    given = (files.document(CONFIG).get("tokenizer_class"), config.get("tokenizer_class"))
+    names, model_type = {name for name in given if isinstance(name, str)}, str(config.get("model_type"))
+    if names and not passes_over_named_class(model_type):
+        return names
+    return names | tokenizer_classes(model_type)
+
+
+def _of_classes(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]:
+    return {token for name in _class_names(files, config) for token in tokens_of_class(name) or ()}
+
+
+def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[str]:
+    """Why not all ids are known, the most telling reason first."""
+    for name in files.broken:
+        yield f"{name} could not be read"
+    for name in files.unread:
+        yield f"{shown(name)} was not read"
+    for name in files.processors:
+        yield f"the processor of {name} may add tokens of its own"
+    settings = files.document(CONFIG)
+    if "auto_map" in settings:
+        yield "the tokenizer is code of its own (auto_map)"
+    if "processor_class" in settings:
+        yield f"the processor that {CONFIG} names may add tokens of its own"
+    if any(not isinstance(number, int) for number in files.document(VOCABULARY).values()):
+        yield f"{VOCABULARY} is not a map of tokens to ids"
+    if TOKENIZER in files.documents and not files.model:
+        yield f"{TOKENIZER} has no vocabulary that was read"
+    for key, value in settings.items():
+        if key not in _HARMLESS and not key.endswith(("_token", "_tokens")) and not isinstance(value, bool | None):
+            yield f"the key {shown(key)} of {CONFIG} is not known"
+    extra = settings.get(_EXTRA)
+    if extra is not None and not (isinstance(extra, int) and extra <= _MOST_EXTRA):
+        yield f"the key {_EXTRA} of {CONFIG} is not a number of tokens"
+    names = _class_names(files, config)
+    if not names:
+        yield "no file names the class of the tokenizer"
+    for name in sorted(names):
+        if tokens_of_class(name) is None:
+            yield f"which tokens the class {shown(name)} adds by itself was not measured"

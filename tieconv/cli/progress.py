@@ -1,0 +1,143 @@
+"""Progress on a terminal: bytes, rate and time left, by rich, which is imported once work takes long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tieconv.cli.screen import is_quiet
+from tieconv.cli.streams import own
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
+Tick = Callable[[int, int], None]
+"""``tick(done, total)``."""
+
+PATIENCE = 0.5
+"""Seconds of work before a bar appears: what is done sooner needs none."""
+_REFRESH = 0.1
+
+
+@contextmanager
+def byte_progress(label: str) -> Iterator[Tick]:
+    """Give a ``tick`` for bytes done and bytes in all."""
+    with _bar(label, _byte_columns) as bar:
+        yield bar.update
+
+
+@contextmanager
+def count_progress(label: str) -> Iterator[Tick]:
+    """Give a ``tick`` for items done and items in all."""
+    with _bar(label, _count_columns) as bar:
+        yield bar.update
+
+
+@contextmanager
+def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Give ``stage(name, done, total)`` for work in steps; each step's name is shown while it runs."""
+    with _bar(label, _stage_columns) as bar:
+
+        def stage(name: str, done: int, total: int) -> None:
+            bar.show(f"{label}: {name}")
+            bar.update(done, total)
+
+        yield stage
+
+
+class _Bar:
+    """A bar that appears after `PATIENCE` seconds, and at once where it names a stage."""
+
+    def __init__(self, label: str, columns: Callable[[], list[ProgressColumn]]) -> None:
+        self._label = label
+        self._columns = columns
+        self._started = time.monotonic()
+        self._drawn = 0.0
+        self._progress: Progress | None = None
+
+    def update(self, done: int, total: int) -> None:
+        """Draw ``done`` of ``total``, at most ten times a second."""
+        now = time.monotonic()
+        last = done >= total
+        if now - self._started < PATIENCE or (now - self._drawn < _REFRESH and not last):
+            return
+        self._drawn = now
+        self._draw(done, max(total, 1))
+
+    def show(self, label: str) -> None:
+        """Change the label and draw at once."""
+        self._label = label
+        self._started = float("-inf")
+        self._drawn = 0.0
+
+    def _draw(self, done: int, total: int) -> None:
+        if self._progress is None:
+            self._progress = _rich(self._columns())
+            self._progress.start()
+            self._progress.add_task(self._label, total=total)
+        task = self._progress.task_ids[0]
+        self._progress.update(task, description=self._label, completed=done, total=total)
+        self._progress.refresh()
+
+    def stop(self) -> None:
+        """Take the bar from the screen."""
+        if self._progress is not None:
+            self._progress.stop()
+
+
+class _Hidden(_Bar):
+    """Nothing is drawn: stderr is not a terminal, or `-q` is given."""
+
+    def _draw(self, done: int, total: int) -> None:
+        return
+
+
+@contextmanager
+def _bar(label: str, columns: Callable[[], list[ProgressColumn]]) -> Iterator[_Bar]:
+    shows = sys.stderr.isatty() and not is_quiet()
+    bar = (_Bar if shows else _Hidden)(label, columns)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+def _rich(columns: list[ProgressColumn]) -> Progress:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    # No thread of its own: a fork or a signal in the middle of a draw would leave its lock held.
+    return Progress(*columns, console=Console(file=own(err=True)), auto_refresh=False, transient=True)
+
+
+def _text() -> ProgressColumn:
+    from rich.progress import TextColumn
+
+    return TextColumn("{task.description}", markup=False)
+
+
+def _byte_columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    return [_text(), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), _left()]
+
+
+def _count_columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
+
+    return [_text(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), _left()]
+
+
+def _stage_columns() -> list[ProgressColumn]:
+    from rich.progress import BarColumn, TimeElapsedColumn
+
+    return [_text(), BarColumn(), TimeElapsedColumn()]
+
+
+def _left() -> ProgressColumn:
+    from rich.progress import TextColumn
+
+    return TextColumn("left", markup=False)

@@ -1,0 +1,7 @@
+"""The staging directory beside OUT: made afresh, owned by one live process, cleared after a killed one."""
+
+from __future__ import annotations
+
+from tieconv.execute.staging.directory import Staging, sweep
+
+__all__ = ["Staging", "sweep"]

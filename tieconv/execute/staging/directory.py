@@ -1,0 +1,182 @@
+"""The staging directory: made afresh, held open by one live process, removed by it or by the next run.
+
+Everything in it is reached through its open descriptor, so that nobody who may rename it in a shared directory can
+put another one under its name.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from tieconv.errors import DestinationError
+from tieconv.execute.staging import leftover
+from tieconv.execute.staging.leftover import MARKER, NEW, OLD
+from tieconv.execute.staging.marker import Owner
+from tieconv.execute.target import staging_path
+from tieconv.text import shown
+
+_ATTEMPTS = 100
+_CREATE_MARKER = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS = 0o022
+
+
+class Staging:
+    """A directory beside OUT that this process owns until `release`.
+
+    ``path`` is its name, for messages; ``held`` leads to what this process holds open, whatever has that name now.
+    """
+
+    def __init__(self, final: Path) -> None:
+        """Make the staging directory of ``final``, clearing what a killed run left there.
+
+        Raises `DestinationError` where a live process holds it or something else has its name.
+        """
+        self.final = final
+        self.path = staging_path(final)
+        self._home = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._directory, self._marker = _make(self._home, self.path, final)
+        except BaseException:
+            os.close(self._home)
+            raise
+        self.held = _through(self._directory, self.path)
+
+    @property
+    def new(self) -> Path:
+        """The directory that is built."""
+        return self.held / NEW
+
+    @property
+    def old(self) -> Path:
+        """Where the old OUT waits while the new one is renamed, if the two cannot be exchanged."""
+        return self.held / OLD
+
+    def check(self) -> None:
+        """Raise `DestinationError` where another directory has the staging directory's name, or that of its parent."""
+        parent = os.stat(self.path.parent)
+        if not os.path.samestat(parent, os.fstat(self._home)):
+            raise _replaced(self.path.parent)
+        if not leftover.is_at(self._directory, self.path.name, self._home):
+            raise _replaced(self.path)
+
+    def set_aside(self, old: os.stat_result) -> None:
+        """Note durably that the directory ``old`` may wait at `old`: only that one is ever given its name back."""
+        _sign(self._marker, replace(Owner.current(), old=old.st_ino))
+
+    def set_data(self, data: os.stat_result) -> None:
+        """Note durably that the file ``data`` gets its name before the graph that reads it."""
+        _sign(self._marker, replace(Owner.current(), data=data.st_ino))
+
+    def release(self) -> None:
+        """Remove the directory and give up the lock."""
+        try:
+            if OLD in os.listdir(self._directory) and not os.path.lexists(self.final):
+                os.rename(OLD, self.final.name, src_dir_fd=self._directory, dst_dir_fd=self._home)
+            leftover.empty(self._directory)
+            leftover.remove(self._home, self._directory, self.path)
+        finally:
+            self.held = self.path  # the number of a closed descriptor may be given to another file
+            for descriptor in (self._marker, self._directory, self._home):
+                os.close(descriptor)
+
+
+def sweep(final: Path) -> bool:
+    """Remove what a killed run left beside ``final``, and nothing else. Returns whether there was any."""
+    path = staging_path(final)
+    if not os.path.lexists(path):
+        return False
+    with suppress(DestinationError, OSError):
+        home = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            leftover.clear(home, path, final)
+        finally:
+            os.close(home)
+    return not os.path.lexists(path)
+
+
+def _make(home: int, path: Path, final: Path) -> tuple[int, int]:
+    """Return the open directory and its locked marker, both new."""
+    for _ in range(_ATTEMPTS):
+        try:
+            os.mkdir(path.name, 0o700, dir_fd=home)
+        except FileExistsError:
+            leftover.clear(home, path, final)
+            continue
+        try:
+            return _open(home, path, final)
+        except (FileExistsError, FileNotFoundError):
+            continue  # another run took the name, or cleared the directory before the marker was in it
+    raise DestinationError(f"{shown(final)} is busy: {shown(path)} comes and goes", "try again", "out.busy")
+
+
+def _open(home: int, path: Path, final: Path) -> tuple[int, int]:
+    directory = leftover.open_directory(home, path.name)
+    try:
+        marker = os.open(MARKER, _CREATE_MARKER, 0o600, dir_fd=directory)
+        try:
+            _check_own(directory, marker, path)
+            _claim(directory, marker, home, path, final)
+        except BaseException:
+            os.close(marker)
+            raise
+    except BaseException:
+        os.close(directory)
+        raise
+    return directory, marker
+
+
+def _check_own(directory: int, marker: int, path: Path) -> None:
+    """Raise `DestinationError` where the directory that was opened is not the one that was made.
+
+    The marker is certainly new: it says what owner and mode this file system gives to a file of this process.
+    """
+    around, own = os.fstat(directory), os.fstat(marker)
+    shared = bool(around.st_mode & _OTHERS and not own.st_mode & _OTHERS)
+    if shared or around.st_uid != own.st_uid:
+        os.unlink(MARKER, dir_fd=directory)
+        raise leftover.in_the_way(path, "other users may write to it" if shared else "it belongs to another user")
+
+
+def _claim(directory: int, marker: int, home: int, path: Path, final: Path) -> None:
+    """Lock and sign the new marker; what the system refuses leaves nothing behind.
+
+    Raises `DestinationError` where another run has the lock, `FileNotFoundError` where it has cleared the directory.
+    """
+    try:
+        leftover.lock(marker, directory, final)
+        if not (leftover.is_at(marker, MARKER, directory) and leftover.is_at(directory, path.name, home)):
+            raise FileNotFoundError(path)
+        _sign(marker, Owner.current())
+    except FileNotFoundError:
+        raise
+    except OSError:
+        with suppress(OSError):
+            leftover.remove(home, directory, path)
+        raise
+
+
+def _sign(marker: int, owner: Owner) -> None:
+    """Write the marker, durable before anything else is in the directory."""
+    os.pwrite(marker, owner.encode(), 0)
+    os.fsync(marker)
+
+
+def _through(descriptor: int, path: Path) -> Path:
+    """Return a path that leads to the open directory itself; ``path`` where the system has none."""
+    held = Path(f"/proc/self/fd/{descriptor}")
+    try:
+        same = os.path.samestat(os.stat(held), os.fstat(descriptor))
+    except OSError:
+        return path
+    return held if same else path
+
+
+def _replaced(path: Path) -> DestinationError:
+    return DestinationError(
+        f"{shown(path)} was replaced by another program while OUT was written",
+        f"check who may write to {shown(path.parent)}, then run the command again",
+        "out.replaced",
+    )

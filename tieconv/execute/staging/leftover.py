@@ -1,0 +1,196 @@
+"""What a killed run left at the name of a staging directory: recognised for certain and removed, or refused."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from tieconv.errors import DestinationError
+from tieconv.execute import tree
+from tieconv.execute.staging.marker import SIZE, Owner, is_cut, parse
+from tieconv.text import shell_word, shown
+
+MARKER = "owner"
+"""The marker file. Its lock is the ownership, its content says whose."""
+NEW = "new"
+OLD = "old"
+DATA = ".data"
+"""What the name of a graph's data file ends in, after the graph's name."""
+_OURS = re.compile(r"new|old|raw|exchange-[ab]|step-[0-9]+")
+"""The directories that a run makes in its staging directory."""
+_OPEN_MARKER = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+def clear(home: int, path: Path, final: Path) -> None:
+    """Remove the staging directory ``path`` of ``final`` that a killed run left; ``home`` is its open parent.
+
+    Nothing happens where it has gone meanwhile. Raises `DestinationError`, with nothing touched, where a live process
+    owns it or where anything about it is not as a run of this user leaves it.
+    """
+    with suppress(FileNotFoundError):
+        status = os.stat(path.name, dir_fd=home, follow_symlinks=False)
+        _check_kind(status, path)
+        _check_private(status, path, "it")
+        directory = open_directory(home, path.name)
+        try:
+            if not os.path.samestat(status, os.fstat(directory)):
+                return  # another one has its name by now
+            if os.listdir(directory):
+                _clear(home, directory, path, final)
+            else:
+                with suppress(OSError):  # another run fills it at this moment
+                    os.rmdir(path.name, dir_fd=home)
+        finally:
+            os.close(directory)
+
+
+def open_directory(home: int, name: str) -> int:
+    """Open a directory, no link followed. Raises `FileNotFoundError` where it is none, or not to be opened."""
+    try:
+        return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=home)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+            raise FileNotFoundError(name) from error
+        raise
+
+
+def _check_kind(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
+        raise in_the_way(path, f"it is {what}", f"check it, then remove it: rm {shell_word(str(path))}")
+
+
+def _check_private(status: os.stat_result, path: Path, what: str) -> None:
+    if status.st_uid != os.geteuid():
+        hint = "wait if that user is writing there, else ask them to remove it, or give another -o"
+        raise in_the_way(path, f"{what} belongs to another user", hint)
+    if status.st_mode & _OTHERS:
+        raise in_the_way(path, f"other users may write to {what}")
+
+
+def in_the_way(path: Path, why: str, hint: str = "") -> DestinationError:
+    """Return the refusal of what stands at ``path``, a staging directory's name."""
+    hint = hint or f"check it, then remove it: rm -r {shell_word(str(path))}"
+    return DestinationError(f"{shown(path)} is in the way: {why}", hint, "out.staging")
+
+
+def _clear(home: int, directory: int, path: Path, final: Path) -> None:
+    marker = _open_marker(directory, path)
+    try:
+        lock(marker, directory, final)
+        if not is_at(marker, MARKER, directory):
+            return  # its owner removed it before this run had the lock
+        found = _owner(marker, directory, path)
+        _check_content(directory, path, found)
+        if not os.path.lexists(final):
+            _restore_old(directory, home, final)
+            _remove_data(home, final, found)
+        empty(directory)
+        remove(home, directory, path)
+    finally:
+        os.close(marker)
+
+
+def _open_marker(directory: int, path: Path) -> int:
+    """Open the marker, which must be a regular file of this user with one name. It is never written to."""
+    try:
+        status = os.stat(MARKER, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        if not os.listdir(directory):
+            raise  # its owner removed everything just now
+        raise in_the_way(path, "it was not made by tieconv") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise in_the_way(path, f"its file {MARKER} is not a regular file")
+    if status.st_nlink != 1:
+        raise in_the_way(path, f"its file {MARKER} is a hard link to another file")
+    _check_private(status, path, f"its file {MARKER}")
+    try:
+        marker = os.open(MARKER, _OPEN_MARKER, dir_fd=directory)
+    except PermissionError:
+        raise in_the_way(path, f"its file {MARKER} cannot be opened") from None
+    if os.path.samestat(status, os.fstat(marker)):
+        return marker
+    os.close(marker)
+    raise FileNotFoundError(MARKER)
+
+
+def lock(marker: int, directory: int, final: Path) -> None:
+    """Take the lock of the open marker. Raises `DestinationError` where another process has it."""
+    try:
+        fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who = parse(os.pread(marker, SIZE, 0))
+        raise DestinationError(
+            f"{shown(final)} is busy: another tieconv{f' ({who})' if who else ''} is writing it",
+            "wait until it has ended",
+            "out.busy",
+        ) from None
+
+
+def is_at(descriptor: int, name: str, directory: int) -> bool:
+    """Whether ``name`` in the open directory still is the open file."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=directory, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _owner(marker: int, directory: int, path: Path) -> Owner | None:
+    """Return the owner, who has ended; ``None`` of a marker that a kill cut short, which must be alone."""
+    data = os.pread(marker, SIZE + 1, 0)
+    found = parse(data)
+    if found is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
+        raise in_the_way(path, "it was not made by tieconv")
+    if found is not None and not found.is_gone:
+        hint = f"wait until it has ended; once it has, remove what it left: rm -r {shell_word(str(path))}"
+        raise in_the_way(path, f"{found} may still be writing to it", hint)
+    return found
+
+
+def _check_content(directory: int, path: Path, found: Owner | None) -> None:
+    """Everything beside the marker is a directory that a run makes, and an old model the one that it set aside."""
+    for name in os.listdir(directory):
+        if name == MARKER:
+            continue
+        status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+        if not _OURS.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
+            raise in_the_way(path, f"it holds {shown(name)}, which tieconv did not put there")
+        if name == OLD and not (found and found.is_of_this_boot and found.old == status.st_ino):
+            raise in_the_way(path, f"its directory {OLD} is not the one that the killed run set aside")
+
+
+def _restore_old(directory: int, home: int, final: Path) -> None:
+    """Give an old OUT that has no successor its name back."""
+    if OLD in os.listdir(directory):
+        os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
+
+
+def _remove_data(home: int, final: Path, found: Owner | None) -> None:
+    """Remove the data file whose graph never got its name: the one that the marker tells, and no other."""
+    name = f"{final.name}{DATA}"
+    if not (found and found.is_of_this_boot and found.data) or name not in os.listdir(home):
+        return
+    status = os.stat(name, dir_fd=home, follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_ino == found.data:
+        os.unlink(name, dir_fd=home)
+
+
+def empty(directory: int) -> None:
+    """Remove everything in the open staging directory but the marker."""
+    for name in os.listdir(directory):
+        if name != MARKER:
+            tree.remove_at(directory, name)
+
+
+def remove(home: int, directory: int, path: Path) -> None:
+    """Remove the marker, then the empty directory, unless another run has taken its name since."""
+    os.unlink(MARKER, dir_fd=directory)
+    if is_at(directory, path.name, home):
+        with suppress(OSError):
+            os.rmdir(path.name, dir_fd=home)

@@ -1,0 +1,1 @@
+"""What an ONNX file must satisfy besides being readable."""

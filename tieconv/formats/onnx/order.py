@@ -1,0 +1,38 @@
+"""Why a node reads a value that is not there yet: a cycle, an order that is not topological, or a name of nothing."""
+
+from __future__ import annotations
+
+from tieconv.formats.onnx_messages import Graph, Node
+from tieconv.text import shown
+
+
+def order_fault(graph: Graph, place: int, name: str) -> str:
+    """Return the fault of the node at ``place``, which reads ``name`` before anything makes it."""
+    node = graph.nodes[place]
+    subject = f"node {place:,} ({shown(node.operator, 60)})"
+    if name in node.outputs:
+        return f"{subject} reads {shown(name)}, its own output"
+    maker = next((at for at, one in enumerate(graph.nodes) if name in one.outputs), None)
+    if maker is None:
+        return f"{subject} reads {shown(name)}, which nothing makes"
+    if _reaches(graph.nodes, place, maker):
+        return f"{subject} reads {shown(name)}, which follows from its own output: the nodes make a cycle"
+    return f"{subject} reads {shown(name)} before node {maker:,} makes it: the nodes are not in topological order"
+
+
+def _reaches(nodes: list[Node], start: int, goal: int) -> bool:
+    """Whether what the node ``start`` makes is needed for the node ``goal``."""
+    readers: dict[str, list[int]] = {}
+    for at, node in enumerate(nodes):
+        for name in node.inputs:
+            readers.setdefault(name, []).append(at)
+    pending, seen = [start], {start}
+    while pending:
+        for name in nodes[pending.pop()].outputs:
+            for reader in readers.get(name, ()):
+                if reader == goal:
+                    return True
+                if reader not in seen:
+                    seen.add(reader)
+                    pending.append(reader)
+    return False

@@ -1,0 +1,170 @@
+"""What `onnx.checker` and a session of ONNX Runtime refuse of a graph's structure, told without either.
+
+Source: `onnx/checker.cc` of onnx 1.23 and `core/graph/graph.cc` of ONNX Runtime 1.32. The definitions of operators (how
+many inputs, which attributes, which types) are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Set
+from itertools import islice
+
+from tieconv.checkpoint.records import REFUSED_BY_READER, Caution
+from tieconv.formats.onnx.order import order_fault
+from tieconv.formats.onnx_messages import Graph, Model, Node, Tensor
+from tieconv.formats.onnx_tensor import STRING, TYPES
+from tieconv.text import shown
+
+MAX_LISTED = 4
+"""Faults of one file that are reported; one is enough for a refusal."""
+CHECKER, SESSION = "onnx.checker", "ONNX Runtime"
+NEWEST_IR, NEWEST_OPSET = 14, 28
+"""The newest IR version and the newest operator set of ai.onnx that ONNX Runtime 1.32 reads."""
+_NO_OPSETS = 3
+"""The first IR version that must import operator sets."""
+_PLACES = frozenset({"location", "offset", "length", "checksum"})
+"""The keys of external data that ONNX Runtime knows, beside those of prepacked weights."""
+_STRINGS, _RAW = 6, 9
+"""The fields of a tensor's texts and of its raw bytes."""
+_FREE_INITIALIZERS = 4
+"""The first IR version in which an initializer need not be an input."""
+
+Fault = tuple[str, str]
+"""Who refuses the file, and why."""
+
+
+def cautions(model: Model, file: str, *, is_utf8: bool) -> tuple[Caution, ...]:
+    """Return the first reasons for which the model is refused, as what a rule reports at level error.
+
+    ``is_utf8`` tells whether every string of the file is UTF-8.
+    """
+    return tuple(
+        Caution(REFUSED_BY_READER, f"{reader} refuses {shown(file)}: {why}")
+        for reader, why in islice(_faults(model, is_utf8), MAX_LISTED)
+    )
+
+
+def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
+    if not is_utf8:
+        yield SESSION, "one of its names is not UTF-8"
+    yield from _of_model(model)
+    for tensor in model.tensors:
+        yield from _of_tensor(tensor)
+    yield from _of_main(model.graph, model)
+    yield from _of_graph(model.graph, [], model.opsets.keys())
+    for name in _repeated(function.name for function in model.functions):
+        yield CHECKER, f"two functions are called {shown(name)}"
+    for function in model.functions:
+        yield from _of_graph(function, [], function.opsets)
+
+
+def _of_model(model: Model) -> Iterator[Fault]:
+    if model.ir_version < 1:
+        yield CHECKER, "it has no IR version"
+    elif model.ir_version > NEWEST_IR:
+        yield SESSION, f"its IR version is {model.ir_version}, newer than {NEWEST_IR}"
+    if model.ir_version >= _NO_OPSETS and not model.opsets:
+        yield CHECKER, "it imports no operator set"
+    for domain, version in model.opsets.items():
+        if version < 1 or (version > NEWEST_OPSET and domain in STANDARD):
+            yield SESSION, f"it imports version {version} of the operators of {shown(domain) or 'ai.onnx'}"
+
+
+def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
+    subject = f"the tensor {shown(tensor.name)}"
+    if tensor.kind not in TYPES and tensor.kind != STRING:
+        yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
+    fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
+    for key in tensor.entries if tensor.external else ():
+        if key not in _PLACES and not key.startswith("prepacked_"):
+            yield SESSION, f"{subject} says where it lies by the unknown key {shown(key) or '(empty)'}"
+    if tensor.external and tensor.repeats:
+        yield SESSION, f"{subject} says twice where it lies"
+    if tensor.external and fields:
+        yield CHECKER, f"{subject} lies in another file and holds values too"
+    elif len(fields) > 1:
+        yield CHECKER, f"{subject} holds its values in two fields"
+    elif tensor.kind == STRING and tensor.raw is not None:
+        yield CHECKER, f"{subject} holds text as raw bytes"
+    elif tensor.kind == STRING and fields - {_STRINGS}:
+        yield CHECKER, f"{subject} holds text as numbers"
+    elif not fields and not tensor.external and 0 not in tensor.dims:
+        yield CHECKER, f"{subject} holds no values"
+
+
+def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
+    for name in _repeated(graph.inputs):
+        yield CHECKER, f"two inputs are called {shown(name)}"
+    if any(not tensor.name for tensor in graph.initializers):
+        yield CHECKER, "an initializer has no name"
+    made = {*graph.inputs, *(tensor.name for tensor in graph.initializers), *graph.sparse_names}
+    yield from _of_nodes(graph, [*outer, made], imported)
+    yield from _of_outputs(graph, [*outer, made])
+
+
+def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
+    if not graph.name:
+        yield CHECKER, "its graph has no name"
+    for name, element, shaped in graph.elements:
+        subject = f"{shown(name) or 'a value'}, an input or output,"
+        if element not in TYPES and element != STRING:
+            yield (
+                CHECKER,
+                f"{subject} has " + (f"the undefined element type {element}" if element else "no element type"),
+            )
+        elif not shaped:
+            yield CHECKER, f"{subject} has no shape"
+    if model.ir_version < _FREE_INITIALIZERS:
+        inputs = set(graph.inputs)
+        for tensor in graph.initializers:
+            if tensor.name not in inputs:
+                yield (
+                    CHECKER,
+                    f"the initializer {shown(tensor.name)} is not an input, as IR version {model.ir_version} asks",
+                )
+
+
+def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
+    made = scopes[-1]
+    for place, node in enumerate(graph.nodes):
+        yield from _of_node(node, place, imported)
+        for name in node.inputs:
+            if name and not any(name in scope for scope in scopes):
+                yield CHECKER, order_fault(graph, place, name)
+        for inner in node.graphs.values():
+            yield from _of_graph(inner, scopes, imported)
+        for name in node.outputs:
+            if name and name in made:
+                yield CHECKER, f"{label(node, place)} makes {shown(name)}, which is already made"
+            made.add(name)
+
+
+def _of_node(node: Node, place: int, imported: Set[str]) -> Iterator[Fault]:
+    if not node.operator:
+        yield CHECKER, f"node {place} has no operator"
+    elif not node.inputs and not node.outputs:
+        yield CHECKER, f"{label(node, place)} has neither an input nor an output"
+    if imported and node.domain not in imported and not (not node.domain and STANDARD & imported):
+        yield (
+            CHECKER,
+            f"{label(node, place)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
+        )
+
+
+def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
+    for name in graph.outputs:
+        if not any(name in scope for scope in scopes):
+            yield SESSION, f"nothing makes its output {shown(name)}"
+
+
+def _repeated(names: Iterable[str]) -> list[str]:
+    return [name for name, number in Counter(names).items() if number > 1]
+
+
+def label(node: Node, place: int) -> str:
+    """Return how a sentence calls a node."""
+    return f"node {place:,} ({shown(node.operator, 60)})"
+
+
+STANDARD = {"", "ai.onnx"}
