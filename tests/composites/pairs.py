@@ -38,6 +38,8 @@ from tieconv.families import find
 ROOT = Path(__file__).parents[2]
 COUNTS = ROOT / "docs" / "measured" / "pairs.json"
 MEASURED = ROOT / "docs" / "measured" / "composites.json"
+_NEEDS = {"Qwen2_5OmniForConditionalGeneration": "spk_dict.pt"}
+"""Files that a class cannot be loaded without."""
 SAVED = ("default", "tied", "untied")
 
 
@@ -60,6 +62,8 @@ def states(spec: str, folder: Path) -> Iterator[tuple[str, Path]]:
             zoo.build(spec, tie=tie).save_pretrained(folder / state)
         except AttributeError:  # the flag names a table that the text part does not have
             continue
+        if spec in _NEEDS:
+            torch.save({}, folder / state / _NEEDS[spec])
         yield state, folder / state
     known = family(spec)
     if (folder / "tied").exists() and _head(known) and known.input_embedding:
@@ -80,7 +84,8 @@ def _changed(known: Family, folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _written(folder: Path, config: Path, tensors: dict[str, torch.Tensor]) -> Path:
     folder.mkdir()
-    shutil.copy(config / "config.json", folder)
+    for path in (config / "config.json", *config.glob("*.pt")):
+        shutil.copy(path, folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 

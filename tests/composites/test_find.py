@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
-from tieconv.families import effective, find
+from tieconv.families import compose, effective, find
 
 LLAVA, BLIP2 = "LlavaForConditionalGeneration", "Blip2ForConditionalGeneration"
 VISION, SPEECH = "VisionEncoderDecoderModel", "SpeechEncoderDecoderModel"
@@ -65,6 +65,8 @@ def test_a_part_that_the_table_lacks_is_guessed() -> None:
     assert find(config).knowledge is not Knowledge.TABLE
     names = {"language_model.model.embed_tokens.weight": (9, 4), "language_model.lm_head.weight": (9, 4)}
     assert find(config, names).knowledge is Knowledge.PATTERN
+    assert compose.subject(LLAVA, config) == f"the architecture {LLAVA} with a text part of type acme"
+    assert compose.subject("AcmeForCausalLM", config) == "the architecture AcmeForCausalLM"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,9 @@ _INNER_BIAS = (
 _SHARED_UNCLEAR = ("longt5", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "switch_transformers")
 """Types of which 4.48, with an untied head, fills the shared table from the others where it is not stored."""
 
+_UNCLEAR = ("qwen2_5_omni", "qwen3_omni_moe", "vilt")
+"""Types of which 4.57 was loaded, and what it made of some files was not understood."""
+
 _FLAT_ONLY = ("qwen2_vl", "qwen2_5_vl")
 """Types whose config has no nested level in transformers 4.48."""
 
@@ -61,6 +64,8 @@ def _judge(inspection: Inspection, version: str, stops_at: str | None) -> Verdic
         return unknown(_not_known(inspection.family, version))
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
+    if inspection.family.model_type in _UNCLEAR:
+        return unknown(f"what transformers {version} does with {shown(inspection.family.architecture)} is not clear")
     if stops_at is not None:
         start = f"{inspection.family.prefix}."
         detail = f"{shown(stops_at)} is stored and no name starts with {shown(start)}: transformers 4 takes that for a"

@@ -16,6 +16,7 @@ from typing import Any
 
 from tieconv.checkpoint.family import Family, Part
 from tieconv.families import table
+from tieconv.text import shown
 
 _STATES = (None, True, False)  # order of the letters in ``truth``
 Record = Mapping[str, Any]
@@ -43,6 +44,15 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
         if part.get("role") != "input":
             text = _part(part, model_type)
     return table.family(architecture, own, text)
+
+
+def subject(architecture: str, config: Mapping[str, object]) -> str:
+    """What the table lacks: the class, or the class with the text part that its config chooses."""
+    composite = table.composite(architecture)
+    chosen = ((part, _model_type(config, part)) for part in composite["parts"]) if composite is not None else ()
+    odd = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
+    name = f"the architecture {shown(architecture)}"
+    return name if odd is None else f"{name} with a text part of type {shown(odd)}"
 
 
 def _part(part: Record, model_type: str) -> Part:

@@ -18,6 +18,9 @@ _ONE_MODULE = frozenset({*LAST_WINS, "blenderbot-small", "mvp", "pop2piano", "pr
 _ONE_MODULE_IN = {"4.48": _ONE_MODULE | {"bigbird_pegasus"}, "4.57": _ONE_MODULE}
 """Types whose encoder and decoder are given one embedding module, whatever the flag says."""
 
+_GIVES_ITS_TABLE = ("blip-2", "instructblip", "instructblipvideo")
+"""Types that give the shared table of their text part to its encoder and decoder, whatever the flag says."""
+
 _FROM = {"blt": "model.local_encoder.embed_tokens.weight", "fsmt": "model.encoder.embed_tokens.weight"}
 """Types whose tied names take the values of another name than the one that transformers 5 keeps."""
 
@@ -87,7 +90,8 @@ def sources(
         return _fsmt_untied(names, own, version)
     if not tied or not any(stored):
         # Of this class, whose tie no flag undoes, only what is missing is taken from the shared table.
-        fills = kind == "longt5" and version == "4.57" and stored[0]
+        alone = family.model_type not in _GIVES_ITS_TABLE
+        fills = kind == "longt5" and version == "4.57" and stored[0] and alone
         return tuple(0 if fills and place is None else place for place in own)
     base = _base(family, names, own, version)
     return tuple(base for _ in names)
@@ -104,7 +108,7 @@ def _own(
 ) -> list[int | None]:
     """The sources before anything is tied: each name its own, but for a module that several names share."""
     own: list[int | None] = [place if held else None for place, held in enumerate(stored)]
-    if family.text_type not in _ONE_MODULE_IN[version]:
+    if family.text_type not in _ONE_MODULE_IN[version] and family.model_type not in _GIVES_ITS_TABLE:
         return own
     body = [place for place, name in enumerate(names) if name != family.output_head]
     first = next((place for place in body if stored[place]), None)
