@@ -99,9 +99,8 @@ def _composed() -> Iterator[str]:
                 own = "the other part"
             measured = sum(key.startswith(f"{part['level']}=") for key in found["measured"])
             right = found["by the rule"][part["level"]]
-            yield (
-                f"| {name} | `{part['level']}` | {part['default']} | `{part['file']}` | {own} | {measured} | {right} |"
-            )
+            cells = (name, _code(part["level"]), part["default"], _code(part["file"]), own, measured, right)
+            yield f"| {' | '.join(map(str, cells))} |"
 
 
 def _pairs() -> str:
