@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
@@ -14,6 +15,10 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TQDM_DISABLE", "1")
 
 ROOT = Path(__file__).parent.parent
+
+# A slow machine fails no property: examples are counted, not timed.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -16,7 +16,7 @@ import pytest
 import tieconv
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import snapshot
-from tests.patience import patient
+from tests.patience import HANGS
 from tieconv import api
 
 ROOT = Path(__file__).parents[2]
@@ -324,7 +324,7 @@ def test_a_reader_that_goes_away(models: Path) -> None:
     process = tieconv_process("check", "--format", "json", *[models / "llama-diverged"] * 3)
     assert process.stdout and process.stderr
     process.stdout.close()
-    assert process.wait(patient(20)) == 141
+    assert process.wait(HANGS) == 141
     assert process.stderr.read().count("\n") <= 1
     process.stderr.close()
 
@@ -360,7 +360,7 @@ def test_a_hundred_sharded_models_cost_their_headers(model: Copy, tmp_path: Path
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=patient(10)
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, timeout=HANGS
     )
     checked, failed, more = map(int, result.stdout.split())
     assert (checked, failed) == (100, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import patient
+from tests.patience import HANGS
 
 WRITE = """
 import sys, torch
@@ -42,12 +42,13 @@ print(time.process_time() - started)
 """
 CALLS_PER_TENSOR = {"safetensors": 30, "bin": 90}
 MEBIBYTES = 1024
+TWICE = 2  # the peer takes longer; a busy core may double what either takes
 
 
 def child(script: str, *arguments: object) -> list[float]:
     """The numbers that a script prints, run in a process of its own."""
     words = [sys.executable, "-P", "-c", script, *map(str, arguments)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=HANGS, check=True)
     return [float(word) for word in done.stdout.split()]
 
 
@@ -69,6 +70,6 @@ def test_calls_for_each_tensor(suffix: str, tmp_path: Path) -> None:
 def test_half_a_million_beside_the_peer(suffix: str, tmp_path: Path) -> None:
     """A whole inspection takes less CPU time than the peer takes to load, and less than 1 GiB."""
     path = write(tmp_path / f"many.{suffix}", 500_000)
-    seconds, memory = min(child(INSPECT, path) for _ in range(2))
-    assert memory < MEBIBYTES
-    assert seconds < patient(child(PEER, path)[0])
+    pairs = [(child(INSPECT, path), child(PEER, path)) for _ in range(3)]  # in turn, so that load meets both
+    assert max(memory for (_, memory), _ in pairs) < MEBIBYTES
+    assert min(seconds for (seconds, _), _ in pairs) < TWICE * min(seconds for _, (seconds,) in pairs)

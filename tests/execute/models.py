@@ -93,7 +93,7 @@ def sharded(root: Path, rows: int = 64) -> Path:
 def state_of(path: Path) -> FileState:
     """What identifies the file's content."""
     status = path.stat()
-    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def files_under(root: Path) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import HANGS
 from tieconv.errors import DestinationError
 from tieconv.execute import Target, execute
 from tieconv.execute.staging import Staging, sweep
@@ -35,7 +36,7 @@ def test_busy(model: Path, tmp_path: Path) -> None:
         sweep(out)
         assert models.strays(tmp_path) != []
     finally:
-        first.communicate("go\n", timeout=60)
+        first.communicate("go\n", timeout=HANGS)
     assert first.returncode == 0
     assert models.files_under(out) == models.files_under(model)
     assert models.strays(tmp_path) == []
@@ -53,7 +54,7 @@ def test_signals(model: Path, tmp_path: Path, number: signal.Signals, code: int,
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(number)
-    process.communicate(timeout=60)
+    process.communicate(timeout=HANGS)
     assert process.returncode == code
     assert models.digest(model) == before
     assert os.listdir(tmp_path) == ["source"]
@@ -166,7 +167,7 @@ def test_many_writers_at_once(model: Path, tmp_path: Path) -> None:
     """Of several processes that start together one writes; the others are told, and nothing is left."""
     out = tmp_path / "out"
     writers = [processes.start(processes.command("retie", model, out)) for _ in range(6)]
-    ends = [writer.communicate(timeout=60)[1] for writer in writers]
+    ends = [writer.communicate(timeout=HANGS)[1] for writer in writers]
     assert [writer.returncode for writer in writers].count(0) == 1, ends
     assert {writer.returncode for writer in writers} == {0, 2}, ends
     assert all(end.startswith(("out.busy", "out.exists")) for end in ends if end)

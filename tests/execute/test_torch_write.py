@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import tieconv
 from tests.formats.test_torch_read import read, save, state_dicts, tensor_bytes
 from tieconv.checkpoint.plan import Plan, Promises
-from tieconv.errors import DestinationError, RefusedError, TieconvError, VerificationError
+from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.formats.torch_write import Archive, Placed, lay_out
 from tieconv.formats.torch_zip import read_archive
@@ -204,7 +204,7 @@ def test_what_would_be_lost_is_refused(value: Any, code: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("verify", ["full", "structure"])
 def test_a_wrong_checksum_of_the_source_is_found(verify: Any, tmp_path: Path) -> None:
-    """Full verification reads every kept byte against the checksum that goes with it."""
+    """Full verification reads every kept byte against the checksum that goes with it, and blames the source."""
     source = llama(tmp_path / "model", tied_state())
     path = source / "pytorch_model.bin"
     at = read(path).tensors[NORM].range.start
@@ -215,9 +215,9 @@ def test_a_wrong_checksum_of_the_source_is_found(verify: Any, tmp_path: Path) ->
     if verify == "structure":
         planned.execute(tmp_path / "out", verify=verify)
         return
-    with pytest.raises(VerificationError) as refusal:
+    with pytest.raises(UnreadableError) as refusal:
         planned.execute(tmp_path / "out", verify=verify)
-    assert refusal.value.code == "verify.checksum"
+    assert refusal.value.code == "torch.checksum"
     assert NORM in refusal.value.message
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

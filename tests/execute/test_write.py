@@ -214,10 +214,10 @@ def test_in_place(shards: Path, plan: Any) -> None:
     (shards / ".git" / "HEAD").write_text("ref")
     (shards / ".git" / "link").symlink_to("HEAD")
     (shards / "empty").mkdir()
-    made = plan(shards)
     beside = shards.parent
-    execute(made, Target(beside / "out"), reinspect=models.inspect)
     os.link(shards / "config.json", beside / "twin.json")
+    made = plan(shards)
+    execute(made, Target(beside / "out"), reinspect=models.inspect)
     untouched = next(link.name for link in made.links if link.name.endswith("safetensors"))
     inode, twin = (shards / untouched).stat().st_ino, (beside / "twin.json").read_bytes()
     execute(made, Target(shards, in_place=True), reinspect=models.inspect)

@@ -161,7 +161,9 @@ class FormatContract:
         assert set(checkpoint.states) >= {file.name for file in checkpoint.files} | {"config.json"}
         for name, state in checkpoint.states.items():
             status = os.stat(home / name)
-            assert state == FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            assert state == FileState(
+                status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            )
 
     def test_same_input_same_checkpoint(self, home: Path) -> None:
         assert self.read(home) == self.read(home)

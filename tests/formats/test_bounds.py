@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fixtures.hostile import TIB, entry, file_of
-from tests.patience import patient
+from tests.patience import HANGS, patient
 
 MEASURE = """
 import resource, sys, time
@@ -36,7 +36,7 @@ print(time.process_time() - started, (resource.getrusage(resource.RUSAGE_SELF).r
 def measure(path: Path) -> tuple[float, int, int, str]:
     """Seconds of CPU, MiB beyond the imports, tensors found and the code of a refusal, in a process of its own."""
     program = [sys.executable, "-P", "-c", MEASURE, str(path)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=HANGS, check=True)
     seconds, memory, tensors, code = (done.stdout.rstrip("\n") + " ").split(" ")[:4]
     return float(seconds), int(memory), int(tensors), code
 
@@ -46,9 +46,8 @@ def test_half_a_million_tensors(tmp_path: Path) -> None:
     names = (f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.down_proj.weight" for i in range(500_000))
     content = file_of({name: entry("BF16", [0, 4096], [0, 0]) for name in names})
     (tmp_path / "model.safetensors").write_bytes(content)
-    # A neighbour on the other core can double the time: the best of three counts.
-    tries = (measure(tmp_path) for _ in range(3))
-    assert any(seconds <= patient(5) and memory < 300 and tensors == 500_000 for seconds, memory, tensors, _ in tries)
+    seconds, memory, tensors, _ = measure(tmp_path)
+    assert (tensors, seconds <= patient(5), memory < 300) == (500_000, True, True)
 
 
 def test_a_large_index(tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_lying_numbers_allocate_nothing(name: str, tmp_path: Path) -> None:
     seconds, memory, _, code = measure(tmp_path)
     assert code == expected
     assert memory < 16
-    assert seconds < 1
+    assert seconds < patient(1)
 
 
 def test_a_sparse_tebibyte(tmp_path: Path) -> None:
@@ -92,7 +91,7 @@ def test_a_sparse_tebibyte(tmp_path: Path) -> None:
     seconds, memory, tensors, code = measure(tmp_path)
     assert (tensors, code) == (1, "")
     assert memory < 16
-    assert seconds < 1
+    assert seconds < patient(1)
 
 
 @pytest.mark.parametrize("text", ["[]," * 3_000_000, '"ab",' * 1_500_000, "{}," * 3_000_000])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
+from tests.patience import prompt
 from tieconv.checkpoint.records import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
@@ -67,7 +67,9 @@ KINDS = [kind for kind in TYPES if kind not in (15, 21, 22, 23, 25, 26) and kind
 """Types whose array has the bytes of the tensor."""
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_records_are_what_onnx_reads(data: st.DataObject, tmp_path: Path) -> None:
     """Any initializer, raw, spelt as numbers or beside the graph, has the bytes that numpy_helper gives."""
@@ -153,7 +155,9 @@ def test_truncated_anywhere(tmp_path: Path, external: bool) -> None:
             assert error.message.startswith("model.onnx")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(edits=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6))
 def test_damaged(edits: list[tuple[int, int]], tmp_path: Path) -> None:
     """Bytes changed at random end in an error of tieconv's or in a checkpoint."""
@@ -197,12 +201,10 @@ def test_nesting(tmp_path: Path) -> None:
 
 
 def test_many_fields(tmp_path: Path) -> None:
-    """Fields of two bytes by the million cost seconds, not minutes."""
+    """Fields of two bytes by the million cost seconds of work, not minutes."""
     raw(tmp_path, field(7, b"\x08\x00" * (MAX_FIELDS + 10)))
-    start = time.monotonic()
-    with pytest.raises(UnreadableError, match="more than 750,000 fields"):
+    with prompt(5), pytest.raises(UnreadableError, match="more than 750,000 fields"):
         read(tmp_path / "model.onnx")
-    assert time.monotonic() - start < 30
 
 
 def edited(path: Path, **entries: str) -> Path:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANGS
+
 # What the program imports, what it might import, what Python imports at its start, and what a config may name.
 NAMES = (
     "modeling_x", "configuration_x", "tokenization_x", "json", "torch", "numpy", "safetensors", "transformers",
@@ -47,7 +49,9 @@ def fired(trap: Path) -> str:
 
 def start(trap: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    return subprocess.run(program, cwd=trap, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        program, cwd=trap, env=environment, capture_output=True, text=True, timeout=HANGS, check=False
+    )
 
 
 COMMANDS = [

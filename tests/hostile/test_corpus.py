@@ -17,7 +17,7 @@ import pytest
 import tieconv
 from fixtures.hostile import Case, case_names
 from tests.hostile.conftest import Answer, faults_of_text, run, snapshot
-from tests.patience import prompt
+from tests.patience import HANGS, prompt
 from tieconv.errors import TieconvError
 
 NAMES = case_names()
@@ -135,7 +135,7 @@ def test_honest_models_are_written(corpus: Mapping[str, Case], tmp_path: Path) -
 def test_process(corpus: Mapping[str, Case], name: str) -> None:
     """The installed program, as users run it."""
     case = corpus[name]
-    done = _process("inspect", str(case.path), timeout=10)
+    done = _process("inspect", str(case.path))
     assert done.returncode == (0 if case.honest else 2)
     assert faults_of_text(done.stdout + done.stderr) == []
     assert "Traceback" not in done.stderr
@@ -163,11 +163,11 @@ def test_a_refusal_prints_no_json(corpus: Mapping[str, Case]) -> None:
 
 
 def test_traceback_on_request(corpus: Mapping[str, Case]) -> None:
-    done = _process("--traceback", "inspect", str(corpus["file-hole"].path), timeout=10)
-    assert done.returncode == 2 == _process("inspect", str(corpus["file-hole"].path), timeout=10).returncode
+    done = _process("--traceback", "inspect", str(corpus["file-hole"].path))
+    assert done.returncode == 2 == _process("inspect", str(corpus["file-hole"].path)).returncode
     assert done.stderr.startswith("Traceback (most recent call last):")
 
 
-def _process(*arguments: str, timeout: float) -> subprocess.CompletedProcess[str]:
+def _process(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-P", "-m", "tieconv", *arguments]
-    return subprocess.run(program, capture_output=True, text=True, timeout=timeout, check=False)
+    return subprocess.run(program, capture_output=True, text=True, timeout=HANGS, check=False)

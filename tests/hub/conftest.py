@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.hub.stub import Hub, start
+from tests.patience import HANGS
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "hf_good"
@@ -68,7 +69,7 @@ def interpreter(environment: dict[str, str], tmp_path: Path) -> Run:
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=HANGS,
         )
 
     return call

@@ -46,7 +46,9 @@ def test_the_cast_is_torchs(tmp_path: Path, matrix: torch.Tensor, stored: str, p
     assert identity(tmp_path, {"embed": tensor}, weights, precision).found == 1
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(place=st.integers(0, 70 * 50 - 1), bit=st.integers(0, 31), transposed=st.booleans())
 def test_one_bit_is_seen(tmp_path: Path, matrix: torch.Tensor, place: int, bit: int, transposed: bool) -> None:
     """Wherever a single bit differs, the tensor is lost and the graph's matrix is unexplained."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import HANGS
 from tests.reporters.analyses import full
 from tieconv.reporters.analyze_html import render
 
@@ -43,7 +44,7 @@ def chromium(tmp: Path, *arguments: str) -> str:
         ),
         f"--user-data-dir={tmp / 'profile'}",
     ]
-    done = subprocess.run([*line, *arguments], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*line, *arguments], capture_output=True, text=True, timeout=HANGS, check=True)
     return done.stdout
 
 

@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 from tieconv import plans
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.proof import Digest, digest
+from tieconv.checkpoint.records import ByteReader
+from tieconv.inspection.blocks import stream
+from tieconv.inspection.views import readable
 from tieconv.plans import BiasChoice, Survivor, set_tie
 from tieconv.sources.local import open_files
 from tieconv.sources.texts import read_text
@@ -66,8 +70,21 @@ def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
     from tieconv.analysis.subject import open_subject
 
     with open_files(evidence.checkpoint.root) as files:
+        files.expect(evidence.checkpoint.files)
         subject = open_subject(evidence, files)
-        return make(evidence, fold=unfold(subject) if subject.head else None)
+        if not subject.head:
+            return make(evidence, fold=None)
+        proofs = _digests(evidence, files)
+        plan = make(evidence, fold=unfold(subject))
+        return replace(plan, proofs=(*plan.proofs, *proofs))
+
+
+def _digests(evidence: Inspection, files: ByteReader) -> tuple[Digest, ...]:
+    """What both tables hold before anything is computed from them, so that the write can tell whether it changed."""
+    ends = {end.name for end in (evidence.head.input_embedding, evidence.head.output_head) if end}
+    tables = [record for name, record in evidence.checkpoint.tensors.items() if name in ends]
+    reader, dense = readable(files, tables)
+    return tuple(Digest(table, digest(stream(reader, one.range))) for table, one in zip(tables, dense, strict=True))
 
 
 def _within(
@@ -78,8 +95,10 @@ def _within(
 
     plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
+        files.expect(evidence.checkpoint.files)
+        proofs = _digests(evidence, files)
         told = permit(evidence, files, survivor, max_kl, text)
-    return replace(plan, notes=(*plan.notes, told))
+    return replace(plan, notes=(*plan.notes, told), proofs=(*plan.proofs, *proofs))
 
 
 def plan_untie(

@@ -108,6 +108,7 @@ class Family:
     part: Part | None = None  # the text part that the config chose
     pieces: tuple[str, ...] = ()  # stored tensors whose rows together are the input embedding
     unlisted: bool = False  # no auto mapping of transformers has the class; transformers 4.48 was not measured with it
+    convention: str = ""  # the public project that gives a guessed pair these names
 
     @property
     def trusted(self) -> bool:

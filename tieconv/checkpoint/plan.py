@@ -8,6 +8,7 @@ from dataclasses import asdict, field
 from tieconv.checkpoint.operation import LinkFile, Operation
 from tieconv.checkpoint.output import OutputText, OutputWeights, bytes_taken
 from tieconv.checkpoint.plain import Printed, plain
+from tieconv.checkpoint.proof import Proof
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import Checkpoint, FileState
 from tieconv.version import VERSION
@@ -53,7 +54,8 @@ class Plan:
     """A promise. Pure data: making one reads nothing beyond the inspection it came from.
 
     ``weights`` and ``texts`` are the files that change, ``links`` those that come along unchanged,
-    ``removed`` the source files that have no successor. ``notes`` are warnings for the user.
+    ``removed`` the source files that have no successor. ``notes`` are warnings for the user. ``proofs`` are what was
+    proved of dropped tensors, and is proved once more before the rename.
     """
 
     command: str
@@ -68,6 +70,7 @@ class Plan:
     summary: str
     options: Mapping[str, str | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    proofs: tuple[Proof, ...] = ()
 
     @property
     def changes_nothing(self) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import field
+from collections.abc import Collection, Mapping
+from dataclasses import field, replace
 from enum import StrEnum
 from math import prod
 from typing import Protocol
@@ -168,6 +168,12 @@ REFUSED_BY_READER = "format.refused"
 NOT_ALONE = "layout.not-alone"
 """The code of the caution that the directory of a lone weight file holds the model in other files too."""
 
+TRAINING = "torch.training"
+"""The code of the caution that a torch file holds a model and the state of its training; `convert` takes the model."""
+
+SEVERAL = "torch.several"
+"""The code of the caution that a torch file holds tensors under several keys, and none of them is surely the model."""
+
 BLOCKING = {
     "layout.ambiguous": "remove the one that is not meant, then try again",
     "layout.one-shard": "give the model's directory",
@@ -176,7 +182,8 @@ BLOCKING = {
     "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
     "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
     "index.repeated": "remove the copy that is not meant, then try again",
-    "torch.training": "extract the state dict first: torch.save(torch.load(FILE)[KEY], OUT)",
+    TRAINING: "take the model out of it first: tieconv convert MODEL --to safetensors -o OUT",
+    SEVERAL: 'save the model\'s part first: torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)',
     "torch.extra": "save the tensors alone first: what else the file holds would be lost",
 }
 """Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
@@ -184,17 +191,31 @@ BLOCKING = {
 
 def way_out(code: str, source: str) -> str:
     """What to do about a blocking caution of the model ``source``."""
-    return BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
+    hint = BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
+    return hint.replace("tieconv convert MODEL", command("convert", source))
 
 
 @record
 class FileState:
-    """What identifies a file's content at reading time, so that a stale plan can fail."""
+    """What identifies a file's content at reading time, so that a stale plan can fail.
+
+    ``ctime_ns`` changes with every write, also where ``mtime_ns`` was put back; 0 where nothing tells it.
+    """
 
     device: int
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int = 0
+
+    def is_still(self, now: FileState | None, relinked: Collection[tuple[int, int]] = ()) -> bool:
+        """Whether ``now`` is the same file, unchanged; a hard link that was made of it changes ``ctime_ns`` too.
+
+        ``relinked`` are (device, inode) of such files.
+        """
+        if now is not None and (self.device, self.inode) in relinked:
+            now = replace(now, ctime_ns=self.ctime_ns)
+        return now == self
 
 
 @record

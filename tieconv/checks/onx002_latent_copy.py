@@ -12,8 +12,8 @@ the folded graph store both.
 ## Example
 `Gather(W)` and `MatMul(x, Transpose(W))`, as torch and transformers export a tied model:
 
-    warning ONX002: a session folds the Transpose of model.embed_tokens.weight and so holds the matrix once more:
-    131 kB
+    warning ONX002: a session of ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of model.embed_tokens.weight and
+    so holds the matrix once more: 131 kB
 
 ## How to fix
 `tieconv dedup` lets the head read the matrix as it lies, with `Gemm(transB=1)`. The Cast of a matrix stays: store it
@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.graph import RUNTIMES
 from tieconv.checkpoint.graph_record import Latent
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import graphs
@@ -42,9 +43,10 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 def _report(inspection: Inspection, latent: Latent) -> Finding:
     turned = latent.operators == ("Transpose",)
+    operators = " and the ".join(dict.fromkeys(latent.operators))
     return RULE.finding(
-        f"a session folds the {' and the '.join(dict.fromkeys(latent.operators))} of {shown(latent.name)} and so "
-        f"holds the matrix once more: {size(latent.nbytes)}",
+        f"a session of {RUNTIMES} folds the {operators} of {shown(latent.name)} and so holds the matrix once more: "
+        f"{size(latent.nbytes)}",
         (latent.name,),
         remedy=graphs.dedup(inspection) if turned else None,
     )

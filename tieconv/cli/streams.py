@@ -33,6 +33,7 @@ class Escaped:
         self.inner = inner
         self._pending = ""
         self._left = most
+        self._continued = "" if most is None else _CONTINUED  # Click prints the help to stdout
 
     def write(self, text: str) -> int:
         """Print the lines that ``text`` ends; the rest waits for its end."""
@@ -41,7 +42,7 @@ class Escaped:
         for place, part in enumerate(rest, 1):
             self._line()
             last = place == len(rest)
-            self._pending = part if last and not part else _CONTINUED + part
+            self._pending = part if last and not part else self._continued + part
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:

@@ -47,6 +47,8 @@ def unsettled(inspection: Inspection, *clear: str) -> Verdict | None:
     Which shards are the model is clear without an index too.
     """
     checkpoint = inspection.checkpoint
+    if checkpoint.format == "gguf":
+        return unknown("a GGUF file is made for llama.cpp and the programs built on it")
     if checkpoint.adapter is not None:
         return unknown("an adapter alone is loaded onto its base model")
     codes = BLOCKING.keys() - {"index.absent", *clear}
@@ -75,6 +77,11 @@ def unclear_class(inspection: Inspection) -> Verdict | None:
     if quantised is not None:
         return unknown(f"{shown(quantised)} is stored as quantised codes")
     return None
+
+
+def class_name(inspection: Inspection) -> str:
+    """The class of the model as the object of a sentence."""
+    return shown(inspection.family.architecture) or "a model whose config names no class"
 
 
 def _halves_apart(inspection: Inspection) -> bool:

@@ -11,15 +11,18 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.output import OutputWeights
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import FileState
+from tieconv.errors import VerificationError
 from tieconv.execute import swap, tree
 from tieconv.execute.attributes import Like, first_like, inherit_directory, notes
 from tieconv.execute.checks import check_fresh, check_place, check_target, stale
+from tieconv.execute.dropped import check_dropped
 from tieconv.execute.exchange import check_unchanged, exchange, standing
 from tieconv.execute.failures import writing
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import checked, owning
 from tieconv.execute.promises import check_promises
 from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.sums import blame_source, check_source_sums
 from tieconv.execute.sync import Syncer
 from tieconv.execute.target import (
     Target,
@@ -111,7 +114,7 @@ class _Job:
             syncer.stop()
         with writing(self.final.name, staging.held, 0):
             self._finish_directories(staging, record)
-        self._look_again(record)
+        self._look_again(staging, record)
         with signals.shielded(), writing(self.final.name, staging.held, 0):
             staging.check()
             self._publish(staging)
@@ -156,8 +159,13 @@ class _Job:
         full = self.target.verify == "full"
         verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
         verifier.names(self._expected())
-        for weights in self.plan.weights:
-            verifier.weights(weights, self._staged_name(weights))
+        check_source_sums(self.plan, self.root, full=full)
+        try:
+            for weights in self.plan.weights:
+                verifier.weights(weights, self._staged_name(weights))
+        except VerificationError:
+            blame_source(self.plan, self.root)
+            raise
         for text in self.plan.texts:
             verifier.text(text)
         for name in record.companions:
@@ -198,12 +206,15 @@ class _Job:
             tree.sync_directory(directory)
         tree.sync_directory(staging.held)
 
-    def _look_again(self, record: Record) -> None:
+    def _look_again(self, staging: Staging, record: Record) -> None:
         """Nothing that this was made from, or will replace, changed while it was written."""
-        check_fresh(self.plan)
+        relinked = tree.relinked(staging.new)
+        check_fresh(self.plan, relinked)
         for name, state in record.sources.items():
-            if tree.file_state_at(self.root / name) != state:
+            if not state.is_still(tree.file_state_at(self.root / name), relinked):
                 raise stale(name)
+        staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
+        check_dropped(self.plan, self.root, staging.new, staged)
         if self.before:
             check_unchanged(self.final, self.before)
         check_place(self.plan, self.target)

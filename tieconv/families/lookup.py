@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
@@ -25,10 +25,15 @@ _HEADLESS = (
 )
 
 
-def find(config: Mapping[str, object], names: Mapping[str, tuple[int, ...]] | None = None) -> Family:
+def find(
+    config: Mapping[str, object],
+    names: Mapping[str, tuple[int, ...]] | None = None,
+    shared: Iterable[Collection[str]] = (),
+) -> Family:
     """The family of a config: measured, else of a headless sibling, else guessed from tensor names.
 
     ``names`` maps each tensor name of the file to its shape; without it an unknown architecture stays unknown.
+    ``shared`` are groups of names that are one tensor of the file.
     """
     listed = _architectures(config)
     model_type = str(config.get("model_type") or "")
@@ -42,7 +47,7 @@ def find(config: Mapping[str, object], names: Mapping[str, tuple[int, ...]] | No
     if sibling is not None and any(_headless(name) for name in listed):
         return _without_head(next(name for name in listed if _headless(name)), sibling)
     architecture = listed[0] if listed else ""
-    guessed = _guessed(architecture, model_type, names or {}, config)
+    guessed = _guessed(architecture, model_type, names or {}, config, shared)
     if guessed.knowledge is Knowledge.NONE and sibling is not None and not names:
         # A language-model class of a known type under a new name: most likely the same layout.
         return replace(sibling, architecture=architecture, knowledge=Knowledge.PATTERN)
@@ -110,11 +115,15 @@ def _without_head(architecture: str, sibling: Family) -> Family:
 
 
 def _guessed(
-    architecture: str, model_type: str, names: Mapping[str, tuple[int, ...]], config: Mapping[str, object]
+    architecture: str,
+    model_type: str,
+    names: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, object],
+    shared: Iterable[Collection[str]],
 ) -> Family:
     from tieconv.families import pattern  # a known class needs no guess
 
-    embedding, head = pattern.guess(names, next(_vocabularies(config), None))
+    embedding, head = pattern.guess(names, next(_vocabularies(config), None), shared)
     known = embedding is not None or head is not None
     groups = (TieGroup(Role.WORD_EMBEDDING, embedding, (head,), True),) if embedding and head else ()
     found = pattern.biases(names, head)
@@ -135,6 +144,7 @@ def _guessed(
         default_v4=True,  # transformers 4: the base class of configs says true
         meaning_v4=FlagMeaning.STORAGE,
         meaning_v5=FlagMeaning.STORAGE,
+        convention=pattern.convention(embedding, head),
     )
 
 

@@ -80,7 +80,7 @@ def _because(tied: bool, value: bool | None, where: str, unread: tuple[str, ...]
 
 
 def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
-    """For an unknown architecture: the outermost declared value; nothing declared means not tied."""
+    """For an unknown architecture: the outermost declared value; where nothing is declared, nobody knows."""
     for path in sorted(config_levels, key=lambda path: (path.count(".") + bool(path), path)):
         value = config_levels[path]
         if value is not None:
@@ -89,4 +89,4 @@ def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
                 value,
                 f"{'Tied' if value else 'Not tied'}: {where} says {str(value).lower()} (unknown architecture).",
             )
-    return False, "Not tied: no level declares the flag (unknown architecture)."
+    return False, "Unknown: the config declares no tie flag, and its class is not in the table."

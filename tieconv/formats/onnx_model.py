@@ -83,6 +83,11 @@ def data_files(root: str, files: Files, name: str) -> set[str]:
     return {span.file for span in _external(wire, model, root, files)}
 
 
+def check_readable(root: str, files: Files, name: str) -> None:
+    """Raise `UnreadableError` for a graph that `tieconv inspect` refuses: no other command takes it either."""
+    _read_one(Listing(root, root, name, {}, ()), files, name, alone=True)
+
+
 def _open(files: Files, name: str) -> tuple[Wire, Model]:
     sparse = bool(getattr(files, "costly", False))
     size = files.state(name).size

@@ -10,7 +10,7 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, Inspection, Shadow, State, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
-from tieconv.inspection.declared import gated
+from tieconv.inspection.declared import gated, with_shared_storage
 from tieconv.inspection.effect import effect
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
@@ -42,6 +42,7 @@ def inspect_checkpoint(
     family, config = understand(checkpoint, embed, head)
     ties = survey(family, tensors, reader, depth, gated(config, family))
     ties = tuple(_with_nan(tie, tensors, reader) for tie in ties)
+    config = with_shared_storage(config, ties)
     view = view_head(family, tensors, ties, reader, depth)
     duplicates = _duplicates(family, tensors, ties, view, reader, depth)
     played = {member.name for tie in ties for member in tie.stored_members}

@@ -69,7 +69,7 @@ def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
     cache = need("transformers", "onnx,torch", "exporting").DynamicCache(config=model.config)
     before = Batch(batch.ids[:, :PAST], batch.mask[:, :PAST])
     with torch.no_grad():
-        filled = model(**reference.inputs(before), past_key_values=cache, use_cache=True).past_key_values
+        filled = reference.call(**reference.inputs(before), past_key_values=cache, use_cache=True).past_key_values
     layers = getattr(filled, "layers", None) or []
     if not layers or not all(_is_plain(layer) for layer in layers):
         raise RefusedError(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import onnx
@@ -12,7 +13,8 @@ from google.protobuf.message import DecodeError
 
 from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.records import ByteRange, FileState, Listing
-from tieconv.errors import UnreadableError
+from tieconv.errors import TieconvError, UnreadableError
+from tieconv.formats.onnx_model import check_readable
 from tieconv.onnx.graph_external import byte_range, check_supported, is_external, tensors
 from tieconv.sources.local import FileSet
 from tieconv.text import shown
@@ -79,6 +81,35 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.join(root, name)))
     described = frozenset(info.name for info in proto.graph.value_info) & {one.name for one in proto.graph.initializer}
     return GraphFile(name, root, model, state.size, state, ranges, described)
+
+
+def read_sources(listing: Listing, files: FileSet) -> tuple[GraphFile, ...]:
+    """The graphs that MODEL names, each one that `tieconv inspect` reads too. Raises as `read_graph` does."""
+    found = []
+    for name in graph_names(listing):
+        check_readable(listing.root, files, name)
+        found.append(read_graph(listing.root, name, files))
+    return tuple(found)
+
+
+@contextmanager
+def blamed_on_source(graph: GraphFile) -> Iterator[None]:
+    """Turn what a pass stumbles over into `UnreadableError`, where onnx's checker refuses the graph too."""
+    try:
+        yield
+    except TieconvError:
+        raise
+    except Exception as error:
+        try:
+            onnx.checker.check_model(os.path.join(graph.root, graph.name))
+        except Exception as fault:  # noqa: BLE001 - the checker raises its own kinds
+            lines = str(fault).strip().splitlines() or [type(fault).__name__]
+            raise UnreadableError(
+                f"{shown(graph.name)} is not a valid ONNX graph: {shown(lines[0], 200)}",
+                "fetch or export the model again",
+                "onnx.malformed",
+            ) from error
+        raise
 
 
 def _parse(name: str, size: int, files: FileSet) -> onnx.ModelProto:

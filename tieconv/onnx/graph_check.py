@@ -9,7 +9,8 @@ from typing import NoReturn
 import onnx
 
 from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.errors import TieconvError, VerificationError
+from tieconv.errors import StalePlanError, TieconvError, VerificationError
+from tieconv.formats.onnx_model import check_readable
 from tieconv.onnx.graph import GraphFile, read_graph
 from tieconv.onnx.graph_bytes import GraphBytes
 from tieconv.onnx.share.find import MIN_BYTES, find_groups
@@ -26,6 +27,7 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
     """
     try:
         with open_files(staged) as files:
+            check_readable(str(staged), files, name)
             written = read_graph(str(staged), name, files)
             reader = GraphBytes(written, files)
             groups = find_groups(reader, reader.stored(MIN_BYTES)) if matrices is not None else []
@@ -39,6 +41,29 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
         names = [str(member.stored.value.name) for member in group.members]
         if left.isdisjoint(names) and not any(any(one in m.left for one in names) for m in matrices or ()):
             _fail(name, f"still stores {shown(names[0])} and {shown(names[1])}, which are one matrix")
+
+
+def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> None:
+    """Raise `StalePlanError` where the copies of a shared matrix differ in the source as it is now.
+
+    The times of a file do not show a write through a mapping that was dirty before.
+    """
+    if not any(matrix.dropped for matrix in matrices):
+        return
+    with open_files(source.root) as files:
+        now = read_graph(source.root, source.name, files)
+        reader = GraphBytes(now, files)
+        stored = reader.stored(MIN_BYTES)
+        groups = [{str(one.stored.value.name) for one in group.members} for group in find_groups(reader, stored)]
+    names = {str(one.value.name) for one in stored}
+    for matrix in matrices:
+        copies = {matrix.kept, *matrix.dropped} & names
+        if len(copies) > 1 and not any(copies <= group for group in groups):
+            raise StalePlanError(
+                f"{shown(source.name)}: another program changed {shown(sorted(copies)[0])} after it was compared",
+                "end that program, then run the command again",
+                "plan.stale",
+            )
 
 
 def _check_valid(written: Path, source: Path) -> None:

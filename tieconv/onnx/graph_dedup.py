@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from onnx_ir.passes import PreconditionError
 
 from tieconv.checkpoint.finding import Action
-from tieconv.checkpoint.graph import HeadForm, SharedMatrix
+from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.checkpoint.records import Listing
-from tieconv.onnx.graph import GraphFile, graph_names, read_graph
+from tieconv.onnx.graph import GraphFile, blamed_on_source, read_sources
 from tieconv.onnx.graph_packages import has_onnxruntime
 from tieconv.onnx.graph_planned import PlannedGraphs, states_of
 from tieconv.onnx.graph_proof import NOT_INSTALLED
@@ -22,14 +22,15 @@ def plan_graph_dedup(listing: Listing, form: HeadForm = HeadForm.GEMM) -> Planne
     """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises."""
     matrices: list[SharedMatrix] = []
     with open_files(listing.root) as files:
-        graphs = tuple(read_graph(listing.root, name, files) for name in graph_names(listing))
+        graphs = read_sources(listing, files)
         for graph in graphs:
-            matrices += _share(graph, files, form)
+            with blamed_on_source(graph):
+                matrices += _share(graph, files, form)
     notes = tuple(_notes(listing, matrices))
     return PlannedGraphs("dedup", form, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
 
 
-HELD_TWICE = "a session folds the Transpose of a stored matrix, so it holds that matrix twice"
+HELD_TWICE = f"a session of {RUNTIMES} folds the Transpose of a stored matrix, so it holds that matrix twice"
 
 
 def same_bits(source: str, rounded: Sequence[str]) -> str:
@@ -55,7 +56,7 @@ def _notes(listing: Listing, matrices: list[SharedMatrix]) -> list[str]:
         found.append(HELD_TWICE)
     beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
     if beside:
-        told = f"ONNX Runtime may round otherwise, in the last bits, beside {', '.join(beside)}"
+        told = f"{RUNTIMES} may round otherwise, in the last bits, beside {', '.join(beside)}"
         found.append(told + same_bits(listing.source, beside))
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
         found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")

@@ -25,7 +25,8 @@ def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
     It differs from the old one's, which the old graph needs until the new one has its name, and a run after a killed
     one gives the same name again.
     """
-    made_from = repr((command, sorted(states.items()))).encode()
+    known = sorted((name, one.device, one.inode, one.size, one.mtime_ns) for name, one in states.items())
+    made_from = repr((command, known)).encode()
     return f"{graph}.{hashlib.sha256(made_from).hexdigest()[:12]}{DATA}"
 
 

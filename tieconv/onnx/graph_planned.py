@@ -11,7 +11,7 @@ from tieconv.checkpoint.records import FileState, Listing
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph import GraphFile
-from tieconv.onnx.graph_check import check_written
+from tieconv.onnx.graph_check import check_still_equal, check_written
 from tieconv.onnx.graph_in_place import data_name, old_data
 from tieconv.onnx.graph_proof import prove
 from tieconv.onnx.graph_store import Store, lay_out
@@ -80,6 +80,10 @@ class PlannedGraphs:
         if not self._is_done(target):
             check(target, self._target_store(target))
 
+    def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
+        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        sweep(self._target(out, in_place, False, False, "full").final)
+
     def execute(
         self,
         out: str | Path | None = None,
@@ -100,7 +104,7 @@ class PlannedGraphs:
         if self._is_done(target):
             sweep(target.final)  # what a run left that was killed once the graph had its name
             return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path))
-        written = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress)
+        written = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress, self._recheck)
         plan = replace(self.plan, notes=(*self.plan.notes, *written.notes))
         return GraphOutcome(plan, executed=True, verified=True, output=str(target.target.path), proofs=written.proofs)
 
@@ -120,6 +124,12 @@ class PlannedGraphs:
             if self.command == "dedup":
                 found.append(prove(new, Path(file.root) / file.name, name, done))
         return tuple(found)
+
+    def _recheck(self) -> None:
+        """Raise `StalePlanError` where initializers of the source that were shared are no longer equal."""
+        if self.command == "dedup":
+            for file in self.files:
+                check_still_equal(file, [one for one in self.matrices if one.graph == file.name and one.done])
 
     def _target(
         self, out: str | Path | None, in_place: bool, overwrite: bool, hardlink: bool, verify: Verify

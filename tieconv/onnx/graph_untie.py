@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.graph import HeadForm, SharedMatrix
 from tieconv.checkpoint.records import Listing
-from tieconv.onnx.graph import graph_names, read_graph
+from tieconv.onnx.graph import blamed_on_source, read_sources
 from tieconv.onnx.graph_planned import PlannedGraphs, states_of
 from tieconv.onnx.share.untie import untie
 from tieconv.sources.local import open_files
@@ -14,8 +14,9 @@ def plan_graph_untie(listing: Listing) -> PlannedGraphs:
     """The plan that gives every head which reads the embedding's matrix one of its own, [H, V], for a MatMul."""
     matrices: list[SharedMatrix] = []
     with open_files(listing.root) as files:
-        graphs = tuple(read_graph(listing.root, name, files) for name in graph_names(listing))
+        graphs = read_sources(listing, files)
         for graph in graphs:
-            matrices += untie(graph, files)
+            with blamed_on_source(graph):
+                matrices += untie(graph, files)
     notes = () if matrices else ("no matrix is read by both a Gather and a head",)
     return PlannedGraphs("untie", HeadForm.GEMM, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)

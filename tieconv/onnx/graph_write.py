@@ -31,11 +31,19 @@ from tieconv.sources.local import open_files
 from tieconv.text import shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
+Recheck = Callable[[], None]
+"""Raises `StalePlanError` where what was proved of the source no longer holds."""
 Progress = Callable[[int, int], None]
 
 
-def write(target: GraphTarget, store: Store, prove: Prove, progress: Progress | None = None) -> Written:
-    """Write the store, prove it with ``prove(staged root)`` and give it its name.
+def write(
+    target: GraphTarget,
+    store: Store,
+    prove: Prove,
+    progress: Progress | None = None,
+    recheck: Recheck | None = None,
+) -> Written:
+    """Write the store, prove it with ``prove(staged root)`` and give it its name, once ``recheck()`` passes too.
 
     Raises a `TieconvError` and leaves OUT as it was where anything fails. A lone graph's data gets its name before
     the graph does, so a graph is never there without its data.
@@ -44,7 +52,9 @@ def write(target: GraphTarget, store: Store, prove: Prove, progress: Progress | 
     with interrupts() as signals:
         checked(final, lambda: check(target, store))
         ticker = _ticker(target, store, progress)
-        return owning(final, signals, lambda staging: _Job(target, store, final, staging, ticker).run(prove, signals))
+        return owning(
+            final, signals, lambda staging: _Job(target, store, final, staging, ticker, recheck).run(prove, signals)
+        )
 
 
 def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tick:
@@ -75,6 +85,7 @@ class _Job:
     final: Path
     staging: Staging
     tick: Tick
+    recheck: Recheck | None = None
     before: dict[str, FileState] = field(default_factory=dict)
     record: Record = field(default_factory=Record)
     replaced: os.stat_result | None = None
@@ -205,11 +216,14 @@ class _Job:
     def _look_again(self, writer: Writer) -> None:
         """Nothing that this was made from changed while it was written."""
         root = Path(self.target.listing.root)
+        relinked = tree.relinked(self.staging.new)
         for name, state in {**self.target.states, **writer.record.sources}.items():
-            if tree.file_state_at(root / name) != state:
+            if not state.is_still(tree.file_state_at(root / name), relinked):
                 raise stale(name)
         if self.before:
             check_unchanged(self.final, self.before)
+        if self.recheck is not None:
+            self.recheck()
         check_place(self.target.plan, self.target.target)
         check_beside(self.target, self.store)
 

@@ -23,8 +23,13 @@ def merge(edits: Edits, inspection: Inspection, tie: Tie, reference: Member, odd
     first, second = (inspection.checkpoint.tensors[member.name] for member in (reference, odd[0]))
     _guard_records(inspection, first, second, odd[0])
     for member in tie.members:
-        if member.stored and member.name != tie.canonical:
-            edits.drop(member.name, f"the mean is stored as {tie.canonical}")
+        if not member.stored or member.name == tie.canonical:
+            continue
+        because = f"the mean is stored as {tie.canonical}"
+        if member in odd or member is reference:
+            edits.drop(member.name, because)
+        else:
+            edits.drop_equal(member.name, reference.name, because)
     edits.average(tie.canonical, first, second)
     lost = " and ".join(sorted(map(shown, (first.name, second.name))))
     return (f"not function-preserving: {lost} become their mean ({is_apart(odd[0])})",)

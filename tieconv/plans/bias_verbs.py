@@ -122,7 +122,11 @@ def _store(edits: Edits, inspection: Inspection, tie: Tie, source: str, differin
             elif member.stored and differing:
                 edits.replace_content(member.name, tensors[source])
         elif member.stored and member.name not in wanted and not moved:
-            edits.drop(member.name, f"its values are stored as {tie.canonical}")
+            because = f"its values are stored as {tie.canonical}"
+            if differing or member.name == source:
+                edits.drop(member.name, because)
+            else:
+                edits.drop_equal(member.name, source, because)
     if moved:
         edits.rename(source, tie.canonical)
 

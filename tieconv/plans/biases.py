@@ -153,4 +153,4 @@ def _drop_zero(edits: Edits, name: str) -> None:
     edits.additions.pop(name, None)
     edits.operations[:] = [operation for operation in edits.operations if getattr(operation, "name", "") != name]
     if name in edits.checkpoint.tensors:
-        edits.drop(name, "all zero")
+        edits.drop_zero(name, "all zero")

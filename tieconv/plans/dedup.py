@@ -57,7 +57,7 @@ def plan_dedup(inspection: Inspection) -> Plan:
 def _drop(edits: Edits, group: SharedGroup) -> list[str]:
     """safetensors: a name that loaders restore goes, any other stays and is told."""
     for name in group.restored:
-        edits.drop(name, f"loaders take its values from {group.needed[0][0]}")
+        edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
     return [f"kept: {shown(name)}, {reason}" for name, reason in group.needed[1:]]
 
 
@@ -73,7 +73,7 @@ def _share(edits: Edits, group: SharedGroup) -> list[str]:
             edits.share(name, kept)
         elif kept is record and len(first) > 1:
             if name in group.restored:
-                edits.drop(name, f"loaders take its values from {group.needed[0][0]}")
+                edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
             else:
                 notes.append(f"kept: {shown(name)}, {reasons[name]}, and no storage reaches over two files")
     return notes

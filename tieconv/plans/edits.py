@@ -34,6 +34,7 @@ from tieconv.checkpoint.output import (
     Scaled,
     Zeros,
 )
+from tieconv.checkpoint.proof import AllZero, Equal, Proof
 from tieconv.checkpoint.records import ByteRange, Checkpoint, Layout, TensorRecord, WeightFile
 from tieconv.formats.index import edit_index
 
@@ -66,12 +67,28 @@ class Edits:
     additions: dict[str, tuple[OutputTensor, str]] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     trims: dict[tuple[str, str], OutputStorage] = field(default_factory=dict)
+    proofs: list[Proof] = field(default_factory=list)
     kept_copies: set[str] = field(default_factory=set)
 
     def drop(self, name: str, because: str) -> None:
         """Leave a stored tensor out; an addition of the same name undoes itself."""
         self._record(DropTensor(name, because))
         self.drops[name] = DropTensor(name, because)
+
+    def drop_equal(self, name: str, kept: str, because: str, exponent: int = 0) -> None:
+        """Leave a stored tensor out that was proved to be ``kept`` times 2**``exponent``."""
+        self.drop(name, because)
+        self._prove_equal(name, kept, exponent)
+
+    def drop_zero(self, name: str, because: str) -> None:
+        """Leave a stored tensor out that was proved to be all zero."""
+        self.drop(name, because)
+        self.proofs.append(AllZero(self.checkpoint.tensors[name]))
+
+    def _prove_equal(self, name: str, kept: str, exponent: int = 0) -> None:
+        one, two = self.checkpoint.tensors[name], self.checkpoint.tensors[kept]
+        if (one.range, one.stride) != (two.range, two.stride) or exponent:
+            self.proofs.append(Equal(one, two, exponent))
 
     def rename(self, name: str, to: str) -> None:
         """Store a tensor under another name."""
@@ -114,16 +131,25 @@ class Edits:
         self._record(SetTensor(record.name, because))
         self._add(OutputTensor(record.name, record.dtype, record.shape, Given(data)), record.name)
 
-    def resize(self, record: TensorRecord, shape: tuple[int, ...]) -> None:
-        """Give a dense tensor another length: zeros at its end, or its end cut off."""
+    def resize(
+        self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None, *, zero_end: bool = True
+    ) -> None:
+        """Give a dense tensor another length: zeros, or ``row`` again and again, at its end, or its end cut off.
+
+        With ``zero_end`` what is cut off is compared with zeros once more before the write is published.
+        """
         size = nbytes(record.dtype, shape)
         assert size is not None, record.dtype  # callers take whole-byte types
         self._record(ResizeTensor(record.name, record.shape, shape))
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
-        zeros = size - content.size
+        more = size - content.size
+        tail = Given(row * (more // len(row))) if row else Zeros(more)
+        if content.end < end and zero_end:
+            cut = ByteRange(record.range.file, content.end, end)
+            self.proofs.append(AllZero(TensorRecord(record.name, record.dtype, (), cut)))
         self.additions[record.name] = (
-            OutputTensor(record.name, record.dtype, shape, Padded(content, zeros) if zeros else content),
+            OutputTensor(record.name, record.dtype, shape, Padded(content, tail) if more else content),
             record.name,
         )
 
@@ -134,6 +160,7 @@ class Edits:
     def share(self, name: str, source: TensorRecord) -> None:
         """Make ``name`` a view of the storage of ``source``, in whose file it is."""
         self._record(ShareTensor(name, source.name))
+        self._prove_equal(name, source.name)
         view = OutputTensor(name, source.dtype, source.shape, source.range, source.stride, self.home(source))
         self.additions[name] = (view, name)
 

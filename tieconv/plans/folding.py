@@ -28,8 +28,12 @@ def merge(
     for name, data in fold.values.items():
         edits.give(tensors[name], data, f"its values times the factors of the columns of {fold.head}, exact")
     for member in tie.members:
-        if member.stored and member.name not in (tie.canonical, reference.name):
+        if not member.stored or member.name in (tie.canonical, reference.name):
+            continue
+        if member.name == fold.head:
             edits.drop(member.name, _because(member, tie, fold))
+        else:
+            edits.drop_equal(member.name, reference.name, _because(member, tie, fold))
     if reference.name != tie.canonical:
         edits.rename(reference.name, tie.canonical)
     return (_note(fold, norms), *_older(tie, fold))

@@ -55,10 +55,10 @@ def guard_head(inspection: Inspection, verb: str) -> None:
         refuse(f"{label} has no output embedding by design", inspect_hint(inspection), "tie.headless")
 
 
-def guard_layout(inspection: Inspection) -> None:
-    """Refuse a model of which nobody can say what it is."""
+def guard_layout(inspection: Inspection, *, allowed: str = "") -> None:
+    """Refuse a model of which nobody can say what it is; the caution ``allowed`` is no reason."""
     _guard_format(inspection)
-    _guard_layout(inspection)
+    _guard_layout(inspection, allowed)
 
 
 def _guard_format(inspection: Inspection) -> None:
@@ -71,10 +71,10 @@ def _guard_format(inspection: Inspection) -> None:
         )
 
 
-def _guard_layout(inspection: Inspection) -> None:
+def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
     source = shown(inspection.checkpoint.source)
     for caution in inspection.checkpoint.cautions:
-        if caution.code in BLOCKING:
+        if caution.code in BLOCKING and caution.code != allowed:
             refuse(f"{source}: {caution.message}", way_out(caution.code, inspection.checkpoint.source), caution.code)
     if inspection.checkpoint.special:
         refuse(

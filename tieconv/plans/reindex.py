@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tieconv.checkpoint.operation import KeepTensor, LinkFile
 from tieconv.checkpoint.output import OutputText, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.proof import Equal
 from tieconv.checkpoint.records import Checkpoint, TensorRecord
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import spelled_json
@@ -18,13 +19,13 @@ from tieconv.formats.strict_json import loads
 from tieconv.plans import named_format
 from tieconv.text import command, count, shown
 
-Equal = Callable[[TensorRecord, TensorRecord], bool]
-"""A proof: whether two records hold the same bytes."""
+IsEqual = Callable[[TensorRecord, TensorRecord], bool]
+"""Whether two records hold the same bytes."""
 
 _LISTED = 6
 
 
-def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False, add_format: bool = False) -> Plan:
+def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False, add_format: bool = False) -> Plan:
     """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
 
     ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none,
@@ -54,6 +55,7 @@ def plan_reindex(checkpoint: Checkpoint, equal: Equal, *, prune: bool = False, a
         links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(gone)),
         removed=gone,
         promises=Promises(None, ()),
+        proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
         notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_added_notes(old, homes)),
@@ -72,7 +74,7 @@ def _both(index: str, shards: str, changed: bool) -> str:
     return f"{index}; {shards}" if changed else shards
 
 
-def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: Equal) -> dict[str, TensorRecord]:
+def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> dict[str, TensorRecord]:
     """Each tensor and the record that the index is to name, in file order."""
     found: dict[str, TensorRecord] = {}
     for file in checkpoint.files:
@@ -86,7 +88,15 @@ def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: Equal) -> dict
     return found
 
 
-def _check_same(first: TensorRecord, second: TensorRecord, equal: Equal) -> None:
+def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterator[Equal]:
+    """Repeated tensors that the index passes over, each equal to the one that it is to name."""
+    for file in checkpoint.files:
+        for record in file.tensors:
+            if record is not homes[record.name]:
+                yield Equal(record, homes[record.name])
+
+
+def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> None:
     if (first.dtype, first.shape) == (second.dtype, second.shape) and equal(first, second):
         return
     raise RefusedError(

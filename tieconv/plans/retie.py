@@ -94,8 +94,13 @@ def _merge(
         source, note = _settle(inspection, tie, reference, odd, survivor, exponent)
     kept = tie.canonical
     for member in stored:
-        if member.name not in (kept, source):
+        if member.name in (kept, source):
+            continue
+        if member in odd or member is reference or member.detail.get("empty"):
             edits.drop(member.name, _because(member, kept))
+        else:
+            times = exponent if member.state is State.SCALED else 0
+            edits.drop_equal(member.name, reference.name, _because(member, kept), times)
     if source != kept and tie.canonical_stored:
         edits.replace_content(kept, inspection.checkpoint.tensors[source])
         edits.drop(source, f"its values are stored as {kept}")

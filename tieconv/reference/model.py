@@ -104,7 +104,23 @@ class Reference:
     def forward(self, batch: Batch) -> Any:
         """As `logits`, as torch computes it by itself: gradients may flow."""
         more = {"use_cache": False} if "use_cache" in self._accepts else {}
-        return self.model(**self.inputs(batch), **more).logits
+        return self.call(**self.inputs(batch), **more).logits
+
+    def call(self, **inputs: Any) -> Any:
+        """What the class's own forward pass returns. Raises `UnreadableError` where it fails: no code here is in it."""
+        try:
+            return self.model(**inputs)
+        except MemoryError:
+            raise
+        except Exception as error:  # a config can make the class's code raise what it likes
+            config, name = self.model.config, type(self.model).__name__
+            path = os.path.join(shown(getattr(config, "name_or_path", "") or "the model"), "config.json")
+            lines = str(error).strip().splitlines() or [""]
+            raise UnreadableError(
+                f"{path}: the forward pass of {name} fails with it: {type(error).__name__}: {shown(lines[0], 200)}",
+                "compare the sizes in config.json with the shapes of the tensors: tieconv inspect",
+                "reference.forward",
+            ) from error
 
     def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[Any]:
         """Logits of consecutive ``pieces`` of the sequence, each computed from the cache of those before."""
@@ -114,7 +130,8 @@ class Reference:
         for length in pieces:
             end = start + length
             with self._exactly():
-                yield self.model(**self.inputs(batch.until(end), start), past_key_values=cache, use_cache=True).logits
+                given = self.inputs(batch.until(end), start)
+                yield self.call(**given, past_key_values=cache, use_cache=True).logits
             start = end
 
     @contextmanager
@@ -138,7 +155,9 @@ def load_whole_config(directory: str) -> Any:
     try:
         with quiet(transformers):
             return transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers' classes raise what they like on a config that they do not expect
         raise UnreadableError(
             f"{shown(os.path.join(directory, 'config.json'))}: transformers cannot read it: {shown(error)}",
             "code that comes with a checkpoint is never run: install a transformers that knows the model type",
@@ -167,7 +186,9 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
             model, info = cls.from_pretrained(
                 directory, dtype=getattr(torch, dtype), output_loading_info=True, local_files_only=True
             )
-        except (OSError, ValueError, RuntimeError, KeyError, AttributeError, ImportError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # as above
             raise UnreadableError(
                 f"{shown(directory)}: transformers cannot load it as {shown(name)}: {shown(error)}",
                 f"look at what the checkpoint holds: {command('inspect', str(directory))}",

@@ -6,12 +6,17 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.records import ByteRange, FileState, Listing
+from tieconv.checkpoint.git_files import LARGEST, check_git_file
+from tieconv.checkpoint.records import ByteRange, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.sources.sums import Sums
 
 AnyPath = str | os.PathLike[str]
 
@@ -80,7 +85,7 @@ def _resolve(path: str, root: str) -> str:
 def file_state(descriptor: int) -> FileState:
     """What identifies the open file's content."""
     status = os.fstat(descriptor)
-    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class FileSet:
@@ -88,6 +93,7 @@ class FileSet:
 
     def __init__(self, root: AnyPath) -> None:
         self._root = os.fspath(root)
+        self._sums: Sums | None = None
         self._descriptors: dict[str, int] = {}
         self.bytes_read = 0
 
@@ -101,11 +107,18 @@ class FileSet:
         return file_state(self.descriptor(name))
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
+        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+
+        Raises `UnreadableError` where Git left a pointer or the text of a link in place of the file.
+        """
+        descriptor = self.descriptor(name)
         try:
-            return os.pread(self.descriptor(name), size, offset)
+            data = os.pread(descriptor, size, offset)
         except OSError as error:
             raise _unreadable(self._path(name), error) from error
+        if not offset and 0 < len(data) <= LARGEST:
+            check_git_file(name, data, os.fstat(descriptor).st_size)
+        return data
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``; ``UnreadableError`` where the file ends early."""
@@ -122,6 +135,21 @@ class FileSet:
                 )
             done += got
         self.bytes_read += done
+        if self._sums is not None:
+            self._sums.seen(span.file, position, buffer)
+
+    def expect(self, weights: Iterable[WeightFile]) -> None:
+        """Hold the storages of ``weights`` to their checksums where `read_into` reads them from end to end."""
+        self.sums.expect(weights)
+
+    @property
+    def sums(self) -> Sums:
+        """How far storages were read."""
+        if self._sums is None:
+            from tieconv.sources.sums import Sums  # most formats have no checksums
+
+            self._sums = Sums()
+        return self._sums
 
     def next_data(self, span: ByteRange, offset: int) -> int:
         """The first offset within ``span``, from ``offset`` on, whose byte may be other than zero; its size at the end.
@@ -198,7 +226,7 @@ _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?
 
 
 _REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
-_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".onnx")
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:

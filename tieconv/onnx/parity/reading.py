@@ -9,8 +9,9 @@ from typing import Any
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.onnx_external import External, byte_range
+from tieconv.formats.onnx_model import check_readable
 from tieconv.reference.packages import need
-from tieconv.sources.local import FileSet, open_files, open_regular
+from tieconv.sources.local import FileSet, open_files
 from tieconv.text import shown
 
 _PURPOSE = "reading an ONNX graph"
@@ -74,7 +75,8 @@ def read_graph(path: str) -> Graph:
     need("onnx", "onnx", _PURPOSE)
     ir = need("onnx_ir", "onnx", _PURPOSE)
     root = os.path.dirname(os.path.abspath(path))
-    os.close(open_regular(path, root))
+    with open_files(root) as files:
+        check_readable(root, files, os.path.basename(path))
     try:
         model = ir.load(path)
     except Exception as error:

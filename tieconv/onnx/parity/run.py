@@ -262,6 +262,7 @@ def _identity(subject: _Subject, unused: tuple[str, ...], model: Reference) -> I
     checkpoint = subject.evidence.checkpoint
     embedding = subject.evidence.head.input_embedding
     with open_files(checkpoint.root) as files:
+        files.expect(checkpoint.files)
         return weight_identity(
             subject.graph,
             checkpoint,

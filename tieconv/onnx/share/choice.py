@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
+from tieconv.checkpoint.graph import RUNTIMES, HeadForm
 from tieconv.onnx.graph_bytes import Stored
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.interface import Names, Target
@@ -73,7 +73,7 @@ def _turns(value: ir.Value | None) -> bool:
     return is_standard(maker, "Transpose") or _turns(maker.inputs[0])
 
 
-CAST = "a Cast reads it, which a session folds into another matrix"
+CAST = f"a Cast reads it, which a session of {RUNTIMES} folds into another matrix"
 
 
 def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, str]:

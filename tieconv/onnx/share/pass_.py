@@ -8,7 +8,7 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.graph import HeadForm, SharedMatrix
+from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph import GraphFile, opset, sides
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.share.apply import apply
@@ -20,7 +20,7 @@ from tieconv.sources.local import FileSet
 
 OLDEST_OPSET = 11
 _INPUT = "it is an input of the graph, so a caller may replace it"
-_CAST = "it is also read through a Cast, which a session folds into a second matrix of that type"
+_CAST = f"it is also read through a Cast, which a session of {RUNTIMES} folds into a second matrix of that type"
 _FORMS = 2
 """Of a copy that stays a session may hold what is stored, and that turned or cast."""
 OLDEST_IR = 4

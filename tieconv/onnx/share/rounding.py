@@ -15,6 +15,9 @@ _PLAIN = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast")
 """Operators of which ONNX Runtime's CPU provider has no F16 kernel: it computes them in F32 beside Reshapes too."""
 
 
+FUSED_F64 = " in F64 (fused by 1.31.1, not by 1.32.0)"
+"""Which of the measured releases of ONNX Runtime fuse a factor into a MatMul of F64."""
+
 _HALF = {ir.DataType.FLOAT16, ir.DataType.UNDEFINED}
 """F16, or what may be: a type that the graph does not declare."""
 
@@ -23,7 +26,7 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     """What beside a head may be rounded otherwise once Reshapes stand around it; empty where nothing can.
 
     A factor that the Gemm does not take in, as it cannot be told to be one number or stands beside F64, is no longer
-    fused by the session.
+    fused by the session. ONNX Runtime 1.32.0 never fuses one beside F64.
     The CPU provider computes F16 in F32 and leaves out the rounding between two nodes of which it has no F16 kernel
     (insert_cast_transformer.cc). One with a kernel it computes in F32 too where no neighbour has one: the Reshapes are
     such neighbours.
@@ -33,6 +36,8 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     maker, reader = found.x.producer(), only_user(last)
     first, after = made_by(maker), read_by(reader, dtype)
     told = _factor(made_by(first, undeclared=True), after) or _across_casts(first, after, dtype)
+    if told and dtype is ir.DataType.DOUBLE:
+        return told + FUSED_F64
     if told or dtype is not ir.DataType.FLOAT16:
         return told
     if len(found.before) + len(found.behind) > 1:

@@ -1,0 +1,44 @@
+"""What a plan rests on besides the bytes that it keeps: claims about tensors that it drops."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from tieconv.checkpoint.record import record
+from tieconv.checkpoint.records import TensorRecord
+
+
+@record
+class Equal:
+    """Tensor ``tensor`` holds the elements of ``kept``, each times 2**``exponent``."""
+
+    tensor: TensorRecord
+    kept: TensorRecord
+    exponent: int = 0
+
+
+@record
+class AllZero:
+    """Every element of ``tensor`` is zero."""
+
+    tensor: TensorRecord
+
+
+@record
+class Digest:
+    """The elements of ``tensor``, in order, have this SHA-256: what was computed from them still holds."""
+
+    tensor: TensorRecord
+    sha256: str
+
+
+Proof = Equal | AllZero | Digest
+
+
+def digest(blocks: Iterable[bytes | bytearray | memoryview]) -> str:
+    """Return the SHA-256 of blocks of bytes."""
+    found = hashlib.sha256()
+    for block in blocks:
+        found.update(block)
+    return found.hexdigest()

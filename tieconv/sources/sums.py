@@ -1,0 +1,81 @@
+"""Storages held to their checksums while they are read from end to end, without another read."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from tieconv.checkpoint.records import Storage, WeightFile
+from tieconv.errors import UnreadableError
+from tieconv.text import shown
+
+
+class Sums:
+    """The storages of some files, and how far each was read in order.
+
+    Reads may interleave, and may come from several threads: what does not continue a storage is passed over.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[str, WeightFile] = {}
+        self._sorted: dict[str, tuple[list[int], list[Storage]]] = {}
+        self._read: dict[tuple[str, int], tuple[int, int]] = {}
+        self._right: set[tuple[str, int]] = set()
+
+    def expect(self, files: Iterable[WeightFile]) -> None:
+        """Hold the storages of ``files`` to the checksums that they have."""
+        self._files.update((file.name, file) for file in files if file.storages)
+
+    def is_right(self, storage: Storage) -> bool:
+        """Whether the storage was read to its end and had its checksum."""
+        return (storage.range.file, storage.range.start) in self._right
+
+    def seen(self, name: str, position: int, data: memoryview) -> None:
+        """Take note of bytes of the file ``name``. Raises `UnreadableError` where they complete a damaged storage."""
+        if name not in self._files:
+            return
+        starts, storages = self._lookup(name)
+        for place in range(max(bisect_right(starts, position) - 1, 0), len(storages)):
+            storage = storages[place]
+            skipped = max(storage.range.start - position, 0)  # what lies between two storages
+            data, position = data[skipped:], position + skipped
+            if not data:
+                break
+            part = data[: max(storage.range.end - position, 0)]
+            self._feed(storage, position, part)
+            data, position = data[len(part) :], position + len(part)
+
+    def _lookup(self, name: str) -> tuple[list[int], list[Storage]]:
+        if name not in self._sorted:
+            held = [storage for storage in self._files[name].storages if storage.crc is not None]
+            held.sort(key=lambda storage: storage.range.start)
+            self._sorted[name] = [storage.range.start for storage in held], held
+        return self._sorted[name]
+
+    def _feed(self, storage: Storage, position: int, data: memoryview) -> None:
+        key = storage.range.file, storage.range.start
+        if not data or key in self._right:
+            return
+        expected, crc = self._read.get(key, (storage.range.start, 0))
+        if position == storage.range.start:
+            expected, crc = position, 0
+        if position != expected:
+            return
+        position, crc = position + len(data), zlib.crc32(data, crc)
+        self._read[key] = position, crc
+        if position < storage.range.end:
+            return
+        if crc != storage.crc:
+            raise damaged(self._files[storage.range.file], storage)
+        self._right.add(key)
+
+
+def damaged(file: WeightFile, storage: Storage) -> UnreadableError:
+    """The error for a storage whose bytes are not those that were saved."""
+    name = next((record.name for record in file.tensors if record.storage == storage.key), storage.key)
+    return UnreadableError(
+        f"{shown(file.name)}: the bytes of tensor {shown(name)} do not have their checksum",
+        "the file is damaged: fetch it again",
+        "torch.checksum",
+    )
