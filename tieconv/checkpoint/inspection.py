@@ -157,6 +157,7 @@ class ConfigView:
     effective: bool
     why: str
     known: bool = True
+    effect: str = ""  # what transformers loads from these files, and why
 
     @property
     def verdict(self) -> str:
@@ -175,6 +176,7 @@ class ConfigView:
             ],
             "effective": self.effective if self.known else None,
             "why": self.why,
+            "effect": self.effect or self.why,
         }
 
 
@@ -214,6 +216,7 @@ class Head:
     input_embedding: TensorView | None
     output_head: OutputHead | None
     output_bias: OutputBias | None
+    embedding_pieces: tuple[TensorView, ...] = ()  # the stored tensors whose rows together are the input embedding
 
     def to_dict(self) -> dict[str, object]:
         """What stands under ``head``."""
@@ -221,6 +224,10 @@ class Head:
         return {
             "input_embedding": embedding
             and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
+            "embedding_pieces": [
+                {"name": piece.name, "shape": list(piece.shape), "dtype": piece.dtype}
+                for piece in self.embedding_pieces
+            ],
             "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
             "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
         }

@@ -29,6 +29,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
+from tieconv.families import compose
 from tieconv.text import shown
 
 _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
@@ -41,7 +42,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
-    subject = f"the architecture {shown(named[0])} is not in the table" if named else "no config names an architecture"
+    config = inspection.checkpoint.config_values
+    subject = f"{compose.subject(named[0], config)} is not in the table" if named else "no config names an architecture"
     if not names:
         yield RULE.finding(f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE)
         return

@@ -13,6 +13,7 @@ from tieconv.checkpoint.records import BLOCKING, Layout
 from tieconv.consumers.interface import Verdict, error, unknown
 from tieconv.families import locate, spelled
 from tieconv.families.reading import FLAG as FLAG
+from tieconv.families.reading import text_config
 from tieconv.text import shown
 
 SAFETENSORS, TORCH = "safetensors", "torch"
@@ -85,8 +86,8 @@ def class_name(inspection: Inspection) -> str:
 
 def _halves_apart(inspection: Inspection) -> bool:
     """Whether the config gives the encoder and the decoder a table each, as Marian's can."""
-    shared = inspection.checkpoint.config_values.get("share_encoder_decoder_embeddings", True)
-    return inspection.family.model_type == "marian" and not shared
+    shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
+    return inspection.family.text_type == "marian" and not shared
 
 
 def _codes(inspection: Inspection, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
-from tieconv.families import table
+from tieconv.families import compose, table
 
 _HEADLESS = (
     "ForSequenceClassification",
@@ -38,10 +38,10 @@ def find(
     listed = _architectures(config)
     model_type = str(config.get("model_type") or "")
     for architecture in listed:
-        family = table.load(architecture)
+        family = compose.load(architecture, config)
         if family is not None:
             return family
-    sibling = _sibling(listed, model_type)
+    sibling = _sibling(config, model_type)
     if not listed and sibling is not None:
         return sibling
     if sibling is not None and any(_headless(name) for name in listed):
@@ -65,10 +65,10 @@ _MOST_ARCHITECTURES = 64
 """Entries of `architectures` that are looked up: transformers writes one."""
 
 
-def _sibling(listed: tuple[str, ...], model_type: str) -> Family | None:
+def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
     """The main language-model class of the config's type."""
     name = table.main_class(model_type)
-    return table.load(name) if name else None
+    return compose.load(name, config) if name else None
 
 
 def _headless(name: str) -> bool:

@@ -11,6 +11,7 @@ from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, In
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
+from tieconv.inspection.effect import effect
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
@@ -49,7 +50,7 @@ def inspect_checkpoint(
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
     wasted += storage.unused if storage else 0
-    return Inspection(
+    found = Inspection(
         checkpoint=checkpoint,
         family=family,
         depth=depth,
@@ -64,6 +65,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
+    return replace(found, config=replace(config, effect=effect(found)))
 
 
 def _wrapped_ties(

@@ -10,6 +10,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.records import BLOCKING, Layout, way_out
 from tieconv.errors import RefusedError
+from tieconv.families import compose
 from tieconv.text import command, shell_word, shown
 
 
@@ -88,7 +89,8 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     if family.trusted:
         return
     known = inspection.config.architectures
-    what = f"the architecture {shown(known[0])} is not in the table" if known else "there is no known architecture"
+    config = inspection.checkpoint.config_values
+    what = f"{compose.subject(known[0], config)} is not in the table" if known else "there is no known architecture"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",

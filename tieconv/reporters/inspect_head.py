@@ -14,6 +14,11 @@ def embedding_row(inspection: Inspection) -> Row:
     embedding = inspection.head.input_embedding
     if embedding:
         return "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
+    pieces = inspection.head.embedding_pieces
+    if pieces:
+        rows = sum(piece.shape[0] for piece in pieces)
+        whole = f"{_shape((rows, *pieces[0].shape[1:]))} {shown(pieces[0].dtype)}"
+        return "input embedding", " + ".join(shown(piece.name) for piece in pieces), f"{whole} in {len(pieces)} tensors"
     return ("input embedding", *(_quantised(inspection, "embedding") or (_no_embedding(inspection),)))
 
 

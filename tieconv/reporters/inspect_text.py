@@ -70,7 +70,7 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     yield from _adapter(inspection)
     yield from _storage(inspection)
     if not shared:
-        yield "effect", inspection.config.why
+        yield "effect", inspection.config.effect or inspection.config.why
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         yield "commit", inspection.checkpoint.revision
