@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -12,8 +13,9 @@ from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph import GraphFile, opset, sides
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.share.apply import apply
-from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of
+from tieconv.onnx.share.choice import Choice, Setting, reads_of
 from tieconv.onnx.share.find import MIN_BYTES, Group, Member, find_groups
+from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.interface import Names
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local import FileSet
@@ -30,10 +32,11 @@ OLDEST_IR = 4
 class SharePass(InPlacePass):
     """Leaves one copy of each matrix that a graph holds more than once.
 
-    ``matrices`` say, after the call, what was found and what became of it.
+    Without a ``form`` each head gets the first that keeps every bit of what a session computes. ``matrices`` say, after
+    the call, what was found and what became of it.
     """
 
-    def __init__(self, file: GraphFile, files: FileSet, form: HeadForm = HeadForm.GEMM) -> None:
+    def __init__(self, file: GraphFile, files: FileSet, form: HeadForm | None = None) -> None:
         self._file = file
         self._files = files
         self._form = form
@@ -50,7 +53,7 @@ class SharePass(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         """Rewrite the graph in place."""
         self._promised = interface(model)
-        setting = Setting(self._form, opset(model), Names(model), model.graph)
+        setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
         found = []
         for group in self._groups():
             found += self._share(group, setting)
@@ -88,18 +91,18 @@ class SharePass(InPlacePass):
         free = [member for member in group.members if not member.stored.value.is_graph_input()]
         fixed = len(free) < len(group.members)
         if len(free) > 1 or (free and _both_ways(free)):
-            choice, why = choose(free, setting)
-            if choice is not None:
+            chosen = choose_form(free, setting, self._form)
+            if chosen.choice is not None:
                 note = f"another copy stays: {_INPUT}" if fixed else ""
-                return [self._apply(group, free, choice, setting, note)]
-            parts = [part for part in _parts(free) if len(part) > 1]
-            chosen = [(part, choose(part, setting)[0]) for part in parts]
+                done = self._apply(group, free, chosen.choice, chosen.setting, note)
+                return [replace(done, avoided=chosen.avoided)]
+            parts = [(part, choose_form(part, setting, self._form)) for part in _parts(free) if len(part) > 1]
             made = [
-                self._apply(Group(tuple(part), ("identical",)), part, choice, setting, why, group)
-                for part, choice in chosen
-                if choice is not None
+                self._apply(Group(tuple(part), ("identical",)), part, found.choice, found.setting, chosen.why, group)
+                for part, found in parts
+                if found.choice is not None
             ]
-            return made or [_left(group, why, self._file.name)]
+            return made or [_left(group, chosen.why, self._file.name)]
         return [_left(group, _INPUT, self._file.name)] if fixed else []
 
     def _apply(
@@ -138,6 +141,7 @@ class SharePass(InPlacePass):
             left=left,
             copies_promised=copies + _FORMS * others,
             rounded=applied.rounded,
+            form=applied.form,
         )
 
     def left(self, why: str) -> None:
