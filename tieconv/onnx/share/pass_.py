@@ -10,23 +10,21 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
+from tieconv.checkpoint.graph_record import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
 from tieconv.onnx.graph import GraphFile, opset, sides
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.share.apply import apply
 from tieconv.onnx.share.choice import Choice, Setting, reads_of
-from tieconv.onnx.share.find import MIN_BYTES, Group, Member, find_groups
+from tieconv.onnx.share.find import Group, Member, find_groups
 from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.interface import Names
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local import FileSet
 
-OLDEST_OPSET = 11
 _INPUT = "it is an input of the graph, so a caller may replace it"
 _CAST = f"it is also read through a Cast, which a session of {RUNTIMES} folds into a second matrix of that type"
 _FORMS = 2
 """Of a copy that stays a session may hold what is stored, and that turned or cast."""
-OLDEST_IR = 4
-"""Before it every initializer is an input, which a caller may replace."""
 
 
 class SharePass(InPlacePass):
@@ -75,13 +73,13 @@ class SharePass(InPlacePass):
         """Matrices of which a session makes a second one by folding a Cast: sharing them would double the file."""
         reader = GraphBytes(self._file, self._files)
         told = {matrix.kept for matrix in found}
-        casts = [one for one in reader.stored(MIN_BYTES) if one.value.name not in told and _is_cast_too(one)]
+        casts = [one for one in reader.stored(MIN_ELEMENTS) if one.value.name not in told and _is_cast_too(one)]
         return [_left(Group((Member(one, False),), ("folded",)), _CAST, self._file.name) for one in casts]
 
     def _groups(self) -> list[Group]:
         """Groups of several copies, then single matrices that are also read transposed."""
         reader = GraphBytes(self._file, self._files)
-        stored = reader.stored(MIN_BYTES)
+        stored = reader.stored(MIN_ELEMENTS)
         groups = find_groups(reader, stored)
         grouped = {id(member.stored) for group in groups for member in group.members}
         alone = [Group((Member(one, False),), ("folded",)) for one in stored if id(one) not in grouped]
