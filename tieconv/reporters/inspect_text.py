@@ -53,7 +53,8 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     head = inspection.head
     embedding = head.input_embedding
     if embedding:
-        yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
+        stored = f"{_shape(embedding.shape)} {shown(embedding.dtype)}{_operator(inspection, 'embedding')}"
+        yield "input embedding", shown(embedding.name), stored
     else:
         yield ("input embedding", *(_quantised(inspection, "embedding") or ("not stored",)))
     yield _output(inspection)
@@ -119,11 +120,18 @@ def _output(inspection: Inspection) -> tuple[str, ...]:
         absent = ("none: this architecture has none" if known else "none found: its name is not known",)
         return ("output head", *(_quantised(inspection, "head") or absent))
     if output.stored:
-        return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
+        stored = f"{_shape(output.shape or ())} {shown(output.dtype)}{_operator(inspection, 'head')}"
+        return "output head", shown(output.name), stored
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
     tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
     return "output head", shown(output.name), f"not stored{', and nothing that it is tied to is' if tied else ''}"
+
+
+def _operator(inspection: Inspection, role: str) -> str:
+    """How the matrix of a graph is computed with, where it is quantised."""
+    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
+    return f", quantised ({shown(found[0].operator)})" if found else ""
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
