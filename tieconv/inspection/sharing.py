@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import Relation, State
@@ -36,6 +38,21 @@ def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
     if len(canonical.shape) == 2 and canonical.shape == other.shape[::-1] and one == two.turned:
         return Relation(State.TRANSPOSED, {"view": True})
     return None
+
+
+def shared_names(tensors: Mapping[str, TensorRecord]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of names that are one tensor of the file: the same elements of one storage."""
+    storages: dict[object, list[str]] = defaultdict(list)
+    for name, record in tensors.items():
+        if record.storage is not None:
+            storages[record.storage, record.range.file].append(name)
+    groups: dict[object, list[str]] = defaultdict(list)
+    for names in storages.values():
+        if len(names) > 1:  # of half a million tensors, few share a storage
+            for name in names:
+                if (record := tensors[name]).elements:
+                    groups[record.dtype, record.range, record.shape, record.stride].append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
 def _view(record: TensorRecord) -> _View:

@@ -14,17 +14,26 @@ from tieconv.inspection.declared import view_config
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
 
 
+def _shared_names(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
+    """The names of one storage each; a format whose files have no storages is not looked through."""
+    if not any(file.storages for file in checkpoint.files):
+        return ()
+    from tieconv.inspection.sharing import shared_names
+
+    return shared_names(checkpoint.tensors)
+
+
 def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> tuple[Family, ConfigView]:
     """The family, and what the config makes of it; ``embed`` and ``head`` are names that the user gave."""
     if checkpoint.format == "gguf":
         return _gguf(checkpoint)
     if checkpoint.adapter is not None:
         why = "Whether the pair is tied is up to the base model."
-        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why)
+        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return _draft(checkpoint)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
-    family = find(checkpoint.config_values, shapes)
+    family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if embed or head:
         from tieconv.families.named import with_names
 
@@ -48,6 +57,10 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
     names = checkpoint.tensors
+    if not names:
+        family = _without_groups(architecture, Tying.HEADLESS)
+        why = "The file holds no tensors: it is a vocabulary alone."
+        return family, ConfigView(architecture, (), (), False, why, known=False)
     if _EMBEDDING not in names:
         family = _without_groups(architecture, Tying.HEADLESS)
         return family, ConfigView(architecture, (), (), False, f"Not tied: the file holds no {_EMBEDDING}.")
