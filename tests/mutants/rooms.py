@@ -1,0 +1,45 @@
+"""Which tests concern which module; of these, a mutant is run against the ones that reach its lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tieconv"
+
+TESTS: dict[str, tuple[str, ...]] = {
+    "onnx/parity": ("tests/onnx",),
+    "onnx/share": ("tests/onnx/share", "tests/onnx"),
+    "execute/staging": ("tests/execute", "tests/hostile"),
+    "analysis": ("tests/analysis", "tests/cli"),
+    "api": ("tests/gate", "tests/cli", "tests/test_api.py"),
+    "checkpoint": ("tests/checkpoint", "tests/checks", "tests/cli"),
+    "checks": ("tests/checks",),
+    "cli": ("tests/cli", "tests/output"),
+    "comparison": ("tests/cli", "tests/reporters"),
+    "consumers": ("tests/consumers",),
+    "demo": ("tests/demo",),
+    "execute": ("tests/execute",),
+    "families": ("tests/families", "tests/checks"),
+    "formats": ("tests/formats", "tests/hostile"),
+    "gate": ("tests/gate", "tests/cli"),
+    "inspection": ("tests/inspection", "tests/checks"),
+    "onnx": ("tests/onnx",),
+    "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
+    "reference": ("tests/onnx", "tests/analysis"),
+    "reporters": ("tests/reporters", "tests/output", "tests/cli"),
+    "sources": ("tests/sources", "tests/hub", "tests/formats"),
+    "": ("tests/cli", "tests/test_api.py", "tests/output"),
+}
+
+
+def room_of(file: str) -> str:
+    """The room of a module, which is a key of `TESTS`: ``checks`` for ``tieconv/checks/table.py``."""
+    folder = Path(file).parent.relative_to("tieconv").as_posix()
+    parts = [] if folder == "." else folder.split("/")
+    return next(room for end in range(len(parts), -1, -1) if (room := "/".join(parts[:end])) in TESTS)
+
+
+def modules() -> list[str]:
+    """Every module of the package, relative to the root of the repository."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))
