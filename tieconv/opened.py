@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
+from tieconv.families.vocabulary import sizes_disagree
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub
@@ -20,7 +21,7 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.records import ByteReader, Checkpoint, Listing
+    from tieconv.checkpoint.records import ByteReader, Checkpoint, Files, Listing
     from tieconv.consumers.interface import Consumer
     from tieconv.sources.hub_files import HubFiles, Tick
     from tieconv.sources.local import FileSet
@@ -52,6 +53,8 @@ def inspected(
     if commit:
         checkpoint = replace(checkpoint, revision=commit)
     evidence = _with_base(inspect_checkpoint(checkpoint, _reader(checkpoint, files), depth, embed=embed, head=head))
+    if sizes_disagree(evidence):
+        evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
         from tieconv.consumers import predict
 
@@ -92,6 +95,19 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
         checkpoint=replace(evidence.checkpoint, unread=found[2]),
         findings=tuple(finding for finding in evidence.findings if finding.rule.startswith(("TIE", "BIA"))),
     )
+
+
+def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
+    """Return the evidence with the number of rows that the tokenizer's ids need, where its files tell."""
+    from tieconv.analysis.certificate.token_ids import token_ids
+    from tieconv.analysis.certificate.tokenizer_files import read_files
+
+    checkpoint = evidence.checkpoint
+    ids = token_ids(read_files(files, checkpoint.companions), checkpoint.config_values)
+    if ids.undecided or not ids.listed:
+        return evidence
+    stops = [max(ids.listed) + 1, *(span.stop for span in ids.spans)]
+    return replace(evidence, tokenizer_rows=max(stops))
 
 
 def _with_base(evidence: Inspection) -> Inspection:

@@ -10,6 +10,8 @@ from typing import Literal, TypedDict, Unpack
 from tieconv.checkpoint.inspection import Fetched, Inspection
 from tieconv.checkpoint.plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
+from tieconv.execute.staging import sweep
+from tieconv.execute.target import destination
 
 Progress = Callable[[int, int], None]
 Verify = Literal["full", "structure"]
@@ -45,6 +47,10 @@ class PlannedWrite:
         """Every refusal that needs no writing, as `execute` would make it."""
         target = self._target(out, options)
         (check_target if self.fetch is None else check_far_target)(self.plan, target)
+
+    def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
+        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        sweep(destination(self.plan, self._target(out, {"in_place": in_place})))
 
     def replaces_directory(self, out: str | Path | None = None, *, in_place: bool = False) -> bool:
         """Whether writing exchanges a whole directory: a shell that stands in it must enter it again."""

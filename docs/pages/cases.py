@@ -65,6 +65,8 @@ def _section(name: str, case: Case, folder: Path) -> str:
         lines += [f"Fix: {_marked(case.fix)}", ""]
     elif case.fix:
         lines += [f"Or: {_marked(case.fix)}", ""]
+    if case.guide:
+        lines += [f"Step by step: [{case.guide.partition('#')[0]}]({case.guide})", ""]
     return "\n".join(lines)
 
 

@@ -352,7 +352,7 @@ def test_retie_within_a_budget(drifted: Path, text: Path, tmp_path_factory: pyte
     bound = figure(analysis, "Re-tying", "KL bound, embed survives").value
     measured = figure(analysis, "Re-tying", "KL measured, embed survives").value
     assert bound is not None and measured is not None
-    proved = ok(f"retie --survivor embed --max-kl {bound * 1.01}", drifted, "-o", room / "proved").stdout
+    proved = ok(f"retie --survivor embed --max-kl {bound * 1.01}", drifted, "-o", room / "proved").stderr
     assert f"the KL is at most {bound:.3g} nats a token" in " ".join(proved.split())
     assert "lm_head.weight" not in tensors(room / "proved")
     assert "bounded by" in refused(f"retie --survivor embed --max-kl {bound / 2}", drifted, "-o", room / "no")

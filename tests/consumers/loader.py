@@ -62,12 +62,13 @@ def observe(loader: str, job: Job) -> dict[str, Any]:
 
 
 def _look(model: Any, job: Job, tensors: dict[str, Any]) -> dict[str, Any]:
-    parameters = {"head": model.get_output_embeddings().weight, "embedding": model.get_input_embeddings().weight}
+    inner = model.get_submodule(job.get("inner", ""))  # which has the accessors
+    parameters = {"head": inner.get_output_embeddings().weight, "embedding": inner.get_input_embeddings().weight}
     for name in job["tables"]:
         found = dict(model.named_parameters(remove_duplicate=False)).get(name)
         if found is not None:
             parameters[name] = found
-    bias = _bias(model)
+    bias = _bias(inner)
     if any(value.is_meta for value in (*parameters.values(), *([] if bias is None else [bias]))):
         return {"outcome": "error", "dropped": [], "why": "left on the meta device"}
     names = [name for name in (job["embedding"], job["head"], *job["tables"]) if name in tensors]

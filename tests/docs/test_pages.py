@@ -68,5 +68,13 @@ def test_promises_name_tests_that_exist() -> None:
     assert len(named) >= 12
     for name in named:
         assert f"def {name}(" in sources, name
-    for path in re.findall(r"`(tests/[\w./]*)`", text):
+    for path in re.findall(r"`(tests/[\w./]*|fixtures/[\w./]*)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_promises_are_numbered_without_gaps() -> None:
+    """P1, P2, ... in the order of the page, each in a row with its test and its figure."""
+    text = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \*\*P(\d+)\*\* .+? \| (.+?) \| (.+?) \|$", text, re.M)
+    assert [int(number) for number, _, _ in rows] == list(range(1, len(rows) + 1)) and len(rows) >= 28
+    assert all("test" in held and figure for _, held, figure in rows)

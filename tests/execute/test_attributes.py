@@ -125,7 +125,7 @@ def test_the_note_is_printed(tmp_path: Path, verb: str, monkeypatch: pytest.Monk
     model = Path(shutil.copytree(source, tmp_path / "model"))
     monkeypatch.delattr(os, "listxattr")
     if verb == "retie":
-        printed = ok("retie --in-place", model).stdout
+        printed = ok("retie --in-place", model).stderr
     else:
         printed = ok("check --no-config --fix --in-place", model).stderr
     assert "note: " in printed

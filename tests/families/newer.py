@@ -38,7 +38,7 @@ RECORDED = Path(__file__).with_suffix(".json")
 def classes() -> list[str]:
     """The classes with an embedding and a head that can be built."""
     known = (family for name in table.names() if (family := table.load(name)) is not None)
-    whole = (one.architecture for one in known if one.input_embedding and one.output_head)
+    whole = (one.architecture for one in known if one.input_embedding and one.output_head and not one.unlisted)
     return [name for name in whole if name not in zoo.UNBUILDABLE]
 
 

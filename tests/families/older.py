@@ -51,7 +51,8 @@ def pair(family: Family) -> list[str]:
 def classes() -> list[str]:
     """The classes with an embedding and a head whose type transformers 4.57 has."""
     known = [family for family in (table.load(name) for name in table.names()) if family is not None]
-    whole = [one for one in known if one.input_embedding and one.output_head and one.default_v4 is not None]
+    named = [one for one in known if one.input_embedding and one.output_head and not one.unlisted]
+    whole = [one for one in named if one.default_v4 is not None]
     return [one.architecture for one in whole if one.architecture not in zoo.UNBUILDABLE]
 
 

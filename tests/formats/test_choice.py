@@ -34,7 +34,7 @@ def test_names_differ() -> None:
     assert len({candidate.name for candidate in FORMATS}) == len(FORMATS)
 
 
-@pytest.mark.parametrize("name", ["x.ckpt", "x.h5", "x.msgpack", "x.npz"])
+@pytest.mark.parametrize("name", ["x.h5", "x.msgpack", "x.npz", "x.pte", "x.tflite", "x.ort", "x.nemo"])
 def test_other_formats_are_named(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"x")
     for source in (tmp_path, tmp_path / name):

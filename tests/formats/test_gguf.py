@@ -201,7 +201,7 @@ HOSTILE = {
     "version 4": (b"GGUF" + struct.pack("<I", 4) + WHOLE[8:], "gguf.version"),
     "big-endian": (b"GGUF" + struct.pack(">I", 3) + WHOLE[8:], "gguf.big-endian"),
     "older kind": (b"tjgg" + WHOLE[4:], "gguf.magic"),
-    "pointer": (b"version https://git-lfs.github.com/spec/v1\n", "gguf.magic"),
+    "pointer": (b"version https://git-lfs.github.com/spec/v1\n", "git.lfs-pointer"),
     "empty": (b"", "gguf.too-small"),
     "header cut off": (WHOLE[:60], "gguf.truncated-header"),
     "data cut off": (WHOLE[:-40], "gguf.truncated"),

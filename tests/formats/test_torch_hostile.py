@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -125,15 +126,16 @@ def test_every_code_is_on_the_page() -> None:
     root = Path(__file__).parents[2]
     sources = [*(root / "tieconv/formats").glob("torch_*.py"), *(root / "tieconv/formats").glob("pickle_*.py")]
     found = re.findall(r'"(pickle|zip|torch)\.([a-z0-9-]+)"', "".join(path.read_text() for path in sources))
-    disguises = (root / "tieconv/formats/torch_disguise.py").read_text()
-    kinds = [*re.findall(r'", "([a-z0-9-]+)", (?:f?"|_DOWNLOAD)', disguises), "shape"]
+    tools = json.loads((root / "tieconv/formats/data/other_tools.json").read_text())["kinds"]
+    kinds = [kind["code"] for kind in tools if "ends" not in kind] + ["safetensors", "empty", "shape"]
     codes = {f"{group}.{code}" for group, code in found} | {f"torch.{kind}" for kind in kinds}
-    cautions = {"torch.training", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused"}
+    cautions = {"torch.training", "torch.several", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused"}
     page = (root / "docs/formats.md").read_text().partition("### Codes of refusals")[2]
     listed: set[str] = set()
-    for part in re.split(r"(?=`(?:pickle|zip|torch)\.\*`)", page):
-        group, *names = re.findall(r"`([a-z0-9-]+)(?:\.\*)?`", part) or [""]
+    for part in re.split(r"(?=`(?:pickle|zip|torch|git)\.\*`)", page):
+        group, *names = re.findall(r"`([a-z0-9.-]+?)(?:\.\*)?`", part) or [""]
         listed |= {f"{group}.{name}" for name in names}
     names_of_torch = {"torch.device", "torch.storage"}
     assert codes - cautions - names_of_torch - listed == set()
-    assert listed - codes - {"torch.checksum", "torch.tar"} == set()
+    of_git = {"git.lfs-pointer", "git.symlink-text"}
+    assert listed - codes - of_git - {"torch.checksum"} == set()

@@ -10,6 +10,7 @@ import pytest
 
 from fixtures.gguf_bytes import gguf
 from fixtures.onnx_graphs import BUILDERS, build
+from fixtures.public.directories import POINTER
 from tests.hub.conftest import Run
 from tests.hub.models import EMBEDDING, HEAD, noise, sharded, write_shard
 from tests.hub.stub import Hub
@@ -115,6 +116,19 @@ def test_graph_is_only_inspected(words: tuple[str, ...], hub: Hub, tieconv: Run,
     assert error == "error: hf://org/m holds ONNX graphs, which are inspected on the Hub and nothing more"
     assert hint.endswith("hf download org/m --local-dir DIR")
     assert not (tmp_path / "hf-home" / "hub").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "pytorch_model.bin", "model.gguf", "model.onnx"])
+def test_a_pointer_on_the_hub_is_named(name: str, hub: Hub, tieconv: Run, tmp_path: Path) -> None:
+    """A repository to which somebody uploaded a clone without Git LFS: the file is the pointer itself."""
+    (tmp_path / "m").mkdir()
+    if name == "config.json":
+        write_shard(tmp_path / "m" / "model.safetensors", {EMBEDDING: ((2, 2), noise(8, 1))})
+    (tmp_path / "m" / name).write_text(POINTER)
+    hub.add("org/m", tmp_path / "m")
+    result = tieconv("inspect", "hf://org/m")
+    assert result.returncode == 2, result.stdout
+    assert f"{name} is a Git LFS pointer, not the file itself" in result.stderr
 
 
 def words_of(count: int) -> dict[str, object]:

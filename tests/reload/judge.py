@@ -127,7 +127,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def head_factor(name: str) -> float:
     """By what untying multiplies the head: d_model**-0.5 where the tied forward pass scales the logits."""
-    family = find({"architectures": [name]})
+    family = find({**zoo.tiny_config(name).to_dict(), "architectures": [zoo.model_class(name).__name__]})
     return 1.0 if family.meaning_v5 is FlagMeaning.STORAGE else zoo.WIDTH**-0.5
 
 

@@ -11,6 +11,7 @@ import torch
 
 import tieconv
 from fixtures import zoo
+from tests.cli.run import run
 
 peft = pytest.importorskip("peft", reason="peft is not installed: the LoRA recipe is not run")
 
@@ -93,3 +94,29 @@ def test_the_merged_model_cannot_be_tied_again(place: Path) -> None:
     saved(with_adapter(place / "untied", place / "adapter"), place / "again")
     with pytest.raises(tieconv.TieconvError, match="byte for byte"):
         tieconv.plan_retie(place / "again")
+
+
+def differences(a: Path, b: Path) -> dict[str, str]:
+    """What `tieconv diff` says of each tensor that differs."""
+    lines = run("diff", a, b).stdout.splitlines()
+    told = (line.split(maxsplit=1) for line in lines if ": " in line and line.startswith("  "))
+    return {name: said.strip() for name, said in told}
+
+
+def test_from_garbage_to_a_good_model(place: Path, tmp_path: Path) -> None:
+    """The steps of docs/lora.md: the symptom, what base and adapter tell, the command, the merge, the comparison."""
+    merged, good, untied = tmp_path / "merged", tmp_path / "good", tmp_path / "base-untied"
+    saved(with_adapter(place / "base", place / "adapter"), merged)
+    assert tieconv.inspect(merged).findings == ()
+    one = differences(place / "base", merged)
+    assert one["embed_tokens.weight"] == one["lm_head.weight"] and "distinct" in one["lm_head.weight"]
+    result = run("check", place / "adapter")
+    assert result.exit_code == 1 and "PEF001" in result.stdout
+    command = result.stdout.partition("next: tieconv ")[2].split("\n")[0].strip()
+    assert command == f"untie {place / 'base'} -o OUT"
+    assert run(command.replace("OUT", str(untied))).exit_code == 0
+    meant = logits(with_adapter(untied, place / "adapter"))
+    found = logits(saved(with_adapter(untied, place / "adapter"), good))
+    assert (found - meant).abs().max() <= LIMIT * meant.abs().max()
+    two = differences(untied, good)
+    assert two["embed_tokens.weight"] != two["lm_head.weight"]

@@ -17,6 +17,7 @@ from tieconv.errors import RefusedError
 from tieconv.execute.mean import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
 from tieconv.reference.apart import parameter
+from tieconv.text import count
 
 SURVIVORS = ("embed", "head", "mean")
 _STUDENT = (
@@ -70,7 +71,7 @@ class Effect:
         if isnan(self.mean):
             says = "the model then gives logits that are NaN or infinite"
             return (Measure(f"KL measured, {name}", None, n=predicted, unit="nats/token", says=says),)
-        says = f"± {self.error:.1g} over {len(self.kl)} windows"
+        says = f"± {self.error:.1g} over {count(len(self.kl), 'window')}"
         return (
             Measure(f"KL measured, {name}", self.mean, n=predicted, unit="nats/token", says=says),
             Measure(f"top-1 agreement, {name}", float(np.mean(self.top1)), ceiling=1.0, n=predicted),

@@ -12,7 +12,7 @@ from tieconv.checkpoint.analysis import Kinship
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.errors import RefusedError
 from tieconv.sources.local import FileSet
-from tieconv.text import command, shown
+from tieconv.text import command, count, shown
 
 
 def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
@@ -53,7 +53,7 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
         )
     return (
         f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token, of {max_kl:g} allowed: measured over "
-        f"{len(effect.kl)} windows of the text"
+        f"{count(len(effect.kl), 'window')} of the text"
     )
 
 

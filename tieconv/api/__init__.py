@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tieconv.api.hub import plan_push as plan_push
     from tieconv.api.hub import push as push
     from tieconv.api.remedies import plan_action as plan_action
+    from tieconv.api.resizing import plan_resize as plan_resize
     from tieconv.api.shards import plan_reindex as plan_reindex
     from tieconv.api.storage import plan_convert as plan_convert
     from tieconv.api.storage import plan_dedup as plan_dedup
@@ -55,6 +56,7 @@ _HOMES = {
     "plan_push": "hub",
     "push": "hub",
     "plan_action": "remedies",
+    "plan_resize": "resizing",
     "plan_reindex": "shards",
     "plan_convert": "storage",
     "plan_dedup": "storage",

@@ -51,7 +51,7 @@ def check(
         baseline=str(baseline) if baseline else None,
     )
     several = [models] if isinstance(models, str) or hasattr(models, "__fspath__") else list(models)
-    return run_gate(policy, [str(model) for model in several], embed=embed, head=head, jobs=jobs)[0]
+    return run_gate(policy, expand(map(str, several)), embed=embed, head=head, jobs=jobs)[0]
 
 
 def run_gate(
@@ -81,8 +81,17 @@ def inspecting(policy: Policy, embed: str | None, head: str | None) -> Callable[
     return partial(inspect, depth=policy.depth, embed=embed, head=head, consumers=policy.consumers)
 
 
-def expand(models: Iterable[str], *, task: str | None = None, limit: int | None = None) -> tuple[str, ...]:
-    """The models, with those that ``hf://org/*`` stands for: of one task, and at most so many, where that is asked."""
+def expand(
+    models: Iterable[str], *, task: str | None = None, limit: int | None = None, recursive: bool = False
+) -> tuple[str, ...]:
+    """Return the models that ``models`` stand for, each once.
+
+    ``hf://org/*`` stands for an owner's models: of one ``task``, at most ``limit``, where that is asked. A local
+    pattern stands for what it matches, a directory without weights for the models below it; with ``recursive`` so does
+    a directory that is a model itself.
+    """
+    from tieconv.gate.discover import models_of
+    from tieconv.sources import is_hub
     from tieconv.sources.hub_names import is_pattern
 
     found: list[str] = []
@@ -91,6 +100,8 @@ def expand(models: Iterable[str], *, task: str | None = None, limit: int | None 
             from tieconv.sources.hub_models import expand as ask
 
             found += ask(model, task, limit)
-        else:
+        elif is_hub(model):
             found.append(model)
+        else:
+            found += models_of(model, recursive=recursive)
     return tuple(dict.fromkeys(found))

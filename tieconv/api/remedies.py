@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tieconv.api.biases import plan_bias
 from tieconv.api.graphs import is_graph, plan_graph_dedup
+from tieconv.api.resizing import plan_resize
 from tieconv.api.shards import plan_reindex
 from tieconv.api.storage import plan_convert, plan_dedup
 from tieconv.api.ties import plan_retie, plan_set_tie, plan_untie
@@ -35,6 +36,8 @@ def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
             return plan_dedup(action.source, **options)
         case ["reindex"]:
             return plan_reindex(action.source, **options)
+        case ["resize"]:
+            return plan_resize(action.source, **options)
         case ["convert"]:
             return plan_convert(path=action.source, **options)
         case ["set-tie", flag]:

@@ -56,6 +56,23 @@ class TieGroup:
 
 
 @record
+class Part:
+    """The model inside a class that the config chooses by a nested ``model_type``, and that holds the head.
+
+    ``level`` is its path in the config, ``start`` the prefix of its names in the file. ``architecture`` is the class
+    that transformers builds there and ``prefix`` that class's base model; both are empty where the head belongs to the
+    class around it. ``usual`` says that the class has this type of part by default.
+    """
+
+    level: str
+    model_type: str
+    architecture: str
+    prefix: str
+    start: str
+    usual: bool
+
+
+@record
 class Family:
     """What is known of one architecture class.
 
@@ -88,11 +105,40 @@ class Family:
     named: bool = False  # the user named the pair: no guess is left
     unflippable: str | None = None  # why a change of the flag means more than its tied names say
     misfit: bool = False  # a head of its own has another shape than the table that the tied one uses
+    part: Part | None = None  # the text part that the config chose
+    pieces: tuple[str, ...] = ()  # stored tensors whose rows together are the input embedding
+    unlisted: bool = False  # no auto mapping of transformers has the class; transformers 4.48 was not measured with it
+    convention: str = ""  # the public project that gives a guessed pair these names
 
     @property
     def trusted(self) -> bool:
         """Whether what ties is known: measured on the class, or named by the user."""
         return self.named or self.knowledge is Knowledge.TABLE
+
+    @property
+    def text_type(self) -> str:
+        """The model type of the language model: that of the part which holds the head, where the class has one."""
+        return self.part.model_type if self.part is not None and self.part.architecture else self.model_type
+
+    @property
+    def text_class(self) -> str:
+        """The class of the language model, as ``text_type``."""
+        return (self.part.architecture if self.part is not None else "") or self.architecture
+
+    @property
+    def text_level(self) -> str:
+        """The path in the config of the language model's own config; empty where that is the whole config."""
+        return self.part.level if self.part is not None and self.part.architecture else ""
+
+    @property
+    def text_start(self) -> str:
+        """What the file's names of the language model start with."""
+        return self.part.start if self.part is not None and self.part.architecture else ""
+
+    @property
+    def text_prefix(self) -> str:
+        """The base model's prefix in the language model."""
+        return self.part.prefix if self.part is not None and self.part.architecture else self.prefix
 
     @property
     def default_v5(self) -> bool:

@@ -145,13 +145,26 @@ class Declared:
 
 @record
 class ConfigView:
-    """What the config declares and what follows from it in transformers 5."""
+    """What the config declares and what follows from it in transformers 5.
+
+    ``known`` is false where nothing tells whether the model ties: its class is not in the table, and no level of a
+    config declares the flag. ``effective`` is then false, and `to_dict` gives ``None`` for it.
+    """
 
     model_type: str
     architectures: tuple[str, ...]
     declared: tuple[Declared, ...]
     effective: bool
     why: str
+    known: bool = True
+    effect: str = ""  # what transformers loads from these files, and why
+
+    @property
+    def verdict(self) -> str:
+        """``tied``, ``not tied``, or ``unknown``."""
+        if not self.known:
+            return "unknown"
+        return "tied" if self.effective else "not tied"
 
     def to_dict(self) -> dict[str, object]:
         """What stands under ``config``."""
@@ -161,8 +174,9 @@ class ConfigView:
             "declared": [
                 {"path": entry.path, "value": plain(entry.value), "present": entry.present} for entry in self.declared
             ],
-            "effective": self.effective,
+            "effective": self.effective if self.known else None,
             "why": self.why,
+            "effect": self.effect or self.why,
         }
 
 
@@ -202,6 +216,7 @@ class Head:
     input_embedding: TensorView | None
     output_head: OutputHead | None
     output_bias: OutputBias | None
+    embedding_pieces: tuple[TensorView, ...] = ()  # the stored tensors whose rows together are the input embedding
 
     def to_dict(self) -> dict[str, object]:
         """What stands under ``head``."""
@@ -209,6 +224,10 @@ class Head:
         return {
             "input_embedding": embedding
             and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
+            "embedding_pieces": [
+                {"name": piece.name, "shape": list(piece.shape), "dtype": piece.dtype}
+                for piece in self.embedding_pieces
+            ],
             "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
             "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
         }
@@ -237,6 +256,7 @@ class Inspection(Printed):
 
     ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
     loader will do with the model, where that was asked for; ``fetched`` what came over the network, where it could.
+    ``tokenizer_rows`` are the rows that the tokenizer's ids need, read where config and tensors disagree on them.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader takes.
     """
 
@@ -256,6 +276,7 @@ class Inspection(Printed):
     storage: StorageUse | None = None
     consumers: tuple[Prediction, ...] = ()
     wrapped_ties: tuple[Tie, ...] = ()
+    tokenizer_rows: int | None = None
     fetched: Fetched | None = None
 
     @property
@@ -277,6 +298,7 @@ class Inspection(Printed):
                 "architecture": self.family.architecture or None,
                 "knowledge": str(self.family.knowledge),
                 "tying": str(self.family.tying),
+                "convention": self.family.convention or None,
             },
             "head": self.head.to_dict(),
             "ties": [tie.to_dict() for tie in self.ties],
@@ -309,7 +331,7 @@ class Inspection(Printed):
         return {
             "kind": adapter.kind,
             "base_model": adapter.base,
-            "base_tied": self.base and self.base.config.effective,
+            "base_tied": self.base.config.effective if self.base and self.base.config.known else None,
             "target_modules": list(adapter.targets),
             "modules_to_save": list(adapter.saved),
         }

@@ -72,14 +72,14 @@ Content = ByteRange | Zeros | Scaled | Averaged | Given | Gathered
 
 @record
 class Padded:
-    """A tensor's bytes: those at ``range``, then ``zeros`` zero bytes."""
+    """A tensor's bytes: those at ``range``, then ``tail``."""
 
     range: ByteRange
-    zeros: int
+    tail: Zeros | Given
 
     @property
     def size(self) -> int:
-        return self.range.size + self.zeros
+        return self.range.size + self.tail.size
 
 
 @record
@@ -113,7 +113,7 @@ class OutputTensor:
     def parts(self) -> tuple[Content, ...]:
         """The content as bytes of one kind each, one after the other."""
         if isinstance(self.content, Padded):
-            return (self.content.range, Zeros(self.content.zeros))
+            return (self.content.range, self.content.tail)
         return (self.content,)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Detail, Member, State
-from tieconv.text import shown
+from tieconv.text import count, shown
 
 _RANGES = 4
 """Ranges of rows that a phrase lists before it only counts the rows."""
@@ -75,5 +75,6 @@ def _measures(detail: Detail) -> Iterator[str]:
         yield f"max {detail['max_ulp']:,} ulp"
     if isinstance(detail.get("max_abs"), float):
         yield f"max |difference| {detail['max_abs']:.4g}"
-    if isinstance(detail.get("nan_rows"), int) and detail["nan_rows"]:
-        yield f"NaN in {detail['nan_rows']:,} rows"
+    nan_rows = detail.get("nan_rows")
+    if isinstance(nan_rows, int) and nan_rows:
+        yield f"NaN in {count(nan_rows, 'row')}"

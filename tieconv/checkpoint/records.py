@@ -168,6 +168,12 @@ REFUSED_BY_READER = "format.refused"
 NOT_ALONE = "layout.not-alone"
 """The code of the caution that the directory of a lone weight file holds the model in other files too."""
 
+TRAINING = "torch.training"
+"""The code of the caution that a torch file holds a model and the state of its training; `convert` takes the model."""
+
+SEVERAL = "torch.several"
+"""The code of the caution that a torch file holds tensors under several keys, and none of them is surely the model."""
+
 BLOCKING = {
     "layout.ambiguous": "remove the one that is not meant, then try again",
     "layout.one-shard": "give the model's directory",
@@ -176,7 +182,8 @@ BLOCKING = {
     "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
     "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
     "index.repeated": "remove the copy that is not meant, then try again",
-    "torch.training": "extract the state dict first: torch.save(torch.load(FILE)[KEY], OUT)",
+    TRAINING: "take the model out of it first: tieconv convert MODEL --to safetensors -o OUT",
+    SEVERAL: 'save the model\'s part first: torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)',
     "torch.extra": "save the tensors alone first: what else the file holds would be lost",
 }
 """Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
@@ -184,7 +191,8 @@ BLOCKING = {
 
 def way_out(code: str, source: str) -> str:
     """What to do about a blocking caution of the model ``source``."""
-    return BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
+    hint = BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
+    return hint.replace("tieconv convert MODEL", command("convert", source))
 
 
 @record

@@ -28,6 +28,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.text import count
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -41,8 +42,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         length = tensors[name].elements
         if length != rows:
             yield RULE.finding(
-                f"{evidence.listed([name])} has {length:,} values and {evidence.listed([matrix])} "
-                f"{rows:,} rows: loaders stop at the mismatch",
+                f"{evidence.listed([name])} has {count(length, 'value')} and {evidence.listed([matrix])} "
+                f"{count(rows, 'row')}: loaders stop at the mismatch",
                 (name, matrix),
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.bias(inspection, "resize", safe=False) if length < rows else None,

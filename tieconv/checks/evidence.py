@@ -96,7 +96,7 @@ def declared_tied(inspection: Inspection) -> Iterator[Tie]:
 
 def declared_untied(inspection: Inspection) -> Iterator[Tie]:
     """The groups that every reader takes for separate, in classes that can have them tied."""
-    if inspection.family.tying is Tying.CAN:
+    if inspection.family.tying is Tying.CAN and inspection.config.known:
         yield from (tie for tie in inspection.ties if not tie.declared)
 
 

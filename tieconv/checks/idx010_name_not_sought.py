@@ -45,6 +45,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     checkpoint = inspection.checkpoint
     if checkpoint.layout is Layout.FILE or checkpoint.format not in ("safetensors", "torch") or not checkpoint.config:
         return
+    config = inspection.config
+    if not config.architectures and not config.model_type:
+        return  # no config of transformers
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return  # other loaders read it, some under a name of their own
     named = checkpoint.config_values.get(WEIGHTS_KEY)

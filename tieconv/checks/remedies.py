@@ -57,6 +57,16 @@ def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Rem
     return _remedy(inspection, f"bias {verb}", *options, safe=safe)
 
 
+def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
+    """`tieconv resize`, or ``None`` where it would refuse: no config, no plain tables, names that share a storage."""
+    checkpoint, source = inspection.checkpoint, _source(inspection)
+    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(one) for one in checkpoint.cautions)
+    aliased = any(member.state is State.ALIASED for tie in inspection.ties for member in tie.members)
+    if source is None or blocked or aliased or checkpoint.config is None or checkpoint.layout is Layout.FILE:
+        return None
+    return _over_formats(checkpoint, "resize", source, *options, safe=safe)
+
+
 def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv reindex`, or ``None`` where it would refuse: a shard is missing, a tensor stands in two."""
     checkpoint = inspection.checkpoint

@@ -26,10 +26,15 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
+_MARK = "pyvenv.cfg"
+"""The file of a Python virtual environment, whose links to the interpreter are not the model's."""
+
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
-    names = inspection.checkpoint.special
+    companions = inspection.checkpoint.companions
+    environments = tuple(name.removesuffix(_MARK) for name in companions if f"/{name}".endswith(f"/{_MARK}"))
+    names = [name for name in inspection.checkpoint.special if not name.startswith(environments)]
     if names:
         yield RULE.finding(
             f"{evidence.clause(names, 'is no regular file', 'are no regular files')} of the model: "

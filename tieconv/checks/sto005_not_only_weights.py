@@ -12,10 +12,11 @@ prefix; and what else the file holds would be lost when it is written again, so 
 ## Example
 A checkpoint of a training run:
 
-    note STO005: the tensors are those under state_dict of a training checkpoint; beside it stand epoch
+    note STO005: the tensors are those under state_dict of a training checkpoint; the file also holds epoch
 
 ## How to fix
-Save the model's part alone: `torch.save(torch.load(file, weights_only=True)["state_dict"], out)`.
+`tieconv convert FILE --to safetensors -o OUT` writes the model out of a training checkpoint. Where several keys
+hold tensors, save the one that you mean: `torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)`.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.records import SEVERAL, TRAINING
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
-_CODES = ("torch.training", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused")
+_CODES = (TRAINING, SEVERAL, "torch.extra", "torch.prefix", "torch.expanded", "torch.unused")
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in inspection.ties:
         if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
             stored = [member.name for member in tie.stored_members]
-            read = tie.role is Role.WORD_EMBEDDING and reads_half(inspection.family.model_type, stored)
+            read = tie.role is Role.WORD_EMBEDDING and reads_half(inspection.family.text_type, stored)
             found = "transformers looks at both, and other loaders miss" if read else "transformers 4.57 leaves"
             yield RULE.finding(
                 f"{evidence.clause(stored, 'is', 'are')} stored, but not "

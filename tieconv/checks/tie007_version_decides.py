@@ -16,8 +16,8 @@ nested configs holds the flag, version 4 reads one level and version 5 the other
 ## Example
 An InternVL without the flag (tied by default in transformers 5, untied in 4) and without a head:
 
-    error TIE007: the config does not declare tie_word_embeddings where transformers 4 and 5 look for
-    it: version 5 ties InternVLForConditionalGeneration, version 4 does not;
+    error TIE007: no level of the config declares tie_word_embeddings, and the defaults of transformers 4
+    and 5 differ: version 5 ties InternVLForConditionalGeneration, version 4 does not;
     language_model.lm_head.weight is not stored, so version 4 fills it with random numbers
 
 ## How to fix
@@ -50,12 +50,23 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             return
         level = Level.NOTE
     yield RULE.finding(
-        f"the config does not declare {evidence.FLAG} where transformers 4 and 5 look for it: version {tied} "
-        f"ties {evidence.label(inspection)}, version {untied} does not; {outcome}",
+        f"{_cause(inspection)}: version {tied} ties {evidence.label(inspection)}, version {untied} does not; {outcome}",
         (head.name,),
         level=level,
         remedy=remedy,
     )
+
+
+def _cause(inspection: Inspection) -> str:
+    """Which level of the config is missing for which version."""
+    found, level = evidence.levels(inspection), inspection.family.level_v4 or ""
+    if not found:
+        return f"no level of the config declares {evidence.FLAG}, and the defaults of transformers 4 and 5 differ"
+    path = f"{level}.{evidence.FLAG}".lstrip(".")
+    if level in found:
+        return f"transformers 4 reads {path}, and transformers 5 reads a level that the config does not declare"
+    declared = ", ".join(f"{other}.{evidence.FLAG}".lstrip(".") for other in found)
+    return f"transformers 5 reads {declared}, transformers 4 reads {path}, which the config does not declare"
 
 
 def _judge(inspection: Inspection, head: Member, tied: int, untied: int) -> tuple[Level, str, Remedy | None]:

@@ -58,7 +58,9 @@ def _rest(member: Member) -> str:
     if member.state is State.TRANSPOSED:
         return ", of which it is the transpose"
     equal = member.detail.get("rows_equal")
-    return f" (the first {equal:,} rows are equal)" if isinstance(equal, int) and equal else ""
+    if not isinstance(equal, int) or not equal:
+        return ""
+    return " (the first row is equal)" if equal == 1 else f" (the first {equal:,} rows are equal)"
 
 
 RULE = Rule("TIE010", "shapes-differ", Level.ERROR, __doc__ or "", find)

@@ -26,9 +26,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
+from tieconv.families import compose
 from tieconv.text import shown
 
 _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
@@ -41,7 +42,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
-    subject = f"the architecture {shown(named[0])} is not in the table" if named else "no config names an architecture"
+    config = inspection.checkpoint.config_values
+    subject = f"{compose.subject(named[0], config)} is not in the table" if named else "no config names an architecture"
     if not names:
         yield RULE.finding(f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE)
         return
@@ -58,10 +60,16 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     )
     pair = named and len(names) == 2 and not separate
     yield RULE.finding(
-        f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{names_known}",
+        f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{_shared(inspection)}{names_known}",
         names,
         level=Level.WARNING if pair else Level.NOTE,
     )
+
+
+def _shared(inspection: Inspection) -> str:
+    tie = inspection.word_tie
+    aliased = tie is not None and any(member.state is State.ALIASED for member in tie.members)
+    return " and their shared storage" if aliased else ""
 
 
 RULE = Rule("TIE012", "guessed", Level.WARNING, __doc__ or "", find)

@@ -31,6 +31,7 @@ COMMANDS = {
     "parity": "How far the graph ONNX agrees with the checkpoint MODEL, measured.",
     "push": "Open a pull request on the Hub with exactly the files that differ.",
     "reindex": "Rebuild the shard index from the headers of the shards.",
+    "resize": "Make config, embedding, head and head bias agree on the size of the vocabulary.",
     "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
     "rules": "List the rules: code, level, name, and what each reports.",
     "set-tie": "Write the tie flag at every level of the config; no tensor changes.",

@@ -55,6 +55,7 @@ class Arguments:
     task: str | None
     limit: int | None
     resume: str | None
+    recursive: bool
 
     def __post_init__(self) -> None:
         if self.output is not None and self.in_place:
@@ -116,6 +117,9 @@ class Arguments:
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="With --fix: OUT, or OUT/NAME for many.")
 @click.option("--in-place", is_flag=True, help="With --fix: replace the models themselves.")
 @click.option(
+    "-r", "--recursive", is_flag=True, help="Check the models below each MODEL too, also where it is a model itself."
+)
+@click.option(
     "-j", "--jobs", type=click.IntRange(1, 256), default=1, show_default=True, metavar="N", help="Processes at once."
 )
 @click.option("--task", metavar="TASK", help="Of hf://org/* only models of this task, such as text-generation.")
@@ -143,9 +147,8 @@ def run(arguments: Arguments) -> int:
     """The exit code, once everything is printed and written."""
     policy = _policy(arguments)
     patterns = any(map(is_pattern, arguments.models))
-    if patterns:
-        expanded = expand(arguments.models, task=arguments.task, limit=arguments.limit)
-        arguments = replace(arguments, models=expanded, task=None, limit=None)
+    expanded = expand(arguments.models, task=arguments.task, limit=arguments.limit, recursive=arguments.recursive)
+    arguments = replace(arguments, models=expanded, task=None, limit=None)
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
     if arguments.write_baseline:
@@ -272,8 +275,8 @@ def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
                 yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
         if arguments.writes and model.output is not None:
             yield f"wrote {shown(model.output)}: verified, and checked again"
-        elif model.failure is None and not any(map(report.counts, model.findings)):
-            yield f"{shown(model.source)}: clean, nothing to fix" if arguments.fix else ""
+        elif arguments.fix and model.failure is None and not any(map(report.counts, model.findings)):
+            yield f"{shown(model.source)}: clean, nothing to fix"
         elif arguments.output is not None and model.failure is None:
             yield f"{shown(model.source)}: no safe remedy to apply for what counts, so nothing was written for it"
     if arguments.fix and not arguments.writes:

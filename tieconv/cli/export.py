@@ -85,6 +85,8 @@ def command(
     )
     before = planned.outcome()
     if output is not None:
+        if not dry_run:
+            planned.clear(output)
         planned.check(output, overwrite=overwrite)
     if output is None or dry_run:
         echo(str(before) if as_json else render(before, paint, width()))

@@ -10,7 +10,7 @@ import click
 from tieconv.cli.progress import byte_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
 from tieconv.cli.streams import document, echo
-from tieconv.cli.write import WriteArguments
+from tieconv.cli.write import WriteArguments, say_notes
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
         "hardlink": arguments.hardlink,
         "verify": arguments.verify,
     }
+    if arguments.writes:
+        planned.clear(arguments.output, in_place=arguments.in_place)
     if arguments.output is not None or arguments.in_place:
         planned.check(arguments.output, **writing)  # type: ignore[arg-type]
     if arguments.writes:
@@ -36,6 +38,7 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
         with timed("write and verify"), byte_progress(planned.command) as progress:
             outcome = planned.execute(arguments.output, progress=progress, **writing)  # type: ignore[arg-type]
         if not as_json:
+            say_notes(planned.plan.notes, outcome.plan.notes)
             proofs = render_proofs(outcome, paint, width())
             if proofs:
                 echo(proofs)

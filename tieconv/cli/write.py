@@ -68,10 +68,13 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
     """Print the plan; write it where the user said where to."""
     stands_inside = arguments.writes and _stands_inside(planned, arguments)
     if arguments.writes:
+        planned.clear(arguments.output, in_place=arguments.in_place)
         _check_target(planned, arguments)
         if not as_json:
             say(_text(planned.outcome(), arguments))
         outcome = _execute(planned, arguments)
+        if not as_json:
+            say_notes(planned.plan.notes, outcome.plan.notes)
     else:
         outcome = planned.outcome()
         _check_target(planned, arguments)
@@ -84,6 +87,13 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
     say(_closing(outcome, arguments))
     if stands_inside:
         say("your shell is in the directory that was replaced: enter it again with `cd .`")
+
+
+def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
+    """Print the notes that the write itself gave, after those of the plan."""
+    for note in notes:
+        if note not in known:
+            say(f"note: {note}")
 
 
 def _text(outcome: Outcome, arguments: WriteArguments) -> str:

@@ -12,7 +12,7 @@ from tieconv.families import locate, newer
 from tieconv.families.last import last_read
 from tieconv.families.older import corrupt, unread
 from tieconv.families.older_tables import NO_VALUES, TIES_V4, sources
-from tieconv.families.reading import FLAG, levels, reading_v4
+from tieconv.families.reading import FLAG, cannot_build, levels, reading_v4, text_config
 from tieconv.families.unset import bias_unset
 from tieconv.text import shown
 
@@ -64,6 +64,8 @@ def _refused(inspection: Inspection) -> str:
     flags = (entry.value for entry in inspection.config.declared)
     if inspection.family.model_type in newer.REFUSES_TIED and True in flags:
         return f"it refuses {FLAG} true"
+    if cannot_build(inspection):
+        return f"it cannot build the class with {FLAG} true"
     return ""
 
 
@@ -74,7 +76,7 @@ def _trouble(inspection: Inspection, odd: str | None) -> str:
     key = _Keys(inspection)
     if odd is not None:
         return f"it refuses the file, where {shown(key.of(odd))} stands beside names without the prefix"
-    if inspection.family.architecture in TIES_V4 and reading_v4(inspection):
+    if inspection.family.text_class in TIES_V4 and reading_v4(inspection):
         return "it ties the head, as transformers 5 does not"
     unseen = _unseen(inspection)
     empty = [
@@ -194,11 +196,11 @@ def _read_bias(family: Family, names: list[str | None], inspection: Inspection, 
 
 def _scale(inspection: Inspection, version: int) -> float:
     """What the forward pass multiplies the head by; 1 where the flag is about storage alone."""
-    family, config = inspection.family, inspection.checkpoint.config_values
+    family, config = inspection.family, text_config(inspection)
     meaning = family.meaning_v5 if version == 5 else family.meaning_v4
     if meaning is FlagMeaning.STORAGE:
         return 1.0
-    declared = levels(inspection).get("", config.get(FLAG))
+    declared = levels(inspection).get(family.text_level, config.get(FLAG))
     default = family.default_v5 if version == 5 else bool(family.default_v4)
     on = default if declared is None else bool(declared)
     if meaning is FlagMeaning.DERIVES and DERIVED_KEY in config:

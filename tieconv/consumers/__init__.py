@@ -12,10 +12,17 @@ if TYPE_CHECKING:
     from tieconv.consumers.interface import Consumer
 
 
+_OF_GGUF = "llama.cpp"
+"""The loader that GGUF files are made for; of others nothing is said unless they alone are asked for."""
+
+
 def predict(inspection: Inspection, selection: Iterable[Consumer] | None = None) -> tuple[Prediction, ...]:
     """What the selected loaders (``None``: all that are known) will do with the model. Pure: nothing is read."""
     if selection is None:
         from tieconv.consumers.registry import CONSUMERS
 
         selection = CONSUMERS
+    if inspection.checkpoint.format == "gguf":
+        selection = tuple(selection)
+        selection = [consumer for consumer in selection if consumer.name == _OF_GGUF] or selection
     return tuple(consumer.predict(inspection) for consumer in selection)

@@ -13,6 +13,7 @@ from tieconv.checkpoint.records import BLOCKING, Layout
 from tieconv.consumers.interface import Verdict, error, unknown
 from tieconv.families import locate, spelled
 from tieconv.families.reading import FLAG as FLAG
+from tieconv.families.reading import text_config
 from tieconv.text import shown
 
 SAFETENSORS, TORCH = "safetensors", "torch"
@@ -46,6 +47,8 @@ def unsettled(inspection: Inspection, *clear: str) -> Verdict | None:
     Which shards are the model is clear without an index too.
     """
     checkpoint = inspection.checkpoint
+    if checkpoint.format == "gguf":
+        return unknown("a GGUF file is made for llama.cpp and the programs built on it")
     if checkpoint.adapter is not None:
         return unknown("an adapter alone is loaded onto its base model")
     codes = BLOCKING.keys() - {"index.absent", *clear}
@@ -76,10 +79,15 @@ def unclear_class(inspection: Inspection) -> Verdict | None:
     return None
 
 
+def class_name(inspection: Inspection) -> str:
+    """The class of the model as the object of a sentence."""
+    return shown(inspection.family.architecture) or "a model whose config names no class"
+
+
 def _halves_apart(inspection: Inspection) -> bool:
     """Whether the config gives the encoder and the decoder a table each, as Marian's can."""
-    shared = inspection.checkpoint.config_values.get("share_encoder_decoder_embeddings", True)
-    return inspection.family.model_type == "marian" and not shared
+    shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
+    return inspection.family.text_type == "marian" and not shared
 
 
 def _codes(inspection: Inspection, name: str) -> bool:

@@ -8,6 +8,7 @@ from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State
 from tieconv.checkpoint.record import record
 from tieconv.consumers import facts
+from tieconv.families.reading import text_config
 
 
 @record
@@ -72,9 +73,9 @@ def misshapen(inspection: Inspection, group: Group) -> str | None:
 
 def two_vocabularies(inspection: Inspection) -> bool:
     """Whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
-    config = inspection.checkpoint.config_values
+    config = text_config(inspection)
     both = (config.get("src_vocab_size"), config.get("tgt_vocab_size"))
-    return inspection.family.model_type == "fsmt" and None not in both and both[0] != both[1]
+    return inspection.family.text_type == "fsmt" and None not in both and both[0] != both[1]
 
 
 def biases(inspection: Inspection) -> Group | None:

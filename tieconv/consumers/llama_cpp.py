@@ -16,6 +16,8 @@ from tieconv.text import shown
 
 def judge(inspection: Inspection) -> Verdict:
     """What becomes of the model once converted and loaded; of a GGUF file, once loaded."""
+    if inspection.checkpoint.format == "gguf" and not inspection.checkpoint.tensors:
+        return unknown("the file holds no tensors")
     if inspection.checkpoint.format == "gguf":
         return unknown("which architectures accept a missing output.weight depends on the build that loads the file")
     found = files.by_pattern(
@@ -30,7 +32,7 @@ def judge(inspection: Inspection) -> Verdict:
         return found
     kind, pair = classes.kind("llama.cpp", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
-        return unknown(f"what llama.cpp does with {shown(inspection.family.architecture)} is not known")
+        return unknown(f"what llama.cpp does with {facts.class_name(inspection)} is not known")
     if not pair.has_embedding:
         return error(f"{shown(pair.embedding)} is not stored, and token_embd.weight is required", pair.embedding)
     bias = facts.stored_bias(inspection)

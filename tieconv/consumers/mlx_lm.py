@@ -25,13 +25,17 @@ def judge(inspection: Inspection) -> Verdict:
     model_type = inspection.family.model_type
     kind, pair = classes.kind("mlx-lm", _SAME_FILE.get(model_type, model_type)), facts.pair(inspection)
     if kind is None or pair is None:
-        return unknown(f"what mlx-lm does with models of type {shown(model_type)} is not known")
+        return unknown(f"what mlx-lm does with {_kind(model_type)} is not known")
     if not pair.has_embedding:
         return error(f"{shown(pair.embedding)} is missing from the file", pair.embedding)
     bias = facts.stored_bias(inspection)
     if bias and "bias" not in kind:
         return error(f"{listed(bias)} is not in the model", *bias)
     return _head(inspection, kind, pair)
+
+
+def _kind(model_type: str) -> str:
+    return f"models of type {shown(model_type)}" if model_type else "a model whose config names no type"
 
 
 def _head(inspection: Inspection, kind: str, pair: Pair) -> Verdict:

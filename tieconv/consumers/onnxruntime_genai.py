@@ -16,8 +16,10 @@ _READ = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3For
 def judge(inspection: Inspection) -> Verdict:
     """What the exported graph uses, with transformers 5 beside the builder and no extra options."""
     found = symmetric.judge(inspection)
+    if inspection.checkpoint.config is None or not inspection.family.architecture:
+        return found
     if inspection.family.architecture not in _READ:
-        return unknown(f"what the builder does with {shown(inspection.family.architecture)} is not known")
+        return unknown(f"what the builder does with {facts.class_name(inspection)} is not known")
     pair = facts.pair(inspection)
     shares = inspection.checkpoint.config_values.get(facts.FLAG) is True
     if pair is None or found.outcome is not Outcome.UNTIED or not shares:

@@ -18,7 +18,7 @@ from tieconv.text import shown
 
 def judge(inspection: Inspection) -> Verdict:
     """What `load_model` does with the file and the class of the config."""
-    found, pair = facts.unclear(inspection), facts.pair(inspection)
+    found, pair = _without_config(inspection) or facts.unclear(inspection), facts.pair(inspection)
     if found is not None:
         return found
     if inspection.checkpoint.format != facts.SAFETENSORS:
@@ -34,6 +34,14 @@ def judge(inspection: Inspection) -> Verdict:
     if renamed is not None:
         return error(f"{shown(renamed)} has another name in the model, and load_model renames nothing", renamed)
     return _names(inspection, pair)
+
+
+def _without_config(inspection: Inspection) -> Verdict | None:
+    """The verdict where there is no config, which `load_model` does not need: it gets a model object."""
+    checkpoint = inspection.checkpoint
+    if checkpoint.config is not None or checkpoint.adapter is not None or checkpoint.format != facts.SAFETENSORS:
+        return None
+    return unknown("load_model needs no config: the model object that it fills decides which names it takes")
 
 
 def _names(inspection: Inspection, pair: facts.Pair) -> Verdict:

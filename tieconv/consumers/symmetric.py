@@ -5,7 +5,7 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 
 from __future__ import annotations
 
-from tieconv.checkpoint.family import FlagMeaning, Role, Tying
+from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers import facts, files
@@ -14,6 +14,7 @@ from tieconv.consumers.facts import listed, verdict
 from tieconv.consumers.groups import Group, Loaded, alone, groups, is_zero, misshapen
 from tieconv.consumers.interface import Verdict, error, unknown
 from tieconv.families.newer import REFUSES_TIED, TAKES_ANY_FLAG, steps, stranger, twice, unread
+from tieconv.families.reading import cannot_build
 from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
@@ -42,6 +43,8 @@ def _refused(inspection: Inspection) -> Verdict | None:
     family, stored = inspection.family, inspection.checkpoint.tensors
     if family.model_type in REFUSES_TIED and any(entry.value is True for entry in inspection.config.declared):
         return error(f"the config of {shown(family.model_type)} refuses {facts.FLAG} true")
+    if cannot_build(inspection):
+        return error(f"{_whole(family)} cannot be built with {facts.FLAG} true: its embedding has another name")
     found = _odd_flag(inspection)
     if found is not None:
         return found
@@ -53,6 +56,12 @@ def _refused(inspection: Inspection) -> Verdict | None:
         return None
     missing, name = map(shown, odd)
     return unknown(f"{missing} is not stored, and {name} may be taken for it: renamings follow each other there")
+
+
+def _whole(family: Family) -> str:
+    """The class and its text part."""
+    part = shown(family.part.model_type) if family.part is not None else "its text part"
+    return f"{shown(family.architecture)} with a {part} text part"
 
 
 def _odd_flag(inspection: Inspection) -> Verdict | None:

@@ -18,7 +18,7 @@ def _unclear(inspection: Inspection) -> Verdict | None:
         inspection, "TensorRT-LLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pth"
     )
     if found is None and (inspection.family.architecture not in _READ or facts.pair(inspection) is None):
-        return unknown(f"what TensorRT-LLM does with {shown(inspection.family.architecture)} is not known")
+        return unknown(f"what TensorRT-LLM does with {facts.class_name(inspection)} is not known")
     return found
 
 

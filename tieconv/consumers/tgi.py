@@ -22,7 +22,7 @@ def judge(inspection: Inspection) -> Verdict:
         return found
     architecture, pair = inspection.family.architecture, facts.pair(inspection)
     if architecture not in _READ or pair is None:
-        return unknown(f"what text-generation-inference does with {shown(architecture)} is not known")
+        return unknown(f"what text-generation-inference does with {facts.class_name(inspection)} is not known")
     if facts.flags_agree(inspection) is None:
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")
     if facts.class_bias(inspection):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from tieconv.checkpoint.family import Role, Tying
+from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.consumers import classes, facts, files
@@ -16,7 +16,7 @@ from tieconv.consumers.interface import Consumer, Verdict, error, unknown
 from tieconv.families.last import last_read
 from tieconv.families.older import corrupt, unread
 from tieconv.families.older_tables import NO_VALUES, TIES_V4, sources
-from tieconv.families.reading import reading_v4
+from tieconv.families.reading import cannot_build, reading_v4
 from tieconv.text import shown
 
 _INNER_BIAS = (
@@ -40,6 +40,9 @@ _INNER_BIAS = (
 _SHARED_UNCLEAR = ("longt5", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "switch_transformers")
 """Types of which 4.48, with an untied head, fills the shared table from the others where it is not stored."""
 
+_UNCLEAR = ("qwen2_5_omni", "qwen3_omni_moe", "vilt")
+"""Types of which 4.57 was loaded, and what it made of some files was not understood."""
+
 _FLAT_ONLY = ("qwen2_vl", "qwen2_5_vl")
 """Types whose config has no nested level in transformers 4.48."""
 
@@ -58,9 +61,11 @@ def _judge(inspection: Inspection, version: str, stops_at: str | None) -> Verdic
         return found
     tied, pair = reading_v4(inspection), facts.pair(inspection)
     if tied is None or not _knows(inspection, version):
-        return unknown(f"transformers {version} has no model of type {shown(inspection.family.model_type)}")
+        return unknown(_not_known(inspection.family, version))
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
+    if inspection.family.model_type in _UNCLEAR:
+        return unknown(f"what transformers {version} does with {shown(inspection.family.architecture)} is not clear")
     if stops_at is not None:
         start = f"{inspection.family.prefix}."
         detail = f"{shown(stops_at)} is stored and no name starts with {shown(start)}: transformers 4 takes that for a"
@@ -94,7 +99,21 @@ def _odd_metadata(inspection: Inspection) -> Verdict | None:
 
 
 def _knows(inspection: Inspection, version: str) -> bool:
-    return version != "4.48" or inspection.family.model_type in classes.listed("transformers 4.48", "types")
+    family = inspection.family
+    return version != "4.48" or (
+        not _unmeasured_448(family) and family.model_type in classes.listed("transformers 4.48", "types")
+    )
+
+
+def _unmeasured_448(family: Family) -> bool:
+    return family.unlisted or (family.part is not None and not family.part.usual)
+
+
+def _not_known(family: Family, version: str) -> str:
+    if version == "4.48" and _unmeasured_448(family):
+        part = f" on {shown(family.part.model_type)}" if family.part is not None else ""
+        return f"what transformers 4.48 does with {shown(family.architecture)}{part} was not measured"
+    return f"transformers {version} has no model of type {shown(family.model_type)}"
 
 
 def _too_new(inspection: Inspection, version: str) -> bool:
@@ -105,7 +124,7 @@ def _too_new(inspection: Inspection, version: str) -> bool:
 def _weights(inspection: Inspection, version: str, tied: bool, pair: Pair) -> Verdict:
     words = [group for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
     head_group = next((group for group in words if inspection.family.output_head in group.names), None)
-    if tied and inspection.family.architecture in TIES_V4:
+    if tied and (inspection.family.text_class in TIES_V4 or cannot_build(inspection)):
         return unknown("its head is tied in transformers 4 and not in 5, and was not compared with the embedding")
     tied = tied and head_group is not None and inspection.family.tying is not Tying.NEVER
     if version == "4.48" and _is_unclear(inspection, words, tied, pair):
@@ -161,7 +180,7 @@ def _sort(inspection: Inspection, group: Group, version: str, tied: bool, found:
 
 def _is_unclear(inspection: Inspection, words: list[Group], tied: bool, pair: Pair) -> bool:
     """Whether encoder and decoder tables that BART and its kin share on construction are partly missing."""
-    if not tied and inspection.family.model_type in _SHARED_UNCLEAR:
+    if not tied and inspection.family.text_type in _SHARED_UNCLEAR:
         return any(not group.members[0].stored for group in words)
     if not inspection.family.bias_is_row:
         return False
@@ -228,7 +247,7 @@ def _used_bias(inspection: Inspection, version: str, names: Group, pair: Pair) -
     off. Measured, with torch 2.13.
     """
     outer, inner = names.members[0], names.members[-1]
-    prefers_inner = inspection.family.model_type in _INNER_BIAS
+    prefers_inner = inspection.family.text_type in _INNER_BIAS
     if version == "4.48" and not pair.has_embedding:
         order: tuple[Member, ...] = (inner, outer)
     elif version == "4.48":

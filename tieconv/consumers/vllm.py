@@ -33,7 +33,7 @@ def judge(inspection: Inspection, *, release: str) -> Verdict:
         return found
     kind, pair = classes.kind(f"vllm {release}", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
-        return unknown(f"what vLLM {release} does with {shown(inspection.family.architecture)} is not known")
+        return unknown(f"what vLLM {release} does with {facts.class_name(inspection)} is not known")
     tied = inspection.config.effective
     if release == "0.28" and reading_v4(inspection) not in (None, tied):
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")

@@ -9,7 +9,9 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
 from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.records import TRAINING
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError
+from tieconv.execute import tree
 from tieconv.execute.clone import can_clone
 from tieconv.execute.failures import free_bytes, no_space, writing
 from tieconv.execute.frame import bytes_in_place_of_shared
@@ -106,6 +108,12 @@ def _check_special(plan: Plan) -> None:
 def _check_in_place(plan: Plan, target: Target, final: Path) -> None:
     root = source_root(plan)
     hint = "write a new model with -o OUT"
+    if any(caution.code == TRAINING for caution in plan.checkpoint.cautions):
+        raise RefusedError(
+            f"{shown(plan.checkpoint.source)} is a training checkpoint, whose other contents would be lost in place",
+            hint,
+            "out.training",
+        )
     if in_hub_cache(root) or in_hub_store(final):
         raise RefusedError(
             f"{shown(root)} is a snapshot of the hub cache, whose files other models share",
@@ -230,7 +238,7 @@ def check_fresh(plan: Plan, relinked: Collection[tuple[int, int]] = ()) -> None:
         except TieconvError as error:
             raise stale(name) from error
         try:
-            if not state.is_still(file_state(descriptor), relinked):
+            if not state.is_still(file_state(descriptor), {*relinked, *tree.UNLINKED}):
                 raise stale(name)
         finally:
             os.close(descriptor)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, Zeros
+from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import ByteRange
 from tieconv.execute import layout
@@ -123,7 +123,7 @@ def offset_in_storage(tensor: OutputTensor) -> int:
 
 def parts(content: Content | Padded) -> tuple[Content, ...]:
     """The content as bytes of one kind each."""
-    return (content.range, Zeros(content.zeros)) if isinstance(content, Padded) else (content,)
+    return (content.range, content.tail) if isinstance(content, Padded) else (content,)
 
 
 def _content(storage: OutputStorage | OutputTensor) -> Content | Padded:

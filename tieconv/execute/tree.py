@@ -12,6 +12,11 @@ from tieconv.checkpoint.records import FileState
 
 _DIRECTORY = -1 << 63
 """Stands for the time of a directory, which its entries change."""
+UNLINKED: set[tuple[int, int]] = set()
+"""(device, inode) of files that lost one of several names to this process: that changes their ctime, not their bytes.
+
+What a run killed in place left holds such names of the model's own files.
+"""
 _MOST_LEVELS = 128
 """Nested directories that are removed: each holds a descriptor, and a model has fewer."""
 
@@ -54,8 +59,9 @@ def file_state_at(path: Path) -> FileState | None:
 
 
 def relinked(root: Path) -> set[tuple[int, int]]:
-    """Device and inode of the files under ``root`` that have another name too."""
-    return {(one.st_dev, one.st_ino) for _, one in walk(root) if one.st_nlink > 1 and not stat.S_ISDIR(one.st_mode)}
+    """Device and inode of the files under ``root`` that have another name too, and of those in `UNLINKED`."""
+    files = (one for _, one in walk(root) if one.st_nlink > 1 and not stat.S_ISDIR(one.st_mode))
+    return {*UNLINKED, *((one.st_dev, one.st_ino) for one in files)}
 
 
 def link(root: Path, new: Path, without: Collection[str]) -> None:
@@ -95,6 +101,8 @@ def remove_at(directory: int, name: str, levels: int = 0) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISDIR(status.st_mode):
+        if status.st_nlink > 1:
+            UNLINKED.add((status.st_dev, status.st_ino))
         os.unlink(name, dir_fd=directory)
         return
     if levels > _MOST_LEVELS:

@@ -36,7 +36,7 @@ def reads_half(model_type: str, stored: Iterable[str]) -> bool:
 def twin(inspection: Inspection, tie: Tie, name: str) -> Member | None:
     """The stored head that the absent table ``name`` was when the model was saved; ``None`` for any other name."""
     head = inspection.head.output_head
-    if inspection.family.model_type not in DECODER_IS_HEAD or name != tie.canonical or not head or not head.stored:
+    if inspection.family.text_type not in DECODER_IS_HEAD or name != tie.canonical or not head or not head.stored:
         return None
     return next((member for member in tie.members if member.name == head.name), None)
 
@@ -44,7 +44,7 @@ def twin(inspection: Inspection, tie: Tie, name: str) -> Member | None:
 def one_table(inspection: Inspection) -> tuple[str, ...]:
     """The stored tables, not all equal, that transformers 4 makes one; empty where the order decides nothing."""
     head = inspection.head.output_head
-    for tie in inspection.ties if inspection.family.model_type in LAST_WINS else ():
+    for tie in inspection.ties if inspection.family.text_type in LAST_WINS else ():
         stored = [member for member in tie.stored_members if head is None or member.name != head.name]
         if tie.role is Role.WORD_EMBEDDING and any(member.state not in _ALIKE for member in stored):
             return tuple(member.name for member in stored) if len(stored) > 1 else ()

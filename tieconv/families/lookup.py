@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
-from tieconv.families import table
+from tieconv.families import compose, table
 
 _HEADLESS = (
     "ForSequenceClassification",
@@ -25,24 +25,29 @@ _HEADLESS = (
 )
 
 
-def find(config: Mapping[str, object], names: Mapping[str, tuple[int, ...]] | None = None) -> Family:
+def find(
+    config: Mapping[str, object],
+    names: Mapping[str, tuple[int, ...]] | None = None,
+    shared: Iterable[Collection[str]] = (),
+) -> Family:
     """The family of a config: measured, else of a headless sibling, else guessed from tensor names.
 
     ``names`` maps each tensor name of the file to its shape; without it an unknown architecture stays unknown.
+    ``shared`` are groups of names that are one tensor of the file.
     """
     listed = _architectures(config)
     model_type = str(config.get("model_type") or "")
     for architecture in listed:
-        family = table.load(architecture)
+        family = compose.load(architecture, config)
         if family is not None:
             return family
-    sibling = _sibling(listed, model_type)
+    sibling = _sibling(config, model_type)
     if not listed and sibling is not None:
         return sibling
     if sibling is not None and any(_headless(name) for name in listed):
         return _without_head(next(name for name in listed if _headless(name)), sibling)
     architecture = listed[0] if listed else ""
-    guessed = _guessed(architecture, model_type, names or {}, config)
+    guessed = _guessed(architecture, model_type, names or {}, config, shared)
     if guessed.knowledge is Knowledge.NONE and sibling is not None and not names:
         # A language-model class of a known type under a new name: most likely the same layout.
         return replace(sibling, architecture=architecture, knowledge=Knowledge.PATTERN)
@@ -60,10 +65,10 @@ _MOST_ARCHITECTURES = 64
 """Entries of `architectures` that are looked up: transformers writes one."""
 
 
-def _sibling(listed: tuple[str, ...], model_type: str) -> Family | None:
+def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
     """The main language-model class of the config's type."""
     name = table.main_class(model_type)
-    return table.load(name) if name else None
+    return compose.load(name, config) if name else None
 
 
 def _headless(name: str) -> bool:
@@ -110,11 +115,15 @@ def _without_head(architecture: str, sibling: Family) -> Family:
 
 
 def _guessed(
-    architecture: str, model_type: str, names: Mapping[str, tuple[int, ...]], config: Mapping[str, object]
+    architecture: str,
+    model_type: str,
+    names: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, object],
+    shared: Iterable[Collection[str]],
 ) -> Family:
     from tieconv.families import pattern  # a known class needs no guess
 
-    embedding, head = pattern.guess(names, next(_vocabularies(config), None))
+    embedding, head = pattern.guess(names, next(_vocabularies(config), None), shared)
     known = embedding is not None or head is not None
     groups = (TieGroup(Role.WORD_EMBEDDING, embedding, (head,), True),) if embedding and head else ()
     found = pattern.biases(names, head)
@@ -135,6 +144,7 @@ def _guessed(
         default_v4=True,  # transformers 4: the base class of configs says true
         meaning_v4=FlagMeaning.STORAGE,
         meaning_v5=FlagMeaning.STORAGE,
+        convention=pattern.convention(embedding, head),
     )
 
 

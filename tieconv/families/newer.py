@@ -122,11 +122,11 @@ def in_order(family: Family, names: Sequence[str]) -> list[str]:
 
     What a class declares comes before what its body does.
     """
-    start = f"{family.prefix}."
+    start = f"{family.text_start}{family.text_prefix}."
 
     def rank(name: str) -> tuple[bool, bool]:
-        late = name != family.output_head if family.model_type in _HEAD_FIRST else name.startswith(start)
-        return late, family.model_type in _DECODER_FIRST and "encoder" in name.split(".")
+        late = name != family.output_head if family.text_type in _HEAD_FIRST else name.startswith(start)
+        return late, family.text_type in _DECODER_FIRST and "encoder" in name.removeprefix(family.text_start).split(".")
 
     return sorted(names[1:], key=rank)
 

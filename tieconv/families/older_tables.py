@@ -18,6 +18,9 @@ _ONE_MODULE = frozenset({*LAST_WINS, "blenderbot-small", "mvp", "pop2piano", "pr
 _ONE_MODULE_IN = {"4.48": _ONE_MODULE | {"bigbird_pegasus"}, "4.57": _ONE_MODULE}
 """Types whose encoder and decoder are given one embedding module, whatever the flag says."""
 
+_GIVES_ITS_TABLE = ("blip-2", "instructblip", "instructblipvideo")
+"""Types that give the shared table of their text part to its encoder and decoder, whatever the flag says."""
+
 _FROM = {"blt": "model.local_encoder.embed_tokens.weight", "fsmt": "model.encoder.embed_tokens.weight"}
 """Types whose tied names take the values of another name than the one that transformers 5 keeps."""
 
@@ -80,14 +83,15 @@ def sources(
     ``names`` are those of the table, the canonical one first; ``last`` is the place of the table, no head, that comes
     last in the file.
     """
-    kind = family.model_type
+    kind = family.text_type
     own = _own(family, names, stored, version, last)
     tied = (tied or kind in _ALWAYS) and not (version == "4.48" and kind in _NEVER_448)
     if kind == "fsmt" and not tied:
         return _fsmt_untied(names, own, version)
     if not tied or not any(stored):
         # Of this class, whose tie no flag undoes, only what is missing is taken from the shared table.
-        fills = kind == "longt5" and version == "4.57" and stored[0]
+        alone = family.model_type not in _GIVES_ITS_TABLE
+        fills = kind == "longt5" and version == "4.57" and stored[0] and alone
         return tuple(0 if fills and place is None else place for place in own)
     base = _base(family, names, own, version)
     return tuple(base for _ in names)
@@ -95,7 +99,7 @@ def sources(
 
 def source_name(family: Family, names: Sequence[str]) -> str:
     """The one of ``names`` whose values the others have where they are tied."""
-    start = _FROM.get(family.model_type, names[0])
+    start = family.text_start + _FROM.get(family.text_type, names[0])
     return start if start in names else names[0]
 
 
@@ -104,11 +108,11 @@ def _own(
 ) -> list[int | None]:
     """The sources before anything is tied: each name its own, but for a module that several names share."""
     own: list[int | None] = [place if held else None for place, held in enumerate(stored)]
-    if family.model_type not in _ONE_MODULE_IN[version]:
+    if family.text_type not in _ONE_MODULE_IN[version] and family.model_type not in _GIVES_ITS_TABLE:
         return own
     body = [place for place, name in enumerate(names) if name != family.output_head]
     first = next((place for place in body if stored[place]), None)
-    kept = last if last is not None and family.model_type in LAST_WINS else first
+    kept = last if last is not None and family.text_type in LAST_WINS else first
     for place in body:
         own[place] = kept
     return own
@@ -122,12 +126,12 @@ def _base(family: Family, names: Sequence[str], own: list[int | None], version: 
     if version == "4.57":
         decoder = (other for other, name in enumerate(names) if "decoder" in name.split("."))
         found = next((own[other] for other in decoder if own[other] is not None), None)
-        return found if family.model_type in _FROM_DECODER and found is not None else NO_VALUES
+        return found if family.text_type in _FROM_DECODER and found is not None else NO_VALUES
     body = [own[other] for other, name in enumerate(names) if name != family.output_head and own[other] is not None]
-    if body and family.model_type != "fsmt":
+    if body and family.text_type != "fsmt":
         return body[0]
     head = own[names.index(family.output_head)] if family.output_head in names else None
-    if head is not None and family.architecture not in _NOT_FROM_HEAD_448:
+    if head is not None and not {family.architecture, family.text_class} & _NOT_FROM_HEAD_448:
         return head
     return body[0] if body else None
 

@@ -1,70 +1,44 @@
-"""Guess the input embedding and the output head of an unknown architecture from names and shapes."""
+"""Guess the input embedding and the output head of an unknown architecture from names, shapes and shared storage.
+
+The names are data, `data/conventions.json`: pairs of public projects with a source each, and endings of single names
+by how surely they mean the tensor (counted over the classes of transformers).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 
-# Path endings in the order of how surely they mean the tensor; counts of the 375 measured classes.
-_INPUTS = (
-    r"embed_tokens(\.0|\.embed_tokens)?|word_embeddings|wte",  # 238, 75, 8
-    r"shared|tok_embeddings|tokens_embed|word_embedding|token_embedding|input_embedding|embed_in",
-    r"embeddings?|embed|w",
-)
-_HEADS = (
-    r"lm_head(\.decoder|\.out_proj)?|generator_lm_head|predictions\.decoder|lm_heads\.0",
-    r"embed_out|output_projection|vocab_projector|lm_loss|pred_layer\.proj|unembed|proj_out|log_softmax\.mlp\.layer0",
-    r"output|head(\.decoder)?|decoder|cls",
-)
-# Whole path segments of towers that have token tables of their own. Whole, because a substring such as
-# "lang" would also hide ``language_model``.
-_ELSEWHERE = frozenset(
-    (
-        "vision_tower",
-        "vision_model",
-        "visual",
-        "vision",
-        "audio_tower",
-        "audio_model",
-        "audio",
-        "image_encoder",
-        "speech_encoder",
-        "qformer",
-        "patcher",
-        "codec",
-        "entity_embeddings",
-        "position_embeddings",
-        "wpe",
-        "embed_positions",
-        "depth_decoder",
-        "dit",
-        "protein_encoder",
-        "embed_tokens_per_layer",
-        "token_type_embeddings",
-        "vqmodel",
-        "vq_model",
-        "text_encoder",
-        "audio_encoder",
-        "t2u_model",
-        "vocoder",
-    )
-)
+from tieconv.families.conventions import Pair, endings, pairs, tail, towers
 
-Shapes = Mapping[str, tuple[int, ...]]
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+Shared = Iterable[Collection[str]]
+"""Groups of names that are one tensor in the file."""
 
 
-def guess(names: Shapes, vocabulary: int | None = None) -> tuple[str | None, str | None]:
+def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> tuple[str | None, str | None]:
     """Names of the input embedding and of the output head; ``None`` where nothing looks like one.
 
-    ``vocabulary`` (tokens, from the config) breaks ties between tables; padded tables may be larger.
+    ``vocabulary`` (tokens, from the config) breaks ties between tables; padded tables may be larger. A head has as
+    many rows, or columns, as the embedding has rows or the vocabulary has tokens.
     """
-    embedding = _best(names, _INPUTS, vocabulary, None)
-    shape = names[embedding] if embedding else None
-    head = _best(names, _HEADS, vocabulary, shape)
+    found = next(_conventional(names), None)
+    if found is not None:
+        return found
+    embedding = _best(names, "inputs", vocabulary, None)
+    head = _best(names, "heads", vocabulary, names[embedding] if embedding else None)
     if head is not None and head == embedding:
         head = None
-    return embedding, head
+    return _with_shared(names, embedding, head, shared)
+
+
+def convention(embedding: str | None, head: str | None) -> str:
+    """The project that gives a pair these names; empty where none does."""
+    if embedding is None or head is None:
+        return ""
+    return next((pair.project for pair in pairs() if pair.fits(embedding, head)), "")
 
 
 def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
@@ -78,26 +52,73 @@ def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _best(names: Shapes, endings: tuple[str, ...], vocabulary: int | None, like: tuple[int, ...] | None) -> str | None:
+def _conventional(names: Shapes) -> Iterator[tuple[str, str]]:
+    """The pairs of names that a public project uses, with shapes that fit; the shortest names first."""
+    matrices: dict[str, list[str]] = {}
+    for name, shape in names.items():
+        if len(shape) == 2 and not _elsewhere(name):
+            matrices.setdefault(tail(name), []).append(name)
+    for pair in pairs():
+        embeddings, heads = (
+            [name for name in matrices.get(end.tail, ()) if end.matches(name)] for end in (pair.embedding, pair.head)
+        )
+        if not (embeddings and heads and _marked(pair, names)):
+            continue
+        fits = [(e, h) for e in embeddings for h in heads if e != h and _is_head(names[h], names[e], None)]
+        yield from sorted(fits, key=lambda found: (len(found[0]) + len(found[1]), found))[:1]
+
+
+def _marked(pair: Pair, names: Shapes) -> bool:
+    return all(any(mark in name for name in names) for mark in pair.marks)
+
+
+def _elsewhere(name: str) -> bool:
+    return not towers().isdisjoint(name.split("."))
+
+
+def _is_head(shape: Shape, embedding: Shape | None, vocabulary: int | None) -> bool:
+    """Whether a matrix has the vocabulary's rows, or is turned and has its columns."""
+    sizes = {size for size in (vocabulary, embedding[0] if embedding else None) if size}
+    return shape[0] in sizes or (embedding is not None and shape == embedding[::-1])
+
+
+def _with_shared(
+    names: Shapes, embedding: str | None, head: str | None, shared: Shared
+) -> tuple[str | None, str | None]:
+    """The pair, where one of the two is one tensor with a name that says nothing, and both where neither is known."""
+    for group in shared:
+        tables = [name for name in names if name in group and len(names[name]) == 2 and not _elsewhere(name)]
+        unnamed = [name for name in tables if _rank(name, "inputs") is None and _rank(name, "heads") is None]
+        if embedding in tables and head is None and unnamed:
+            return embedding, unnamed[0]
+        if head in tables and embedding is None and unnamed:
+            return unnamed[0], head
+        if embedding is None and head is None and len(unnamed) > 1 and names[unnamed[0]][0] > names[unnamed[0]][1]:
+            return unnamed[0], unnamed[1]
+    return embedding, head
+
+
+def _best(names: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
     """The surest candidate: by ending, then by fit to the vocabulary and shape, then the shortest path."""
     ranked = []
     for name, shape in names.items():
         if len(shape) != 2 or not name.endswith(".weight"):
             continue
-        rank = _rank(name.removesuffix(".weight"), endings)
-        if rank is None or _ELSEWHERE & set(name.split(".")):
+        rank = _rank(name, kind)
+        if rank is None or _elsewhere(name):
             continue
-        if like is not None and shape[0] != like[0] and rank > 0:
-            continue  # a vague name needs the vocabulary's size
+        if kind == "heads" and (like or vocabulary or rank) and not _is_head(shape, like, vocabulary):
+            continue
         misfit = (shape[0] != vocabulary if vocabulary else 0) + (like is not None and shape != like)
         ranked.append((misfit, rank, "encoder" in name.split("."), name.count("."), name))
     return min(ranked)[-1] if ranked else None
 
 
-def _rank(path: str, endings: tuple[str, ...]) -> int | None:
-    return next((place for place, ending in enumerate(_compiled(endings)) if ending.search(path)), None)
+def _rank(name: str, kind: str) -> int | None:
+    path = name.removesuffix(".weight")
+    return next((place for place, ending in enumerate(_compiled(kind)) if ending.search(path)), None)
 
 
 @cache
-def _compiled(endings: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(rf"(?:^|\.)(?:{ending})$") for ending in endings)
+def _compiled(kind: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(rf"(?:^|\.)(?:{ending})$") for ending in endings(kind))

@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.families.truth import unbuildable
 
 FLAG = "tie_word_embeddings"
+
+
+def text_config(inspection: Inspection) -> Mapping[str, object]:
+    """The language model's own config: the whole one, or the nested one that chooses the part with the head."""
+    config, level = inspection.checkpoint.config_values, inspection.family.text_level
+    nested = config.get(level) if level else config
+    return nested if isinstance(nested, Mapping) else {}
+
+
+def cannot_build(inspection: Inspection) -> bool:
+    """Whether transformers 5 cannot build the class: the flag names a table that its text part does not have."""
+    found = {entry.path.removesuffix(FLAG).rstrip("."): entry for entry in inspection.config.declared}
+    flags = {path: None if entry.value is None else bool(entry.value) for path, entry in found.items()}
+    return unbuildable(inspection.family, flags)
 
 
 def levels(inspection: Inspection) -> dict[str, bool]:

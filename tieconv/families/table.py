@@ -6,7 +6,8 @@ Keys of a class record (``data/transformers5.json``):
 gated, ``renames`` pairs of file and memory name, ``levels`` and ``truth`` as in ``Family``, ``tying``,
 ``means`` the flag's meaning in transformers 5, ``unflippable`` the reason why the tied names cannot be listed,
 ``misfit`` true where a head of its own has another shape than the table that the tied one uses,
-``notes`` what the measurement could not do.
+``pieces`` the tensors whose rows together are the input embedding, where no single one is,
+``unlisted`` true where no auto mapping of transformers has the class, ``notes`` what the measurement could not do.
 Keys of a model_type record (``data/transformers4.json``): ``default`` and ``level`` of the flag, ``means``.
 The record named by the empty string is the header of its file.
 """
@@ -19,22 +20,38 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
 
 
 @cache
-def _text(version: int) -> str:
+def _text(stem: str) -> str:
     # The loader's own method: it works from a zip too, and importlib.resources costs 10 ms to import.
     assert __spec__ is not None
     loader: Any = __spec__.loader
-    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", f"transformers{version}.json"))
+    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", f"{stem}.json"))
     return data.decode()
 
 
-@cache
 def record(version: int, name: str) -> Mapping[str, Any] | None:
     """One record of the table of transformers 4 or 5, or ``None``."""
-    text = _text(version)
+    return _record(f"transformers{version}", name)
+
+
+def composite(name: str) -> Mapping[str, Any] | None:
+    """The record of a class whose text part the config chooses, or ``None``."""
+    return _record("composites", name) if name else None
+
+
+def composites() -> Mapping[str, Any]:
+    """The header of the composites: classes and input embeddings by model type."""
+    header = _record("composites", "")
+    assert header is not None
+    return header
+
+
+@cache
+def _record(stem: str, name: str) -> Mapping[str, Any] | None:
+    text = _text(stem)
     key = f"\n{json.dumps(name)}: "
     start = text.find(key)
     if start < 0:
@@ -61,15 +78,20 @@ def main_class(model_type: str) -> str | None:
 
 def names() -> tuple[str, ...]:
     """All class names of the table."""
-    return tuple(name for name in json.loads(_text(5)) if name)
+    return tuple(name for name in json.loads(_text("transformers5")) if name)
 
 
 def load(architecture: str) -> Family | None:
     """The family of a class in the table."""
     raw = record(5, architecture)
-    if not architecture or raw is None:
-        return None
+    return family(architecture, raw) if architecture and raw is not None else None
+
+
+def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) -> Family:
+    """The family that a record describes; ``part`` is the text part that the config chose."""
     older = record(4, raw["type"]) or {}
+    text = older if part is None or part.usual else record(4, part.model_type) or {}
+    meaning = text if part is None or part.architecture else older
     return Family(
         architecture=architecture,
         model_type=raw["type"],
@@ -86,10 +108,13 @@ def load(architecture: str) -> Family | None:
         renames=tuple((stored, memory) for stored, memory in raw["renames"]),
         levels=tuple(raw["levels"]),
         truth=raw["truth"],
-        default_v4=older.get("default"),
-        meaning_v4=FlagMeaning(older.get("means", "storage")),
+        default_v4=text.get("default") if "default" in older else None,
+        meaning_v4=FlagMeaning(meaning.get("means", "storage")),
         meaning_v5=FlagMeaning(raw["means"]),
         level_v4=older.get("level"),
         unflippable=raw.get("unflippable"),
         misfit=raw.get("misfit", False),
+        pieces=tuple(raw.get("pieces", ())),
+        unlisted=raw.get("unlisted", False),
+        part=part,
     )

@@ -50,10 +50,19 @@ def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
         return _guess(config_levels)[0]
     if family.tying is Tying.NEVER:
         return config_levels.get("") is not False
+    return _letter(family, config_levels) == "T"
+
+
+def unbuildable(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
+    """Whether transformers 5 cannot build the class with these flags: they name a table that its text part lacks."""
+    return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, config_levels) == "E"
+
+
+def _letter(family: Family, config_levels: Mapping[str, bool | None]) -> str:
+    top = _STATES.index(config_levels.get(""))
     if len(family.truth) == len(_STATES):
-        return family.truth[_STATES.index(config_levels.get(""))] == "T"
-    row, nested = config_levels.get(""), config_levels.get(family.levels[0])
-    return family.truth[3 * _STATES.index(row) + _STATES.index(nested)] == "T"
+        return family.truth[top]
+    return family.truth[3 * top + _STATES.index(config_levels.get(family.levels[0]))]
 
 
 def _strays(config_levels: Mapping[str, bool | None], read: tuple[str, ...]) -> tuple[str, ...]:
@@ -71,7 +80,7 @@ def _because(tied: bool, value: bool | None, where: str, unread: tuple[str, ...]
 
 
 def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
-    """For an unknown architecture: the outermost declared value; nothing declared means not tied."""
+    """For an unknown architecture: the outermost declared value; where nothing is declared, nobody knows."""
     for path in sorted(config_levels, key=lambda path: (path.count(".") + bool(path), path)):
         value = config_levels[path]
         if value is not None:
@@ -80,4 +89,4 @@ def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
                 value,
                 f"{'Tied' if value else 'Not tied'}: {where} says {str(value).lower()} (unknown architecture).",
             )
-    return False, "Not tied: no level declares the flag (unknown architecture)."
+    return False, "Unknown: the config declares no tie flag, and its class is not in the table."

@@ -25,4 +25,4 @@ uninitialised memory filled. The others start it at zero."""
 
 def bias_unset(family: Family) -> bool:
     """Whether some transformers version gives an absent head bias no values at all."""
-    return family.architecture in _UNSET
+    return family.text_class in _UNSET

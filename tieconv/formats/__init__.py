@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint.git_files import LARGEST
 from tieconv.formats.safetensors_model import SAFETENSORS
 
 if TYPE_CHECKING:
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
     FORMATS: tuple[Format, ...]
 
-_TORCH = (".bin", ".pt", ".pth")
+_TORCH = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _OF_OTHERS = (
     *_TORCH,
     *(suffix + ".index.json" for suffix in _TORCH),
@@ -23,10 +24,16 @@ _OF_OTHERS = (
 )
 """Ends of the names by which another format may claim a model, or stand beside one."""
 GRAPH_SUFFIX = ".onnx"
+_DOCUMENTS = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+    *("merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "special_tokens_map.json"),
+)
+"""What a model's directory holds beside its weights that loaders open; `transformers` gives these names."""
 
 
 def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     """The checkpoint that MODEL names, in the format that loaders prefer; `UnreadableError` where there is none."""
+    _check_documents(listing, files)
     if is_safetensors_alone(listing):
         return SAFETENSORS.read(listing, files)
     if holds_graphs(listing):
@@ -36,6 +43,15 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     from tieconv.formats.choice import choose  # most models give no choice
 
     return choose(listing, files)
+
+
+def _check_documents(listing: Listing, files: Files) -> None:
+    """Raise `UnreadableError` where Git left a pointer or the text of a link in place of a document."""
+    if hasattr(files, "client"):
+        return  # each read would be a request, and the Hub serves the files themselves
+    for name in _DOCUMENTS if listing.named is None else ():
+        if 0 < listing.entries.get(name, 0) <= LARGEST:
+            files.pread(name, LARGEST, 0)
 
 
 def is_safetensors_alone(listing: Listing) -> bool:

@@ -11,18 +11,17 @@ from tieconv.formats import side_by_side
 from tieconv.formats.dcp_model import DCP
 from tieconv.formats.gguf_model import GGUF
 from tieconv.formats.interface import Format
+from tieconv.formats.other_tools import WINDOW, by_content, by_name
 from tieconv.formats.peft import PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import TORCH
-from tieconv.text import path_word, shown
+from tieconv.formats.torch_model import TORCH, check_slices, is_trainer_state
+from tieconv.text import count, path_word, shown
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
 
-_KNOWN_ELSEWHERE = {
-    (".ckpt",): "a checkpoint of a training run",
-    (".h5", ".msgpack"): "a Keras or Flax checkpoint",
-    (".npz", ".npy"): "a numpy archive",
-}
+
+_CORE_ML = "com.apple.CoreML/weights/weight.bin"
+"""Where the directory of a Core ML package has its weights."""
 
 _BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "vocab.json")
 """How the names end of files that lie beside weights and hold none."""
@@ -34,9 +33,13 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
     Raises `UnreadableError` where there is none.
     """
     claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
-    if not claims:
+    if not claims and _is_torch(listing, files):
+        claims = [TORCH]
+    if not claims or (listing.named and is_trainer_state(listing.named)):
         raise _unclaimed(listing, files)
     kept = side_by_side.preferred(claims, listing)
+    if kept is TORCH:
+        check_slices(listing)
     checkpoint = kept.read(listing, files)
     others, cautions = side_by_side.others(kept, listing, files)
     if not cautions:
@@ -50,16 +53,28 @@ def holds_weights(listing: Listing) -> bool:
     return any(candidate.claims(listing) and side_by_side.holds_model(candidate, listing) for candidate in FORMATS)
 
 
+def _is_torch(listing: Listing, files: Files) -> bool:
+    """Whether a file that the user names is a zip archive or a pickle, whatever its suffix."""
+    return listing.named is not None and files.pread(listing.named, WINDOW, 0).startswith((b"PK", b"\x80"))
+
+
 def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
-    names = (listing.named,) if listing.named else listing.top
-    for suffixes, kind in _KNOWN_ELSEWHERE.items():
-        match = next((name for name in names if name.lower().endswith(suffixes)), None)
-        if match:
-            return UnreadableError(
-                f"{shown(match)} is {kind}, which this version does not read",
-                "save the model as safetensors first",
-                "format.unsupported",
-            )
+    packed = (name for name in listing.entries if name.endswith(_CORE_ML))
+    names = (listing.named,) if listing.named else (*listing.top, *packed)
+    for name in names:
+        kind = by_name(name)
+        if listing.named or kind:
+            kind = by_content(files.pread(name, WINDOW, 0)) or kind
+        if kind:
+            return UnreadableError(f"{shown(name)} {kind.what}", kind.hint, "format.unsupported")
+    states = [name for name in names if is_trainer_state(name)]
+    if states:
+        verb = "is" if len(states) == 1 else f"and {count(len(states) - 1, 'more file')} are"
+        return UnreadableError(
+            f"{shown(states[0])} {verb} what a trainer writes beside a model, not a model",
+            "give the directory that holds the weights",
+            "format.trainer",
+        )
     if listing.named and listing.named.endswith(_BESIDE_WEIGHTS):
         folder = path_word(os.path.dirname(listing.source) or ".")
         return UnreadableError(

@@ -116,7 +116,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
 
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
-    if listing.named and listing.named.endswith(naming.suffixes):
+    if listing.named and not naming.is_index(listing.named):
         cautions = [not_alone(listing.named)] if naming.index in listing.top else []
         return _Found(Layout.FILE, (listing.named,), cautions=cautions)
     if listing.named:

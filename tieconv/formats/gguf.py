@@ -11,6 +11,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NoReturn
 
+from tieconv.checkpoint.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.records import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.limits import MAX_TENSORS, NameCount
@@ -26,7 +27,7 @@ MAX_NAME = 65_535
 MAX_RANK = 4
 MAX_DEPTH = 4
 _INCOMPLETE = "the download may be incomplete; fetch it again"
-_OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adapter", b"vers": "a Git LFS pointer"}
+_OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adapter"}
 _LEAST, _WINDOW = 64 << 10, 1 << 20
 _KEPT = 4096
 """Bytes of a metadata string that is kept; chat templates and licences are passed over."""
@@ -85,6 +86,7 @@ def read_weight_file(pread: Pread, size: int, name: str, *, sparse: bool = False
 
     With ``sparse`` little more than the header is read.
     """
+    check_git_file(name, pread(min(size, LARGEST), 0), size)
     cursor = _Cursor(pread, size, name, sparse=sparse)
     _check_version(cursor)
     tensors = cursor.counted(MAX_TENSORS, "tensors", least=24)

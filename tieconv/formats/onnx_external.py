@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import NoReturn
 
+from tieconv.checkpoint.git_files import LARGEST
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import ByteRange, Files
 from tieconv.errors import UnreadableError, UnsafePathError
@@ -41,6 +42,7 @@ def byte_range(tensor: External, root: str, files: Files) -> ByteRange:
     if needed is not None and length is None:
         end = start + needed
     if start > size or end > size or (needed is not None and end - start != needed):
+        files.pread(name, LARGEST, 0)  # says what Git left in place of the file
         _unreadable(tensor, f"needs {needed} bytes at {start} of {shown(name)}, which has {size:,}")
     return ByteRange(name, start, end)
 

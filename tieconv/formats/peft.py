@@ -6,14 +6,17 @@ as `base_model.model.<module>.lora_A.weight`; modules that it replaces are store
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import Adapter, Caution, Checkpoint, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.records import OPENED, Adapter, Caution, Checkpoint, Files, Layout, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG_LIMIT, read_bytes
-from tieconv.formats.safetensors import SUFFIX, read_weight_file
+from tieconv.formats.safetensors import read_weight_file
+from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.strict_json import loads
+from tieconv.formats.torch_model import TORCH
 from tieconv.text import shown
 
 CONFIG = "adapter_config.json"
@@ -33,9 +36,10 @@ class PeftAdapter:
             return False
         if listing.named:
             return listing.named in (CONFIG, WEIGHTS, OTHER_WEIGHTS)
-        # A model with an adapter beside it is a model.
-        whole = (name for name in listing.top if name not in (WEIGHTS, OTHER_WEIGHTS))
-        return not any(name.endswith((SUFFIX, ".bin", ".index.json")) for name in whole)
+        # A model with an adapter beside it is a model; what a trainer leaves beside an adapter is none.
+        if WEIGHTS in listing.top or OTHER_WEIGHTS in listing.top:
+            return not {*OPENED} & {*listing.top} and not any(map(_is_shard, listing.top))
+        return not any(naming.is_weights(name) or naming.is_index(name) for naming in _NAMINGS for name in listing.top)
 
     def read(self, listing: Listing, files: Files) -> Checkpoint:
         name = _weights(listing)
@@ -55,6 +59,13 @@ class PeftAdapter:
             adapter=_adapter(value),
             read_only=NEXT_STEP,
         )
+
+
+_NAMINGS = (SAFETENSORS.naming, TORCH.naming)
+
+
+def _is_shard(name: str) -> bool:
+    return any(naming.is_weights(name) and re.search(naming.shard, name) for naming in _NAMINGS)
 
 
 def _weights(listing: Listing) -> str:

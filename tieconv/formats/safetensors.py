@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
 from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.records import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.json_members import WINDOW, Members
@@ -121,6 +122,7 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
     if size == 0:
         _refuse(name, "is empty", "empty", "download or save it again")
     first = pread(min(size, 512), 0)
+    check_git_file(name, first, size)
     length = int.from_bytes(first[:8], "little")
     # A zip archive's first bytes are a possible length: what follows them decides.
     if length > HEADER_LIMIT or not first[8:].startswith(b"{"):
@@ -145,7 +147,6 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
 
 _SAVE_AGAIN = "load it with the tool that it was made for and save it as safetensors"
 _DISGUISES: tuple[tuple[bytes, str, str, str], ...] = (
-    (b"version https://git-lfs", "is a Git LFS pointer, not the weights", "lfs-pointer", "fetch them: git lfs pull"),
     (b"PK\x03\x04", "is a zip archive (a torch file?), not safetensors", "zip", "if it is one, rename it to .bin"),
     (b"\x80", "is a pickle (an old torch file?), not safetensors", "pickle", "if it is one, rename it to .bin"),
     (b"GGUF", "is a GGUF file, not safetensors", "gguf", "rename it to .gguf"),
@@ -263,10 +264,15 @@ def _check_coverage(records: list[TensorRecord], data_start: int, size: int, nam
         if start < position:
             _refuse(name, f"tensor {shown(record.name)} overlaps the one before it", "overlap")
         if start > position:
-            _refuse(name, f"{start - position:,} bytes before tensor {shown(record.name)} belong to none", "hole")
+            _refuse(name, f"{_stray(start - position)} before tensor {shown(record.name)}", "hole")
         position = end
     if position != size:
-        _refuse(name, f"{size - position:,} bytes after the last tensor belong to none", "trailing")
+        _refuse(name, f"{_stray(size - position)} after the last tensor", "trailing")
+
+
+def _stray(number: int) -> str:
+    """Bytes that belong to no tensor, as the start of a sentence."""
+    return f"{count(number, 'byte')} that {'belongs' if number == 1 else 'belong'} to no tensor"
 
 
 def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:

@@ -6,11 +6,23 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tieconv.checkpoint.records import BLOCKING, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.records import (
+    BLOCKING,
+    SEVERAL,
+    TRAINING,
+    Caution,
+    Checkpoint,
+    Document,
+    Files,
+    Layout,
+    Listing,
+    WeightFile,
+)
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model, Naming
 from tieconv.formats.documents import read_bytes
+from tieconv.formats.peft import NEXT_STEP, PEFT
 from tieconv.formats.safetensors_model import SAFETENSORS
 from tieconv.formats.side_by_side import others
 from tieconv.formats.spelled_json import read
@@ -55,6 +67,8 @@ def read_shards(listing: Listing, files: Files) -> Checkpoint:
     `RefusedError` for a model of one file and where the set of shards is open, `UnreadableError` for a shard that
     is malformed.
     """
+    if PEFT.claims(listing):
+        raise RefusedError(f"{shown(listing.source)} is a PEFT adapter, which has no index", NEXT_STEP, ONE_FILE)
     model = next((model for model in _INDEXED if model.claims(listing)), SAFETENSORS)
     naming = model.naming
     name = _index_name(naming, listing)
@@ -116,8 +130,8 @@ def _read_one(model: Model, files: Files, name: str) -> WeightFile:
     """The header of a shard. What a torch file holds beside tensors stays in it, so it is no matter here."""
     file, cautions = model.read_one(files, name)
     for caution in cautions:
-        if caution.code == "torch.training":
-            raise RefusedError(f"{shown(name)}: {caution.message}", BLOCKING[caution.code], caution.code)
+        if caution.code in (TRAINING, SEVERAL):
+            raise RefusedError(f"{shown(name)}: {caution.message}", BLOCKING[SEVERAL], caution.code)
     return file
 
 

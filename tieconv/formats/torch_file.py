@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 
+from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.records import REFUSED_BY_READER, ByteRange, Caution, Storage, TensorRecord, WeightFile
 from tieconv.formats import torch_zip
 from tieconv.formats.pickle_machine import run
@@ -59,6 +60,7 @@ def read_torch_file(
 
 def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
     first = pread(min(length, 1024), 0)
+    check_git_file(name, first, length)
     check_disguise(first, length)
     zipped = first.startswith(b"PK")
     content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)

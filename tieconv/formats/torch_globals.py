@@ -21,6 +21,7 @@ from tieconv.formats.pickle_values import (
     refuse,
 )
 from tieconv.formats.torch_shortcut import usual_tensors
+from tieconv.text import count
 
 LIMIT = 1 << 63
 MAX_RANK = 64
@@ -89,7 +90,7 @@ def _view(storage: StorageRef, dtype: Dtype, place: Arguments) -> StoredTensor:
         refuse(f"has a tensor that starts outside of storage {storage.key}", "torch.offset")
     sides, steps = _sizes(shape, "shape"), _sizes(stride, "stride")
     if len(sides) != len(steps):
-        refuse(f"has a tensor of {len(sides)} sizes and {len(steps)} strides", "torch.stride")
+        refuse(f"has a tensor of {count(len(sides), 'size')} and {count(len(steps), 'stride')}", "torch.stride")
     return StoredTensor(storage, dtype, offset, sides, steps)
 
 
@@ -171,7 +172,7 @@ def _function(
 
     def checked(arguments: Arguments) -> object:
         if not fewest <= len(arguments) <= (fewest if most is None else most):
-            refuse(f"calls {name} with {len(arguments)} arguments", "pickle.arguments")
+            refuse(f"calls {name} with {count(len(arguments), 'argument')}", "pickle.arguments")
         return make(arguments)
 
     return name, Global(name, checked, shortcut=shortcut)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tieconv.checkpoint.records import Caution
+from tieconv.checkpoint.records import SEVERAL, TRAINING, Caution
 from tieconv.formats.pickle_values import Pairs, StoredTensor, describe, refuse
 from tieconv.text import count, shown
 
@@ -15,7 +16,12 @@ METADATA = "_metadata"
 PREFIXES = ("module.", "_orig_mod.", "model._orig_mod.", "_forward_module.")
 """What wrappers (DataParallel, torch.compile, Lightning) put before every name."""
 _NAMED = ("state_dict", "model", "module", "model_state_dict", "model_state", "net", "network")
-_DEEPEST = 4
+"""Keys under which trainers keep the model's tensors."""
+_WITH = "generator"
+"""The key beside the model under which OpenNMT-py keeps its output layer, a module of the model."""
+_OF_TRAINING = re.compile(r"optim|sched|scaler|rng|random|amp|callback|loop|metric|param_groups|loss|hist|extra_state")
+"""In keys of a training checkpoint: what lies under them is no model."""
+_DEEPEST = 5
 _MOST_DICTIONARIES = 10_000
 _LARGEST_METADATA = 10_000_000
 
@@ -46,7 +52,8 @@ def find_state(value: object) -> StateDict:
     """The state dict that ``value`` is or holds. Raises `PickleProblem` where there is none."""
     if not isinstance(value, Pairs):
         refuse(f"holds {describe(value)}, no dictionary of tensors", "torch.no-state", "save model.state_dict()")
-    places = [place for place in _places(value) if place.number]
+    every = list(_places(value))
+    places = [place for place in every if place.number] + [*_nested(every)]
     if not places:
         if value.items:
             refuse("holds no tensor by name", "torch.no-state", "save model.state_dict()")
@@ -54,8 +61,35 @@ def find_state(value: object) -> StateDict:
     chosen = _choose(places)
     tensors, extra = _split(chosen.pairs)
     metadata = _metadata(chosen.pairs)
-    cautions = [*_training(chosen, value), *_extra(extra, chosen.pairs, metadata), *_prefixed(tensors)]
+    joined = _output_layer(chosen, places, tensors)
+    tensors |= joined
+    left = _other_models(chosen, places, bool(joined))
+    where = (*([".".join(chosen.path)] if chosen.path else []), *([_WITH] if joined else []))
+    dotted = not any(place is chosen for place in every)
+    cautions = [
+        *_training(where, chosen, value, left, dotted),
+        *_extra(extra, chosen.pairs, metadata),
+        *_prefixed(tensors),
+    ]
     return StateDict(tensors, metadata, tuple(cautions))
+
+
+def _output_layer(chosen: _Place, places: list[_Place], tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """OpenNMT-py's output layer, which lies beside the model's other tensors, under the names of the whole model."""
+    if chosen.path != ("model",):
+        return {}
+    beside = next((place for place in places if place.path == (_WITH,)), None)
+    found = _split(beside.pairs)[0] if beside is not None else {}
+    return {f"{_WITH}.{name}": tensor for name, tensor in found.items() if f"{_WITH}.{name}" not in tensors}
+
+
+def _other_models(chosen: _Place, places: list[_Place], joined: bool) -> tuple[str, ...]:
+    """Where further tensors lie by name that are no state of an optimizer and the like."""
+    depth = len(chosen.path)
+    others = [place.path for place in places if place.path and place.path[:depth] != chosen.path]
+    if joined:
+        others = [path for path in others if path != (_WITH,)]
+    return tuple(".".join(path) for path in others if not any(_OF_TRAINING.search(key.lower()) for key in path))
 
 
 def _places(top: Pairs) -> Iterator[_Place]:
@@ -73,6 +107,26 @@ def _places(top: Pairs) -> Iterator[_Place]:
         if len(seen) > _MOST_DICTIONARIES:
             refuse(f"holds more than {_MOST_DICTIONARIES:,} dictionaries", "torch.too-deep")
         level = inner
+
+
+def _nested(places: list[_Place]) -> Iterator[_Place]:
+    """A model that is a dictionary for each module, as Megatron-LM writes it: its tensors under dotted names."""
+    for outer in places:
+        if outer.number or not outer.path or outer.path[-1] not in _NAMED:
+            continue
+        depth = len(outer.path)
+        inner = [place for place in places if place.path[:depth] == outer.path and place.number]
+        pairs = Pairs(
+            [(".".join((*place.path[depth:], key)), value) for place in inner for key, value in _tensors(place)]
+        )
+        if inner:
+            yield _place(outer.path, pairs)
+
+
+def _tensors(place: _Place) -> Iterator[tuple[str, StoredTensor]]:
+    for key, value in place.pairs.items:
+        if type(key) is str and type(value) is StoredTensor:
+            yield key, value
 
 
 def _choose(places: list[_Place]) -> _Place:
@@ -117,13 +171,22 @@ def _plain(pair: tuple[object, object]) -> bool:
     return type(key) is str and (value is None or type(value) in (int, bool, str))
 
 
-def _training(chosen: _Place, top: Pairs) -> Iterator[Caution]:
+def _training(
+    keys: tuple[str, ...], chosen: _Place, top: Pairs, others: tuple[str, ...], dotted: bool
+) -> Iterator[Caution]:
+    """What says that the file holds more than the model; another code where it may not be the model that was meant."""
     if not chosen.path:
         return
-    where = shown(".".join(chosen.path), 80)
-    others = ", ".join(shown(key, 40) for key, _ in top.items[:6] if type(key) is str and key != chosen.path[0])
-    beside = f"; beside it stand {others}" if others else ""
-    yield Caution("torch.training", f"the tensors are those under {where} of a training checkpoint{beside}")
+    where = f"the tensors are those under {' and '.join(shown(key, 80) for key in keys)} of a training checkpoint"
+    if dotted:
+        where += ", nested dictionaries whose keys are joined by dots"
+    if others or chosen.path[-1] not in _NAMED:
+        more = f"; there are others under {', '.join(shown(path, 40) for path in others[:4])}" if others else ""
+        yield Caution(SEVERAL, f"{where}{more}")
+        return
+    besides = [key for key, _ in top.items[:6] if type(key) is str and key not in (chosen.path[0], _WITH)]
+    more = f"; the file also holds {', '.join(shown(key, 40) for key in besides)}" if besides else ""
+    yield Caution(TRAINING, f"{where}{more}")
 
 
 def _extra(extra: list[object], pairs: Pairs, metadata: dict[str, str] | None) -> Iterator[Caution]:

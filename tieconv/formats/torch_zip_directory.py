@@ -5,11 +5,13 @@ Source: APPNOTE.TXT 6.3.10, and `caffe2/serialize` of torch 2.13, whose files ca
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 from tieconv.formats.limits import MAX_TENSORS
+from tieconv.formats.other_tools import by_entries
 from tieconv.formats.pickle_values import refuse
 from tieconv.text import shown
 
@@ -33,6 +35,12 @@ _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _central = _CENTRAL.unpack_from
 _MAX16 = 0xFFFF
+_NAMES = 16 << 20
+"""Bytes of names by which the kind of an archive is told."""
+_LOCAL_NAME = 30
+"""Where the name begins in the header before an entry."""
+_OF_TORCH = rb"/(data\.pkl|version|byteorder|\.format_version|\.storage_alignment|\.?data/.*)\Z"
+_ORDINARY = "is an ordinary zip archive, not a torch file: it has no data.pkl"
 _SEARCHED = 1 << 20
 
 
@@ -63,11 +71,13 @@ def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
     if len(tail) < _END.size or not tail.startswith(END):
         last = pread(min(size, _SEARCHED), max(size - _SEARCHED, 0))
         if 0 <= last.rfind(END) <= len(last) - _END.size:
+            _refuse_ordinary(pread)
             malformed("has bytes behind the end of its archive", "zip.suffix")
         malformed("is a zip archive without its end", "zip.truncated")
     _, disk, first_disk, here, count, length, start, comment = _END.unpack(tail)
     end = size - _END.size
     if disk or first_disk or here != count or comment:
+        _refuse_ordinary(pread)
         malformed("is a zip archive of several parts or with a comment", "zip.end")
     place = pread(_LOCATOR64.size, end - _LOCATOR64.size) if end >= _LOCATOR64.size else b""
     if place.startswith(LOCATOR64):
@@ -75,6 +85,14 @@ def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
     if count == _MAX16 or MAX32 in (length, start):
         malformed("is a zip archive without its zip64 record", "zip.end")
     return _bounded(start, length, count, end)
+
+
+def _refuse_ordinary(pread: Pread) -> None:
+    """Refuse an archive whose first entry is none that torch writes there: a zip may carry a comment."""
+    first = pread(_LOCAL_NAME + MAX_NAME, 0)
+    length = int.from_bytes(first[26:28], "little")
+    if not re.search(_OF_TORCH, first[_LOCAL_NAME : _LOCAL_NAME + length]):
+        refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
 
 
 def _place64(pread: Pread, place: bytes, end: int, small: tuple[int, int, int]) -> tuple[int, int, int, int]:
@@ -105,6 +123,7 @@ def _bounded(start: int, length: int, count: int, end: int) -> tuple[int, int, i
 
 def listed_entries(data: bytes, count: int) -> list[Listed]:
     """The ``count`` entries of the directory's bytes, in its order; none of them compressed."""
+    _check_kind(data)
     listed: list[Listed] = []
     position, last = 0, len(data) - _CENTRAL.size
     for _ in range(count):
@@ -114,23 +133,30 @@ def listed_entries(data: bytes, count: int) -> list[Listed]:
         listed.append(entry)
     if position != len(data):
         malformed("has bytes behind its directory's last entry", "zip.junk")
-    _check_kind(listed)
+    if any(entry.method for entry in listed):
+        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
     return listed
 
 
-def _check_kind(listed: list[Listed]) -> None:
-    """Archives of another kind, by the names of their entries; compressed ones are of another kind."""
-    names = b"\n".join([entry.name for entry in listed]) + b"\n"
-    if b"/constants.pkl\n" in names or b"/code/" in names:
-        refuse(
-            "is a TorchScript archive, a program with weights",
-            "torch.script",
-            "save a state dict where it was made: torch.save(torch.jit.load(FILE).state_dict(), OUT)",
-        )
-    if b".npy\n" in names:
-        refuse("is a numpy archive (.npz), not a torch file", "torch.npz", "load it with numpy")
-    if any(entry.method for entry in listed):
-        refuse("has a compressed entry, which torch.save does not write", "zip.compressed", "unpack it first")
+def _check_kind(data: bytes) -> None:
+    """Refuse an archive of another kind, by the names of its entries: before it is held to what torch writes."""
+    names = _names(data)
+    kind = by_entries(names)
+    if kind is not None:
+        refuse(kind.what, f"torch.{kind.code}", kind.hint)
+    if 0 < len(names) < _NAMES and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
+        refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
+
+
+def _names(data: bytes) -> bytes:
+    """The names of the entries, each followed by a newline, as far as the directory can be followed; 16 MiB at most."""
+    position, names = 0, bytearray()
+    while data[position : position + 4] == CENTRAL and position + _CENTRAL.size <= len(data) and len(names) < _NAMES:
+        name, extra, comment = struct.unpack_from("<HHH", data, position + 28)
+        position += _CENTRAL.size
+        names += data[position : position + name] + b"\n"
+        position += name + extra + comment
+    return bytes(names)
 
 
 def _listed(data: bytes, position: int) -> tuple[Listed, int]:

@@ -15,7 +15,7 @@ from tieconv.checkpoint.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.interrupts import Interrupts, interrupts
 from tieconv.execute.owned import owning
-from tieconv.execute.staging import Staging
+from tieconv.execute.staging import Staging, sweep
 from tieconv.execute.swap import publish_new
 from tieconv.execute.target import Target, destination
 from tieconv.execute.tree import remove
@@ -37,6 +37,10 @@ class Planned(Protocol):
 
     def outcome(self) -> Outcome | GraphOutcome:
         """The plan as it stands, not executed."""
+        ...
+
+    def clear(self, out: str | Path | None = None) -> None:
+        """Remove what a killed run left beside ``out``."""
         ...
 
     def check(self, out: str | Path | None = None) -> None:
@@ -83,6 +87,8 @@ class Fixer:
         return replace(after, fixes=(*self.done, *self._left(after)), output=output)
 
     def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:
+        if os.path.lexists(model.source):
+            sweep(Path(os.path.realpath(model.source)))  # a killed run may have left nothing more to fix
         now = model
         while (planned := self._next(now)) is not None:
             known = planned.outcome().plan.notes
@@ -97,6 +103,7 @@ class Fixer:
         planned = self._next(model)
         if planned is None:
             return model, None
+        planned.clear(out)
         planned.check(out)
         if not isinstance(planned, PlannedWrite):
             planned.execute(out)

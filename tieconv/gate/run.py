@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,13 +13,10 @@ from tieconv.gate.jobs import each
 from tieconv.gate.place import file_of
 from tieconv.gate.policy import Policy
 from tieconv.gate.runs import RunFile
-from tieconv.text import count, shell_word, shown
+from tieconv.text import shown
 
 Inspect = Callable[[str], Inspection]
 _BUG = "this is a fault of tieconv: report it with the output of tieconv inspect --traceback"
-_LISTED = 10_000
-_NAMED = 4
-"""Models that a hint names one by one where a pattern would take in what is none."""
 _UNKNOWN_LOADER = "consumers.unknown"
 
 
@@ -34,7 +30,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
     except TieconvError as error:
         if isinstance(error, RefusedError) or error.code == _UNKNOWN_LOADER:
             raise
-        return CheckedModel(path, failure=Failure(error.message, _models_below(path, error) or error.hint))
+        return CheckedModel(path, failure=Failure(error.message, error.hint))
     except MemoryError:
         return CheckedModel(path, failure=Failure(f"{shown(path)}: out of memory", "close other programs"))
     except OSError as error:
@@ -55,26 +51,6 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
 def _unread(inspection: Inspection) -> tuple[str, ...]:
     """The tied names that nobody can call sound: too little of them was read."""
     return tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD)
-
-
-def _models_below(path: str, error: TieconvError) -> str:
-    """The hint for a directory of models; empty where ``path`` is none."""
-    if error.code != "format.none" or not os.path.isdir(path):
-        return ""
-    models, others = [], False
-    with os.scandir(path) as entries:
-        for entry in itertools.islice(entries, _LISTED):
-            if entry.is_dir() and os.path.isfile(os.path.join(entry.path, "config.json")):
-                models.append(entry.name)
-            else:
-                others |= not entry.name.startswith(".")  # which `*` leaves out too
-    if not models:
-        return ""
-    if others and len(models) <= _NAMED:
-        words = " ".join(shell_word(os.path.join(path, name)) for name in sorted(models))
-    else:
-        words = f"{shell_word(os.path.join(path, ''))}*{'/' if others else ''}"
-    return f"it holds {count(len(models), 'model')}: tieconv check {words}"
 
 
 def check_models(

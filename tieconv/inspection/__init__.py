@@ -10,7 +10,8 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, Inspection, Shadow, State, Tie
 from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
-from tieconv.inspection.declared import gated
+from tieconv.inspection.declared import gated, with_shared_storage
+from tieconv.inspection.effect import effect
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
@@ -41,6 +42,7 @@ def inspect_checkpoint(
     family, config = understand(checkpoint, embed, head)
     ties = survey(family, tensors, reader, depth, gated(config, family))
     ties = tuple(_with_nan(tie, tensors, reader) for tie in ties)
+    config = with_shared_storage(config, ties)
     view = view_head(family, tensors, ties, reader, depth)
     duplicates = _duplicates(family, tensors, ties, view, reader, depth)
     played = {member.name for tie in ties for member in tie.stored_members}
@@ -48,7 +50,7 @@ def inspect_checkpoint(
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
     wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
     wasted += storage.unused if storage else 0
-    return Inspection(
+    found = Inspection(
         checkpoint=checkpoint,
         family=family,
         depth=depth,
@@ -63,6 +65,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
+    return replace(found, config=replace(config, effect=effect(found)))
 
 
 def _wrapped_ties(

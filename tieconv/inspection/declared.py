@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import ConfigView, Declared
+from tieconv.checkpoint.family import Family, Knowledge, Role
+from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
 from tieconv.families import effective, gate
 from tieconv.families.own_flag import own_flag
+from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
 _MAX_DEPTH = 6
@@ -21,7 +23,24 @@ def view_config(config: Mapping[str, object], family: Family) -> ConfigView:
     tied, why = effective(family, levels)
     architectures = config.get("architectures")
     names = tuple(str(name) for name in architectures) if isinstance(architectures, list) else ()
-    return ConfigView(str(config.get("model_type", "")), names, declared, tied, why)
+    known = family.knowledge is Knowledge.TABLE or any(value is not None for value in levels.values())
+    if not config and not known:
+        why = _NO_CONFIG
+    return ConfigView(str(config.get("model_type", "")), names, declared, tied, why, known)
+
+
+_NO_CONFIG = "Unknown: no config names the model's class."
+
+
+def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView:
+    """Return ``config`` with shared storage as its first word, where nothing else tells whether the model ties."""
+    tie = next((tie for tie in ties if tie.role is Role.WORD_EMBEDDING), None)
+    shared = tie and next((member for member in tie.members if member.state is State.ALIASED), None)
+    if config.known or tie is None or not shared:
+        return config
+    pair = f"{shown(tie.canonical)} and {shown(shared.name)}"
+    why = f"{pair} share one storage, so the saved model was tied. Whether its class ties them is unknown."
+    return replace(config, why=why)
 
 
 def gated(config: ConfigView, family: Family) -> bool:

@@ -27,9 +27,16 @@ def view_head(
     depth: Depth,
 ) -> Head:
     """What plays the input embedding, the output embedding and the head bias."""
-    return Head(
-        _embedding(family, tensors, ties), _output(family, tensors, ties), _bias(family, tensors, reader, depth)
-    )
+    embedding, bias = _embedding(family, tensors, ties), _bias(family, tensors, reader, depth)
+    return Head(embedding, _output(family, tensors, ties), bias, () if embedding else _pieces(family, tensors))
+
+
+def _pieces(family: Family, tensors: Mapping[str, TensorRecord]) -> tuple[TensorView, ...]:
+    """The stored tensors that a loader joins to the input embedding; empty where one of them is missing."""
+    found = [tensors[name] for name in family.pieces if name in tensors]
+    if len(found) < len(family.pieces):
+        return ()
+    return tuple(TensorView(record.name, record.shape, record.dtype) for record in found)
 
 
 def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> TensorView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import Relation, State
@@ -36,6 +37,15 @@ def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
     if len(canonical.shape) == 2 and canonical.shape == other.shape[::-1] and one == two.turned:
         return Relation(State.TRANSPOSED, {"view": True})
     return None
+
+
+def shared_names(tensors: Mapping[str, TensorRecord]) -> tuple[tuple[str, ...], ...]:
+    """Return the groups of names that are one tensor of the file: the same elements of one storage."""
+    homes: dict[object, list[str]] = {}
+    for name, record in tensors.items():
+        if record.storage is not None and record.elements:
+            homes.setdefault((record.dtype, record.range, record.shape, record.stride), []).append(name)
+    return tuple(tuple(names) for names in homes.values() if len(names) > 1)
 
 
 def _view(record: TensorRecord) -> _View:

@@ -10,6 +10,7 @@ from tieconv.checkpoint.records import Checkpoint
 from tieconv.families import find
 from tieconv.families.draft import WHY, is_draft
 from tieconv.inspection.declared import view_config
+from tieconv.inspection.sharing import shared_names
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
 
@@ -20,11 +21,11 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
         return _gguf(checkpoint)
     if checkpoint.adapter is not None:
         why = "Whether the pair is tied is up to the base model."
-        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why)
+        return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return _draft(checkpoint)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
-    family = find(checkpoint.config_values, shapes)
+    family = find(checkpoint.config_values, shapes, shared_names(checkpoint.tensors))
     if embed or head:
         from tieconv.families.named import with_names
 
@@ -48,6 +49,10 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     metadata = checkpoint.files[0].metadata or {}
     architecture = metadata.get("general.architecture", "")
     names = checkpoint.tensors
+    if not names:
+        family = _without_groups(architecture, Tying.HEADLESS)
+        why = "The file holds no tensors: it is a vocabulary alone."
+        return family, ConfigView(architecture, (), (), False, why, known=False)
     if _EMBEDDING not in names:
         family = _without_groups(architecture, Tying.HEADLESS)
         return family, ConfigView(architecture, (), (), False, f"Not tied: the file holds no {_EMBEDDING}.")

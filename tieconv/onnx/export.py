@@ -16,6 +16,7 @@ from tieconv.checkpoint.records import Checkpoint, Layout
 from tieconv.errors import RefusedError
 from tieconv.execute.checks import check_fresh, check_place
 from tieconv.execute.failures import free_bytes, no_space, writing
+from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target, destination
 from tieconv.onnx.export_caches import check_cache
 from tieconv.onnx.export_run import Progress, Settings, run
@@ -67,6 +68,10 @@ class PlannedExport:
         with writing(final.name, final.parent, 0):
             if needed > (free := free_bytes(final.parent)):
                 raise no_space(final.name, needed, free)
+
+    def clear(self, out: str | Path) -> None:
+        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        sweep(destination(_place(self.evidence.checkpoint, self.plan.copied), _target(out, False)))
 
     def _check(self, out: str | Path, overwrite: bool) -> Path:
         """OUT, absolute: it may be written, and the model is the one that was inspected. Asked again at the end."""

@@ -80,6 +80,10 @@ class PlannedGraphs:
         if not self._is_done(target):
             check(target, self._target_store(target))
 
+    def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
+        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        sweep(self._target(out, in_place, False, False, "full").final)
+
     def execute(
         self,
         out: str | Path | None = None,

@@ -15,11 +15,13 @@ from tieconv.checkpoint.operation import (
     RenameTensor,
     ResizeTensor,
     ScaleTensor,
+    SetConfig,
     SetMetadata,
     SetTensor,
     ShareTensor,
     TrimStorage,
 )
+from tieconv.checkpoint.output import OutputText
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits, with_text
@@ -44,10 +46,14 @@ def build(
     promises: Promises,
     options: Mapping[str, str | None],
     notes: tuple[str, ...],
+    document: tuple[OutputText, tuple[SetConfig, ...]] | None = None,
 ) -> Plan:
-    """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the config alone)."""
+    """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the flag alone).
+
+    ``document`` is the config with other changes, for a plan that leaves the flag alone.
+    """
     checkpoint = inspection.checkpoint
-    text, changes = (None, ()) if tied is None else set_flag(inspection, tied)
+    text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
     guard_lone_config(inspection, bool(changes))
     promises, prefixed = give_prefix(inspection, edits, promises)
     notes = (*notes, *prefixed, *older_notes(inspection, edits.after(), tied))

@@ -11,6 +11,7 @@ from tieconv.checkpoint.operation import SetConfig
 from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
 from tieconv.families.own_flag import own_flag
+from tieconv.families.reading import text_config
 from tieconv.formats.json_edit import set_value
 from tieconv.text import shown
 
@@ -63,22 +64,23 @@ def _own(config: Mapping[str, object], tied: bool, prefix: str = "") -> Iterator
 
 def _derived(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
     """The key that transformers 5 derives from the flag where it is absent: where it stands, it must follow."""
-    config = inspection.checkpoint.config_values
+    config, start = text_config(inspection), f"{inspection.family.text_level}."
     derives = FlagMeaning.DERIVES in (inspection.family.meaning_v5, inspection.family.meaning_v4)
     if derives and config.get(DERIVED_KEY, tied) is not tied and _flips(inspection, tied):
-        yield SetConfig(DERIVED_KEY, tied, config[DERIVED_KEY], True)
+        yield SetConfig(f"{start}{DERIVED_KEY}".lstrip("."), tied, config[DERIVED_KEY], True)
 
 
 def _flips(inspection: Inspection, tied: bool) -> bool:
     """Whether the flag comes to say something else: an absent one said what the class's default is."""
-    declared = [entry.value for entry in inspection.config.declared if entry.present and entry.path == FLAG]
+    found = (entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection))
+    declared = [entry.value for entry in found]
     return any(value is not tied for value in declared) or (not declared and inspection.family.default_v5 is not tied)
 
 
 def _guard_scale(inspection: Inspection) -> None:
     """Refuse to correct the flag's type where the logits are scaled by ``is False`` in 5 and by its truth in 4."""
     meanings = {inspection.family.meaning_v5, inspection.family.meaning_v4}
-    present = [entry for entry in inspection.config.declared if entry.present and entry.path == FLAG]
+    present = [entry for entry in inspection.config.declared if entry.present and entry.path == _decisive(inspection)]
     odd = next((entry for entry in present if entry.value is not False and not entry.value), None)
     if odd is not None and meanings != {FlagMeaning.STORAGE}:
         raise RefusedError(
@@ -87,6 +89,11 @@ def _guard_scale(inspection: Inspection) -> None:
             "write true or false by hand once you know which is meant",
             "flag.forward",
         )
+
+
+def _decisive(inspection: Inspection) -> str:
+    """The path of the flag in the language model's own config."""
+    return f"{inspection.family.text_level}.{FLAG}".lstrip(".")
 
 
 def _governing(inspection: Inspection) -> set[str]:

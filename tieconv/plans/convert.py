@@ -13,7 +13,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import DropTensor, KeepTensor, LinkFile, Operation
 from tieconv.checkpoint.output import Gathered, OutputStorage, OutputTensor, OutputText, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
-from tieconv.checkpoint.records import WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
+from tieconv.checkpoint.records import TRAINING, WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
 from tieconv.plans.dedup import shared_groups, trimmed
 from tieconv.plans.guards import guard_layout, refuse
 from tieconv.plans.reading_order import order_notes
@@ -40,7 +40,7 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     restore the others, else tensors of their own. Raises `RefusedError` where nobody can say what the model is and
     where a file of the directory has the name of one to write.
     """
-    guard_layout(inspection)
+    guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
     checkpoint = inspection.checkpoint
     dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
     shape = _dense if to is Format.SAFETENSORS else _Storages(checkpoint).output
@@ -50,7 +50,16 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     metadata, odd = _metadata(checkpoint, to)
     weights = _weights(checkpoint, groups, to, metadata)
     texts = () if len(weights) == 1 else (_index(checkpoint, weights, to),)
-    return _assemble(inspection, to, weights, texts, dropped, (*notes, *odd, *order_notes(inspection)))
+    return _assemble(
+        inspection, to, weights, texts, dropped, (*_left_out(checkpoint), *notes, *odd, *order_notes(inspection))
+    )
+
+
+def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
+    """What a training checkpoint holds beside the model, and is not written."""
+    for caution in checkpoint.cautions:
+        if caution.code == TRAINING:
+            yield f"{caution.message}: only the model is written, and nothing of its training"
 
 
 def _dense(record: TensorRecord) -> OutputTensor:
@@ -205,7 +214,8 @@ def _assemble(
         weights=changed,
         texts=rewritten,
         links=tuple(LinkFile(name, bytes_) for name, bytes_ in _links(checkpoint, before, used) if name not in written),
-        removed=tuple(name for name in before if name not in used),
+        # A training checkpoint holds more than the new files: it stays what it is.
+        removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
         promises=_promises(inspection, dropped),
         summary=_summary(to, weights, changed),
         options={"to": str(to)},

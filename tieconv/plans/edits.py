@@ -131,19 +131,25 @@ class Edits:
         self._record(SetTensor(record.name, because))
         self._add(OutputTensor(record.name, record.dtype, record.shape, Given(data)), record.name)
 
-    def resize(self, record: TensorRecord, shape: tuple[int, ...]) -> None:
-        """Give a dense tensor another length: zeros at its end, or its end cut off."""
+    def resize(
+        self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None, *, zero_end: bool = True
+    ) -> None:
+        """Give a dense tensor another length: zeros, or ``row`` again and again, at its end, or its end cut off.
+
+        With ``zero_end`` what is cut off is compared with zeros once more before the write is published.
+        """
         size = nbytes(record.dtype, shape)
         assert size is not None, record.dtype  # callers take whole-byte types
         self._record(ResizeTensor(record.name, record.shape, shape))
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
-        zeros = size - content.size
-        if content.end < end:
+        more = size - content.size
+        tail = Given(row * (more // len(row))) if row else Zeros(more)
+        if content.end < end and zero_end:
             cut = ByteRange(record.range.file, content.end, end)
             self.proofs.append(AllZero(TensorRecord(record.name, record.dtype, (), cut)))
         self.additions[record.name] = (
-            OutputTensor(record.name, record.dtype, shape, Padded(content, zeros) if zeros else content),
+            OutputTensor(record.name, record.dtype, shape, Padded(content, tail) if more else content),
             record.name,
         )
 

@@ -10,6 +10,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.records import BLOCKING, Layout, way_out
 from tieconv.errors import RefusedError
+from tieconv.families import compose
 from tieconv.text import command, shell_word, shown
 
 
@@ -54,10 +55,10 @@ def guard_head(inspection: Inspection, verb: str) -> None:
         refuse(f"{label} has no output embedding by design", inspect_hint(inspection), "tie.headless")
 
 
-def guard_layout(inspection: Inspection) -> None:
-    """Refuse a model of which nobody can say what it is."""
+def guard_layout(inspection: Inspection, *, allowed: str = "") -> None:
+    """Refuse a model of which nobody can say what it is; the caution ``allowed`` is no reason."""
     _guard_format(inspection)
-    _guard_layout(inspection)
+    _guard_layout(inspection, allowed)
 
 
 def _guard_format(inspection: Inspection) -> None:
@@ -70,10 +71,10 @@ def _guard_format(inspection: Inspection) -> None:
         )
 
 
-def _guard_layout(inspection: Inspection) -> None:
+def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
     source = shown(inspection.checkpoint.source)
     for caution in inspection.checkpoint.cautions:
-        if caution.code in BLOCKING:
+        if caution.code in BLOCKING and caution.code != allowed:
             refuse(f"{source}: {caution.message}", way_out(caution.code, inspection.checkpoint.source), caution.code)
     if inspection.checkpoint.special:
         refuse(
@@ -88,7 +89,8 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     if family.trusted:
         return
     known = inspection.config.architectures
-    what = f"the architecture {shown(known[0])} is not in the table" if known else "there is no known architecture"
+    config = inspection.checkpoint.config_values
+    what = f"{compose.subject(known[0], config)} is not in the table" if known else "there is no known architecture"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
         f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import FlagMeaning, Knowledge
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.families.reading import FLAG, levels_read, reading_v4
+from tieconv.families.reading import FLAG, levels_read, reading_v4, text_config
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import again, refuse
 from tieconv.text import shown
@@ -48,7 +48,7 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
             hint,
             "flag.forward",
         )
-    width = inspection.checkpoint.config_values.get("d_model")
+    width = text_config(inspection).get("d_model")
     exponent = _half_log2(width) if isinstance(width, int) else None
     if exponent is None:
         refuse(
@@ -91,7 +91,7 @@ def _instead(inspection: Inspection, verb: str) -> str:
 
 def _derived_disagrees(inspection: Inspection, verb: str) -> bool:
     """Whether the key that transformers 5 derives from the flag is there and says something else than the flag."""
-    config = inspection.checkpoint.config_values
+    config = text_config(inspection)
     return DERIVED_KEY in config and config[DERIVED_KEY] is not (verb == "untie")
 
 

@@ -20,7 +20,7 @@ def older_notes(inspection: Inspection, stored: Collection[str], tied: bool | No
     if before is None:
         return
     after = before if tied is None else tied
-    if family.architecture in TIES_V4 and before is not after:
+    if family.text_class in TIES_V4 and before is not after:
         yield f"{_BUT} ties the head of {shown(family.architecture)} while the flag is true"
     for group in family.groups:
         if group.role is not Role.WORD_EMBEDDING:

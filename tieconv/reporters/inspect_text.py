@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.family import Knowledge
+from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.finding import Finding
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import difference, measured
+from tieconv.reporters.inspect_head import bias_row, embedding_row, output_row
 from tieconv.reporters.layout import Paint, columns, plain, wrapped
 from tieconv.text import count, listed, shown, size
 
@@ -39,7 +40,9 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
     first = "\n".join(wrapped(title, "", width))
     tensors = checkpoint.tensors
     parameters = sum(tensor.elements for tensor in tensors.values())
-    amount = f"{count(len(tensors), 'tensor')}, {parameters:,} parameters, {size(inspection.bytes_stored)} stored"
+    amount = (
+        f"{count(len(tensors), 'tensor')}, {count(parameters, 'parameter')}, {size(inspection.bytes_stored)} stored"
+    )
     if checkpoint.unread:
         left = count(len(checkpoint.unread), "shard")
         return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
@@ -50,14 +53,12 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
 
 
 def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
-    head = inspection.head
-    embedding = head.input_embedding
-    if embedding:
-        yield "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
-    else:
-        yield ("input embedding", *(_quantised(inspection, "embedding") or ("not stored",)))
-    yield _output(inspection)
-    yield _bias(inspection)
+    shared = not inspection.config.known and any(_shares_storage(tie) for tie in inspection.ties)
+    if shared:
+        yield "effect", inspection.config.why
+    yield embedding_row(inspection)
+    yield output_row(inspection)
+    yield bias_row(inspection)
     declared = inspection.config.declared
     for entry in declared[:_SHOWN_LEVELS]:
         value = "absent" if entry.value is None else _json(entry.value)
@@ -68,12 +69,25 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "config", "no config.json"
     yield from _adapter(inspection)
     yield from _storage(inspection)
-    yield "effect", inspection.config.why
+    if not shared:
+        yield "effect", inspection.config.effect or inspection.config.why
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         yield "commit", inspection.checkpoint.revision
     if inspection.family.knowledge is not Knowledge.TABLE and not inspection.checkpoint.graphs:
-        yield "knowledge", f"{inspection.family.knowledge}: what ties is guessed from names and shapes"
+        yield "knowledge", _knowledge(inspection.family)
+
+
+def _knowledge(family: Family) -> str:
+    """How much of what ties is a guess."""
+    if family.knowledge is Knowledge.NONE:
+        return "none: no tensor has the name of an embedding or a head"
+    project = f" (as in {family.convention})" if family.convention else ""
+    return f"pattern: what ties is guessed from names{project} and shapes"
+
+
+def _shares_storage(tie: Tie) -> bool:
+    return tie.role is Role.WORD_EMBEDDING and any(member.state is State.ALIASED for member in tie.members)
 
 
 def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
@@ -104,45 +118,12 @@ def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         return
     where = "not here"
     if inspection.base is not None:
-        where = "tied" if inspection.base.config.effective else "not tied"
+        where = inspection.base.config.verdict
     yield "adapter of", shown(adapter.base or "no named base model"), where
     if adapter.targets:
         yield "changes", listed(adapter.targets)
     if adapter.saved:
         yield "replaces", listed(adapter.saved)
-
-
-def _output(inspection: Inspection) -> tuple[str, ...]:
-    output = inspection.head.output_head
-    if output is None:
-        known = inspection.family.knowledge is Knowledge.TABLE
-        absent = ("none: this architecture has none" if known else "none found: its name is not known",)
-        return ("output head", *(_quantised(inspection, "head") or absent))
-    if output.stored:
-        return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
-    if output.tied_to:
-        return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
-    tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
-    return "output head", shown(output.name), f"not stored{', and nothing that it is tied to is' if tied else ''}"
-
-
-def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
-    """The matrix of a graph that plays the role and is quantised."""
-    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
-    return (shown(found[0].name), f"quantised ({shown(found[0].operator)}), not compared") if found else ()
-
-
-def _bias(inspection: Inspection) -> tuple[str, ...]:
-    bias = inspection.head.output_bias
-    if bias is None or (bias.state is BiasState.ABSENT and not inspection.family.output_biases):
-        return "head bias", "none"
-    words = {
-        BiasState.ABSENT: "not stored",
-        BiasState.ZERO: "all zero",
-        BiasState.NONZERO: "not zero" + (f", largest magnitude {bias.max_abs:.4g}" if bias.max_abs else ""),
-        BiasState.UNREAD: "not read",
-    }
-    return "head bias", shown(bias.name), words[bias.state]
 
 
 def _ties(inspection: Inspection, width: int | None) -> list[str]:
@@ -239,10 +220,6 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
         if not finding.remedy.safe:
             told = "(yours to decide: it changes, or settles, what the model computes)"
             yield from wrapped(told, " " * len(lead), width)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
 
 
 def _json(value: object) -> str:

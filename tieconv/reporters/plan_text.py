@@ -129,7 +129,9 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
 
 
 def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
-    return "zeros added at its end" if after > before else "zeros cut off its end"
+    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
+    rows = count(abs(new - old), "row" if len(before) == 2 and before[0] > 1 else "element")
+    return f"{rows} added at its end" if new > old else f"{rows} cut off its end"
 
 
 def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:

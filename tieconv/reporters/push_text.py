@@ -58,7 +58,7 @@ def description(effects: Iterable[Effect], changes: Iterable[FileChange], before
 
 def _facts(before: Inspection, after: Inspection) -> Iterator[tuple[str, str, str]]:
     pair = (before, after)
-    old, new = ("tied" if one.config.effective else "not tied" for one in pair)
+    old, new = (one.config.verdict for one in pair)
     yield "config", old, new
     old, new = (size(one.bytes_stored) for one in pair)
     yield "stored", old, new

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from types import TracebackType
 
+from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.records import ByteRange, FileState
 from tieconv.errors import UnreadableError
 from tieconv.sources.digest import Kind, hash_bytes, kind_of
@@ -124,8 +125,12 @@ class HubFiles:
             return self._local.pread(name, size, offset)
         if offset == 0 or _is_document(stored):
             self._head(name)
-        ahead = self._held.until(name, offset, end)
-        return ahead if len(ahead) == end - offset else ahead + self._beyond(name, stored, offset + len(ahead), end)
+        found = self._held.until(name, offset, end)
+        if len(found) < end - offset:
+            found += self._beyond(name, stored, offset + len(found), end)
+        if not offset:
+            check_git_file(name, found, stored.size)
+        return found
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``. Raises `UnreadableError`."""

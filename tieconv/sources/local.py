@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.records import ByteRange, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
@@ -106,11 +107,18 @@ class FileSet:
         return file_state(self.descriptor(name))
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
+        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+
+        Raises `UnreadableError` where Git left a pointer or the text of a link in place of the file.
+        """
+        descriptor = self.descriptor(name)
         try:
-            return os.pread(self.descriptor(name), size, offset)
+            data = os.pread(descriptor, size, offset)
         except OSError as error:
             raise _unreadable(self._path(name), error) from error
+        if not offset and 0 < len(data) <= LARGEST:
+            check_git_file(name, data, os.fstat(descriptor).st_size)
+        return data
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``; ``UnreadableError`` where the file ends early."""
@@ -218,7 +226,7 @@ _PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?
 
 
 _REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
-_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".onnx")
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:

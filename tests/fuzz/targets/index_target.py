@@ -57,4 +57,6 @@ def make(rng: random.Random) -> Case:
         files[name or "x"] = files.get(TWO, b"")
     if rng.random() < 0.5:
         files["config.json"] = config()
-    return Case("index", files, rng.choice((".", ".", INDEX)), "json", (INDEX,))
+    model = rng.choice((".", ".", INDEX))
+    is_read = model == INDEX or "model.safetensors" not in files  # one whole file goes before an index
+    return Case("index", files, model, "json", (INDEX,) if is_read else ())

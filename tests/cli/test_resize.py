@@ -1,0 +1,169 @@
+"""Config, embedding, head and head bias agree on the size of the vocabulary."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+import tieconv
+from tests.cli.run import ok, refused, run
+from tieconv.checkpoint.finding import Finding
+
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture
+def model(tmp_path: Path):
+    """A copy of a fixture, its config changed, with a tokenizer of so many tokens where ``tokens`` is given."""
+
+    def copy(name: str, tokens: int | None = None, **config: object) -> Path:
+        folder = Path(shutil.copytree(MODELS / name, tmp_path / "model"))
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config, indent=2))
+        if tokens is not None:
+            vocab = {f"t{number}": number for number in range(tokens)}
+            model = {"type": "WordLevel", "vocab": vocab, "unk_token": "t0"}
+            (folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+            (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+        return folder
+
+    return copy
+
+
+def voc(folder: Path) -> Finding | None:
+    return next((one for one in tieconv.inspect(folder).findings if one.rule == "VOC001"), None)
+
+
+def vocab_size(folder: Path) -> int:
+    return json.loads((folder / "config.json").read_text())["vocab_size"]
+
+
+def test_the_finding_names_all_sides_and_the_short_one(model) -> None:
+    """vocab_size, both tables and the tokenizer stand side by side, and the command is there to copy."""
+    found = voc(model("llama-untied", tokens=192, vocab_size=190))
+    assert found is not None and found.remedy is not None
+    assert found.message.startswith("config.json is too small: ")
+    for part in ("vocab_size 190", f"{EMBED} 192 rows", f"{HEAD} 192 rows", "tokenizer 192 tokens"):
+        assert part in found.message
+    assert "tieconv resize" in found.remedy.command and "--to rows" in found.remedy.command and found.remedy.safe
+
+
+def test_tables_shorter_than_the_tokenizer(model) -> None:
+    """The tables are what is wrong: rows are added, which the user reviews."""
+    found = voc(model("llama-untied", tokens=200, vocab_size=200))
+    assert found is not None and found.remedy is not None
+    assert found.message.startswith("the tables are too short: ")
+    assert "--to 200 --fill mean" in found.remedy.command and not found.remedy.safe
+
+
+def test_a_config_that_is_too_large(model) -> None:
+    """Without a tokenizer the rows that are stored win, since that loses nothing."""
+    found = voc(model("llama-untied", vocab_size=256))
+    assert found is not None and found.remedy is not None
+    assert found.message.startswith("config.json is too large: ") and "no tokenizer read" in found.message
+    assert "--to rows" in found.remedy.command
+
+
+@pytest.mark.parametrize("name", ["llama-untied", "llama-tied", "llama-untied-sharded"])
+def test_to_rows_changes_the_config_alone(model, tmp_path: Path, name: str) -> None:
+    """Every other file is the same, byte for byte, and transformers loads the model."""
+    folder, out = model(name, vocab_size=190), tmp_path / "out"
+    ok("resize --to rows", folder, "-o", out)
+    assert vocab_size(out) == 192 and voc(out) is None
+    for file in folder.iterdir():
+        assert file.name == "config.json" or (out / file.name).read_bytes() == file.read_bytes()
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_fix_runs_it(model, tmp_path: Path) -> None:
+    """`check --fix` applies the safe repair."""
+    out = tmp_path / "out"
+    result = run("check --fix", model("llama-untied", vocab_size=190), "-o", out)
+    assert result.exit_code == 0, result.output
+    assert "fixed: VOC001" in result.stderr and vocab_size(out) == 192
+
+
+@pytest.mark.parametrize("name", ["llama-untied", "llama-tied", "llama-untied-sharded"])
+@pytest.mark.parametrize("fill", ["zeros", "mean"])
+def test_new_rows(model, tmp_path: Path, name: str, fill: str) -> None:
+    """The rows that were there stay byte for byte; the new ones are zero, or the mean of the others."""
+    folder, out = model(name, tokens=200, vocab_size=200), tmp_path / "out"
+    plan = ok(f"resize --to config --fill {fill}", folder, "-o", out).stderr
+    assert "8 rows added at its end" in plan and "are not trained" in plan
+    before = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+    after = {k: v for file in out.glob("*.safetensors") for k, v in load_file(file).items()}
+    for table in {EMBED, HEAD} & before.keys():
+        old, new = before.pop(table), after.pop(table)
+        assert new.shape == (200, old.shape[1]) and torch.equal(new[:192], old)
+        mean = torch.from_numpy(old.double().numpy().mean(axis=0)).to(old.dtype)
+        expected = mean if fill == "mean" else torch.zeros_like(mean)
+        assert all(torch.equal(row, expected) for row in new[192:])
+    assert before.keys() == after.keys() and all(torch.equal(before[one], after[one]) for one in before)
+    loaded = AutoModelForCausalLM.from_pretrained(out)
+    assert loaded(torch.tensor([[199]])).logits.shape[-1] == 200
+    assert voc(out) is None
+
+
+def test_a_bias_goes_along(model, tmp_path: Path) -> None:
+    """The head bias gets as many elements as the head has rows, zeros at its end."""
+    folder, out = model("bert-mlm"), tmp_path / "out"
+    rows = vocab_size(folder)
+    ok(f"resize --to {rows + 8} --fill mean", folder, "-o", out)
+    loaded = AutoModelForMaskedLM.from_pretrained(out)
+    assert vocab_size(out) == rows + 8 and loaded.cls.predictions.bias.shape == (rows + 8,)
+    assert not loaded.cls.predictions.bias[rows:].any()
+
+
+def test_rows_that_no_token_has_are_cut(model, tmp_path: Path) -> None:
+    """The tokenizer says that nothing uses them."""
+    folder, out = model("llama-untied", tokens=180, vocab_size=180), tmp_path / "out"
+    ok("resize --to config", folder, "-o", out)
+    kept, old = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert torch.equal(kept[EMBED], old[EMBED][:180]) and torch.equal(kept[HEAD], old[HEAD][:180])
+    AutoModelForCausalLM.from_pretrained(out)
+
+
+def test_rows_of_tokens_are_never_cut(model, tmp_path: Path) -> None:
+    """Nor where nobody can tell: one sentence, and nothing is written."""
+    folder = model("llama-untied", tokens=185, vocab_size=180)
+    assert "tokens up to row 184" in refused("resize --to config", folder, "-o", tmp_path / "out")
+    (folder / "tokenizer.json").unlink()
+    assert "cannot read from a tokenizer" in refused("resize --to config", folder, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cut_asked_for_by_number_needs_the_tokenizer_too(model, tmp_path: Path) -> None:
+    """Also where config and tables agree, so that nothing was wrong before."""
+    folder = model("llama-untied", tokens=185)
+    assert "tokens up to row 184" in refused("resize --to 100", folder, "-o", tmp_path / "out")
+    ok("resize --to 185", folder, "-o", tmp_path / "out")
+    assert vocab_size(tmp_path / "out") == 185
+
+
+def test_what_does_not_fit_is_refused(model, tmp_path: Path) -> None:
+    """Tables that disagree, and words that are not a target."""
+    folder = model("llama-untied")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[HEAD] = tensors[HEAD][:100].contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    assert "disagree" in refused("resize --to rows", folder, "-o", tmp_path / "out")
+    for word in ("0", "-1", "many", "1.5", "٣"):
+        assert run("resize", folder, "--to", word).exit_code == 2
+
+
+def test_python(model, tmp_path: Path) -> None:
+    """The same plan as a function; a target that is none is a `ValueError`."""
+    folder = model("llama-untied", vocab_size=190)
+    tieconv.plan_resize(folder, to=194, fill="mean").execute(tmp_path / "out")
+    assert vocab_size(tmp_path / "out") == 194
+    with pytest.raises(ValueError, match="is not rows, config or a number"):
+        tieconv.plan_resize(folder, to="all")
+    assert np.isfinite(load_file(tmp_path / "out" / "model.safetensors")[EMBED].float().numpy()).all()

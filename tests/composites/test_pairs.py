@@ -1,0 +1,103 @@
+"""Classes on other text parts than their own, as files: what transformers makes of them, and of what verbs write."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from fixtures import families, zoo
+from tests.composites import pairs
+from tests.reload.layouts import Subject
+from tests.reload.record import kind
+from tests.reload.walk import Walk
+from tieconv import api
+from tieconv.errors import RefusedError
+from tieconv.families import compose, table
+
+SAMPLE = (
+    "VisionEncoderDecoderModel[decoder=roberta]",
+    "VisionEncoderDecoderModel[decoder=trocr]",
+    "SpeechEncoderDecoderModel[decoder=bart]",
+    "Blip2ForConditionalGeneration[text_config=t5]",
+    "EncoderDecoderModel[decoder=gpt2]",
+    "LlavaForConditionalGeneration[text_config=gpt_neox]",
+    "LlavaForConditionalGeneration[text_config=qwen2]",
+)
+"""Those that were the gravest: TrOCR, Donut's kind, speech to text, BLIP-2 on T5, LLaVA on other models."""
+WALKED = (SAMPLE[0], SAMPLE[3], SAMPLE[6])
+
+
+def shipped(spec: str) -> object:
+    """The record that the lookup composes for a pair."""
+    chosen = zoo.pair(spec)
+    assert chosen is not None
+    name, level, model_type = chosen
+    composite, own = table.composite(name), table.record(5, name)
+    assert composite is not None and own is not None
+    part = next(part for part in composite["parts"] if part["level"] == level)
+    record = composite.get("measured", {}).get(f"{level}={model_type}") or compose.composed(own, part, model_type)
+    return record and {key: value for key, value in json.loads(json.dumps(record)).items() if key != "notes"}
+
+
+def measured(spec: str) -> object:
+    """The record of the pair itself."""
+    record = json.loads(json.dumps(families.measure(spec)))
+    return {key: value for key, value in record.items() if key != "notes"}
+
+
+@pytest.mark.parametrize("spec", SAMPLE)
+def test_the_composed_record_is_the_measured_one(spec: str) -> None:
+    """The rows of both classes, composed by prefix, say what the built pair does."""
+    assert shipped(spec) == measured(spec)
+
+
+@pytest.mark.parametrize("spec", SAMPLE)
+def test_what_transformers_saved_passes_and_predictions_hold(spec: str, tmp_path: Path) -> None:
+    """No finding above a note on a healthy model, and transformers 5 loads what was predicted."""
+    assert pairs.wrong(spec, tmp_path) == []
+
+
+def walked(spec: str, folder: Path) -> list[str]:
+    """The verbs whose result does not load as the same function."""
+    verdicts = Walk(Subject(spec), "single", folder).run()
+    assert "exact" in {kind(verdict) for verdict in verdicts.values()}
+    return [f"{verb}: {verdict}" for verb, verdict in verdicts.items() if kind(verdict) == "wrong"]
+
+
+@pytest.mark.parametrize("spec", WALKED)
+def test_verbs_keep_the_function(spec: str, tmp_path: Path) -> None:
+    """What each verb writes loads with equal logits, or is refused with a reason."""
+    assert walked(spec, tmp_path) == []
+
+
+def test_a_tie_that_transformers_5_cannot_build_is_an_error(tmp_path: Path) -> None:
+    """LLaVA on GPT-NeoX with a true flag: neither version is claimed to load it, and `set-tie true` is refused."""
+    spec = "LlavaForConditionalGeneration[text_config=gpt_neox]"
+    with pytest.raises(AttributeError):
+        zoo.build(spec, tie=True)
+    folder = tmp_path / "m"
+    zoo.build(spec, tie=False).save_pretrained(folder)
+    with pytest.raises(RefusedError, match="has a head of its own"):
+        api.plan_set_tie("true", folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["tie_word_embeddings"] = config["text_config"]["tie_word_embeddings"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    inspection = api.inspect(folder)
+    found = pairs.predictions(inspection)
+    assert (found["5.x"][0], found["4.57"][0]) == ("error", "unknown")
+    assert inspection.config.effect.startswith("Not loaded: with this flag transformers 5 cannot build")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("spec", pairs.specs())
+def test_every_pair(spec: str, tmp_path: Path) -> None:
+    """All that was measured: the record, the gate, the predictions and the verbs."""
+    one, other = shipped(spec), measured(spec)
+    assert one == other
+    assert pairs.wrong(spec, tmp_path / "files") == []
+    assert walked(spec, tmp_path / "verbs") == []

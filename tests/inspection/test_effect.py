@@ -1,0 +1,78 @@
+"""The effect line: what transformers loads from these files, and why, in words that no finding contradicts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.checks.fixtures.model import Array, matrix, save
+from tieconv import api
+
+T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "d_model": 4}
+QWEN2_VL = {
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "model_type": "qwen2_vl",
+    "text_config": {"model_type": "qwen2_vl_text"},
+}
+MOLMO2 = {"architectures": ["Molmo2ForConditionalGeneration"], "model_type": "molmo2", "text_config": {}}
+
+
+def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> str:
+    """The sentence for a model with these files; the JSON has it too."""
+    found = api.inspect(save(folder / "model", config, tensors))
+    document = json.loads(json.dumps(found.to_dict()))
+    assert document["config"]["effect"] == found.config.effect
+    return found.config.effect
+
+
+@pytest.mark.parametrize(
+    ("flag", "more"),
+    [(False, ""), (True, ", transformers 4 ties every head"), (None, ", transformers 4 ties every head")],
+)
+def test_a_head_of_its_own_in_a_class_that_always_ties(flag: bool | None, more: str, tmp_path: Path) -> None:
+    """Flan-T5: first what the loaded model is, then why."""
+    config = T5 if flag is None else T5 | {"tie_word_embeddings": flag}
+    found = effect(tmp_path, config, {"shared.weight": matrix(), "lm_head.weight": matrix() + 1})
+    assert found == (
+        "Not tied: lm_head.weight is stored with values of its own. "
+        f"T5ForConditionalGeneration ties only a head that is missing or equal{more}."
+    )
+
+
+def test_without_a_head_such_a_class_is_tied(tmp_path: Path) -> None:
+    """A T5 with a false flag and one table is tied, as its class is."""
+    config = T5 | {"tie_word_embeddings": False}
+    assert effect(tmp_path, config, {"shared.weight": matrix()}).startswith("T5ForConditionalGeneration ties whatever")
+
+
+def test_what_each_version_reads_is_one_statement(tmp_path: Path) -> None:
+    """Qwen2-VL as transformers 5 saves it: the effect and TIE007 name the same levels and the same result."""
+    config = QWEN2_VL | {"tie_word_embeddings": True}
+    folder = save(tmp_path / "m", config, {"model.embed_tokens.weight": matrix()})
+    inspection = api.inspect(folder)
+    assert inspection.config.effect == (
+        "Tied in transformers 5: the top level says true. "
+        "Not tied in transformers 4: text_config.tie_word_embeddings is absent."
+    )
+    message = next(finding.message for finding in inspection.findings if finding.rule == "TIE007")
+    assert message.startswith(
+        "transformers 5 reads tie_word_embeddings, transformers 4 reads text_config.tie_word_embeddings, "
+        "which the config does not declare: version 5 ties Qwen2VLForConditionalGeneration, version 4 does not"
+    )
+
+
+def test_an_embedding_in_two_parts_is_stored(tmp_path: Path) -> None:
+    """Molmo2 keeps the rows of its added tokens apart: both tensors are named, and neither is missing."""
+    start = "model.transformer.wte."
+    tensors = {f"{start}embedding": matrix(), f"{start}new_embedding": matrix(2), "lm_head.weight": matrix()}
+    folder = save(tmp_path / "m", MOLMO2, tensors)
+    found = api.inspect(folder).to_dict()["head"]
+    assert isinstance(found, dict)
+    assert [piece["name"] for piece in found["embedding_pieces"]] == [f"{start}embedding", f"{start}new_embedding"]
+    (folder / "model.safetensors").unlink()
+    lacking = save(tmp_path / "n", MOLMO2, {f"{start}embedding": matrix(), "lm_head.weight": matrix()})
+    head = api.inspect(lacking).to_dict()["head"]
+    assert isinstance(head, dict) and head["embedding_pieces"] == []

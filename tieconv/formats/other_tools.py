@@ -1,0 +1,66 @@
+"""Recognise the files of other tools: by their first bytes, by the names in a zip archive, else by their own name.
+
+What is known of them is data, `data/other_tools.json`, with a source each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import cache
+from typing import Any
+
+from tieconv.checkpoint.record import record
+
+WINDOW = 1024
+"""Bytes at the start of a file that tell its kind."""
+
+
+@record
+class OtherTool:
+    """A kind of file that is not read: what it is, as the end of a sentence, and what to do instead."""
+
+    code: str
+    what: str
+    hint: str
+
+
+def by_content(start: bytes) -> OtherTool | None:
+    """Return the kind of a file that begins with ``start``."""
+    return _find("start", start[:WINDOW].decode("latin-1"))
+
+
+def by_entries(names: bytes) -> OtherTool | None:
+    """Return the kind of a zip archive whose entries have ``names``, each followed by a newline."""
+    return _find("entries", names.decode("latin-1"))
+
+
+def by_name(name: str) -> OtherTool | None:
+    """Return the kind of a file by the end of its name."""
+    return next((kind for ends, kind in _kinds()["ends"] if name.lower().endswith(ends)), None)
+
+
+def _find(key: str, text: str) -> OtherTool | None:
+    search = re.Pattern.match if key == "start" else re.Pattern.search
+    return next((kind for pattern, kind in _kinds()[key] if search(pattern, text)), None)
+
+
+@cache
+def _kinds() -> dict[str, list[tuple[Any, OtherTool]]]:
+    # The loader's own method: it works from a zip too, and importlib.resources costs 10 ms to import.
+    assert __spec__ is not None
+    loader: Any = __spec__.loader
+    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", "other_tools.json"))
+    found: dict[str, list[tuple[Any, OtherTool]]] = {"start": [], "entries": [], "ends": []}
+    for entry in json.loads(data)["kinds"]:
+        kind = OtherTool(entry["code"], entry["what"], entry["hint"])
+        for key in found.keys() & entry.keys():
+            found[key].append((_pattern(key, entry), kind))
+    return found
+
+
+def _pattern(key: str, entry: dict[str, Any]) -> Any:
+    if key == "ends":
+        return tuple(map(str.lower, entry[key]))
+    return re.compile(entry[key], re.DOTALL | (re.IGNORECASE if entry["code"] == "html" else 0))

@@ -1,0 +1,49 @@
+"""Say whether the loaded model is tied, and why: for the files at hand, not for the config alone."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.family import Knowledge, Tying
+from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.families.reading import FLAG, cannot_build, levels, reading_v4
+from tieconv.text import shown
+
+_EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED, State.UNREAD})
+
+
+def effect(inspection: Inspection) -> str:
+    """Whether transformers ties the head, and the reason, in one or two sentences."""
+    family, why = inspection.family, inspection.config.why
+    if cannot_build(inspection):
+        name = shown(family.input_embedding or "its embedding")
+        return (
+            f"Not loaded: with this flag transformers 5 cannot build {family.architecture}, whose embedding is {name}."
+        )
+    if family.knowledge is not Knowledge.TABLE:
+        return why
+    older = reading_v4(inspection)
+    head = _own_head(inspection) if family.tying is Tying.ALWAYS else None
+    if head is not None:
+        reason = f"{shown(head.name)} is stored with values of its own"
+        rule = f"{family.architecture} ties only a head that is missing or equal"
+        return f"Not tied: {reason}. {rule}{', transformers 4 ties every head' if older else ''}."
+    if family.tying is not Tying.CAN or older in (None, inspection.config.effective) or not levels(inspection):
+        return why
+    verdict, _, reason = why.partition(": ")
+    return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
+
+
+def _own_head(inspection: Inspection) -> Member | None:
+    """The stored head, where it differs from the table that the class ties it to."""
+    head = inspection.head.output_head
+    members = (member for tie in inspection.ties for member in tie.members)
+    found = next((member for member in members if head is not None and member.name == head.name), None)
+    return found if found is not None and found.state not in _EQUAL else None
+
+
+def _in_transformers4(inspection: Inspection) -> str:
+    """Whether transformers 4 ties, and the flag that it reads."""
+    level = inspection.family.level_v4 or ""
+    value = levels(inspection).get(level)
+    verdict = "Tied" if reading_v4(inspection) else "Not tied"
+    says = "is absent" if value is None else f"is {str(value).lower()}"
+    return f"{verdict} in transformers 4: {f'{level}.{FLAG}'.lstrip('.')} {says}"
