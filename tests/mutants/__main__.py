@@ -46,7 +46,7 @@ def run(chosen: list[Mutant]) -> list[Mutant]:
             scratch.enter(room, TESTS[room])
             missed = [mutant for mutant in every if not scratch.notices(mutant)]
             survivors += missed
-            print(f"{room or 'base'}: {len(every) - len(missed)} of {len(every)} noticed", flush=True)
+            print(f"{room}: {len(every) - len(missed)} of {len(every)} noticed", flush=True)
             for mutant in missed:
                 print(f"  survived: {mutant}", flush=True)
     return survivors

@@ -7,6 +7,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "tieconv"
 
+BASE = "base"
+"""The modules of no room."""
+
 EXECUTE = tuple(
     f"tests/execute/test_{name}.py"
     for name in (
@@ -20,6 +23,7 @@ EXECUTE = tuple(
         "attributes",
         "dropped",
         "owned",
+        "forged_record",
         "leftover",
         "staging",
         "failures",
@@ -54,15 +58,16 @@ TESTS: dict[str, tuple[str, ...]] = {
     "reference": ("tests/onnx", "tests/analysis"),
     "reporters": ("tests/reporters", "tests/output", "tests/cli"),
     "sources": ("tests/sources", "tests/hub", "tests/formats"),
-    "": ("tests/cli", "tests/test_api.py", "tests/output"),
+    BASE: ("tests/cli", "tests/test_api.py", "tests/output"),
 }
 
 
 def room_of(file: str) -> str:
-    """The room of a module, which is a key of `TESTS`: ``checks`` for ``tieconv/checks/table.py``."""
+    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/table.py``."""
     folder = Path(file).parent.relative_to("tieconv").as_posix()
     parts = [] if folder == "." else folder.split("/")
-    return next(room for end in range(len(parts), -1, -1) if (room := "/".join(parts[:end])) in TESTS)
+    rooms = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in TESTS), BASE)
 
 
 def modules() -> list[str]:

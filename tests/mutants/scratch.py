@@ -37,7 +37,7 @@ class Scratch:
         measure = [] if room in UNMEASURED else ["--cov=tieconv", "--cov-context=test", "--cov-report="]
         code, output = self._pytest([*self.tests, *measure], None, COVERAGE_FILE=str(self.data))
         if code:
-            raise SystemExit(f"the tests of {room or 'the base'} fail without any change:\n{output[-4000:]}")
+            raise SystemExit(f"the tests of {room} fail without any change:\n{output[-4000:]}")
         self.seconds = time.monotonic() - begun
 
     def notices(self, mutant: Mutant) -> bool:
