@@ -9,8 +9,11 @@ import pytest
 
 from tests.checks.branches.near import near_miss
 from tests.checks.branches.record import RECORD, cases, told
+from tests.checks.fixtures.model import BERT, bert, flagged, matrix, save, vector
 from tieconv import api
 from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.inspection import Depth
 from tieconv.checks import RULES
 
 CASES = cases()
@@ -43,3 +46,12 @@ def test_a_near_miss_is_left_alone(code: str, kind: str, tmp_path: Path) -> None
     if kind == "headless" and not inspection.checkpoint.graphs and inspection.family.trusted:
         assert inspection.family.tying is Tying.HEADLESS
     assert code not in [finding.rule for finding in inspection.findings]
+
+
+def test_a_bias_that_was_not_read(tmp_path: Path) -> None:
+    """Headers alone do not tell if the half pair loses values: a note says so, and nothing is called zero."""
+    tensors = bert(head=matrix(seed=1), outer=vector())
+    inspection = api.inspect(save(tmp_path / "model", flagged(BERT, False), tensors), depth=Depth.HEADER)
+    (finding,) = [finding for finding in inspection.findings if finding.rule == "BIA002"]
+    assert finding.level is Level.NOTE
+    assert "beside cls.predictions.bias, which was not read, in an untied model" in finding.message

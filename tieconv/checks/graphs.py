@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Action, Remedy
-from tieconv.checkpoint.graph_record import GraphRecord
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 
 PAGE = 4096
@@ -26,11 +25,6 @@ def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
 def is_copy(member: Member) -> bool:
     """Whether a head holds just what the embedding holds: byte for byte, transposed, or cast without a loss."""
     return member.state in _EQUAL or (member.state is State.CAST and member.detail.get("lossless") is True)
-
-
-def graph_of(inspection: Inspection, name: str) -> GraphRecord:
-    """The graph that an initializer belongs to."""
-    return next(graph for graph in inspection.checkpoint.graphs if name in graph.names)
 
 
 def dedup(inspection: Inspection) -> Remedy:
