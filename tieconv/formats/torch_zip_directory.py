@@ -34,6 +34,7 @@ _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _central = _CENTRAL.unpack_from
+_lengths = struct.Struct("<HHH").unpack_from
 _MAX16 = 0xFFFF
 _NAMES = 16 << 20
 """Bytes of names by which the kind of an archive is told."""
@@ -150,12 +151,13 @@ def _check_kind(data: bytes) -> None:
 
 def _names(data: bytes) -> bytes:
     """The names of the entries, each followed by a newline, as far as the directory can be followed; 16 MiB at most."""
-    position, names = 0, bytearray()
-    while data[position : position + 4] == CENTRAL and position + _CENTRAL.size <= len(data) and len(names) < _NAMES:
-        name, extra, comment = struct.unpack_from("<HHH", data, position + 28)
+    position, last, names, taken = 0, len(data) - _CENTRAL.size, bytearray(), 0
+    while data[position : position + 4] == CENTRAL and position <= last and taken < _NAMES:
+        name, extra, comment = _lengths(data, position + 28)
         position += _CENTRAL.size
         names += data[position : position + name] + b"\n"
         position += name + extra + comment
+        taken += name + 1
     return bytes(names)
 
 
