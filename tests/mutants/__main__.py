@@ -44,11 +44,13 @@ def run(chosen: list[Mutant]) -> list[Mutant]:
         for room, listed in groupby(chosen, key=lambda mutant: room_of(mutant.file)):
             every = list(listed)
             scratch.enter(room, TESTS[room])
-            missed = [mutant for mutant in every if not scratch.notices(mutant)]
+            missed = []
+            for mutant in every:
+                if not scratch.notices(mutant):
+                    missed.append(mutant)
+                    print(f"survived: {mutant}", flush=True)
             survivors += missed
             print(f"{room}: {len(every) - len(missed)} of {len(every)} noticed", flush=True)
-            for mutant in missed:
-                print(f"  survived: {mutant}", flush=True)
     return survivors
 
 
