@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.graph_record import GraphRecord, Latent, MatrixRead, QuantisedRead
+from tieconv.checkpoint.graph_record import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import (
     ByteRange,
@@ -27,13 +27,12 @@ from tieconv.formats.onnx_quantised import quantised_embedding, quantised_head
 from tieconv.formats.onnx_roles import Role, Roles, find_roles
 from tieconv.formats.onnx_structure import Origin, Scope, is_shaped, origin, scope_of, scopes
 from tieconv.formats.onnx_tensor import TYPES, needed_bytes, read_tensor
+from tieconv.formats.onnx_uses import uses
 from tieconv.formats.protobuf import Wire
 from tieconv.text import shown
 
 SUFFIX = ".onnx"
 NEXT_STEP = "tieconv dedup and tieconv untie take graphs"
-_OLDEST = 4
-"""The first IR version in which an initializer need not be an input, which a caller may replace."""
 _PASSING = ("Transpose", "Cast", "Identity")
 
 
@@ -135,6 +134,8 @@ def _read_one(
             latent=latent,
             session_bytes=held,
             quantised=tuple(_quantised(scope, roles, labels)),
+            uses=tuple(uses(scope, labels)),
+            overridable=tuple(labels[id(scope.held[one])] for one in model.graph.inputs if one in scope.held),
         ),
         tensors,
         validity.cautions(model, name, is_utf8=wire.is_utf8),
@@ -169,7 +170,7 @@ def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
 
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
     """The forms of initializers that a session computes when it starts, and the bytes of all that it then holds."""
-    inputs = set(scope.graph.inputs) if model.ir_version >= _OLDEST else set(scope.held)
+    inputs = set(scope.graph.inputs) if model.ir_version >= OLDEST_IR else set(scope.held)
     forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
     for found in _reads(scope):
         fixed = found.tensor.name not in inputs or scope.held.get(found.tensor.name) is not found.tensor
