@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,16 @@ FURTHER = [
     "torch-string", "onnx-equal-read", "peft-targets",
 ]  # fmt: skip
 """What is read, and printed by other commands than `inspect`."""
+OFTEN = {
+    *FURTHER,
+    "dcp-string",
+    "safetensors-tensors",
+    "safetensors-candidates",
+    "onnx-nodes",
+    "gguf-tensors-read",
+    "torch-entries",
+}
+"""What every run inspects: for each format what is read, or dearest to refuse. The slow tests inspect all."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +91,34 @@ def assert_bounded(took: Run) -> None:
         assert (took.stderr.startswith("error: ") and "\nhint: " in took.stderr) or "could not be read" in took.stdout
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize(
+    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in MAKERS]
+)
 def test_inspect(name: str, tmp_path: Path) -> None:
     assert_bounded(run("inspect", make(name, tmp_path)))
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "inspect"])
-@pytest.mark.parametrize("name", FURTHER)
+OTHERS = [name for name in COMMANDS if name != "inspect"]
+
+
+def calls() -> Iterator[object]:
+    """Each name with each command; in turn one command for each name that is not slow."""
+    for place, name in enumerate(FURTHER):
+        for number, command in enumerate(OTHERS):
+            yield pytest.param(name, command, marks=[] if number == place % len(OTHERS) else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "command"), list(calls()))
 def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     home = make(name, tmp_path)
     verb, *options = COMMANDS[command]
     models = [home, home] if verb == "diff" else [home]
     assert_bounded(run(verb, *models, *options))
+
+
+def test_every_format_is_inspected_often() -> None:
+    assert {name.split("-")[0] for name in OFTEN} >= {name.split("-")[0] for name in MAKERS}
+    assert set(MAKERS) >= OFTEN
 
 
 def test_honest_inputs_are_read() -> None:
