@@ -72,6 +72,10 @@ CASES: dict[str, Case] = {
         flagged(T5, True),
         {"shared.weight": matrix(), HEAD: matrix(), "encoder.embed_tokens.weight": matrix()},
     ),
+    "TIE002 beside a quantised head": (
+        BART,
+        {"model.shared.weight": matrix(), "model.encoder.embed_tokens.weight": matrix(), **CODES},
+    ),
     "TIE002 guessed": (flagged(REMOTE, True), COPY),
     "TIE002 without the canonical name": (
         BART,
