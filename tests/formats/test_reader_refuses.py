@@ -123,10 +123,10 @@ def gather(out: str = "x") -> onnx.NodeProto:
 
 
 def with_values_of_nothing() -> onnx.ModelProto:
-    """An initializer with a side of 0 that holds bytes all the same."""
+    """An initializer with a side of 0 that holds a number, in a field of another type."""
     model = graph([gather(), helper.make_node("Neg", ["x"], ["out"])])
     model.graph.initializer.append(
-        TensorProto(name="empty", data_type=TensorProto.FLOAT, dims=[0, 4], float_data=[1.0])
+        TensorProto(name="empty", data_type=TensorProto.UINT8, dims=[0, 4], float_data=[1.0])
     )
     return model
 
