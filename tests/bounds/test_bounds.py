@@ -14,6 +14,7 @@ from tests.bounds.inputs import MAKERS, MAX
 from tests.hostile.conftest import faults_of_text
 from tests.patience import patient
 
+TOO_LARGE = "larger than tieconv reads"
 MEBIBYTES, SECONDS, LINES, LINE = 300, 10, 200, 9000
 MAKE = """
 import sys
@@ -42,6 +43,12 @@ FURTHER = [
     "torch-string", "onnx-equal-read", "peft-targets",
 ]  # fmt: skip
 """What is read, and printed by other commands than `inspect`."""
+TOKENIZERS = ("tokenizer-", "generation-", "config-ids-")
+"""What `analyze` reads beside the weights."""
+SMALL_ENOUGH = ("tokenizer-merges-within", "tokenizer-merges-repeated", "tokenizer-special-texts", "tokenizer-numbers")
+"""Without a vocabulary of any size, or malformed."""
+CHECKED = ("baseline-", "settings-")
+"""Files that the user gives to `check`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,7 @@ def assert_bounded(took: Run) -> None:
         assert (took.stderr.startswith("error: ") and "\nhint: " in took.stderr) or "could not be read" in took.stdout
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", [name for name in MAKERS if not name.startswith(CHECKED)])
 def test_inspect(name: str, tmp_path: Path) -> None:
     assert_bounded(run("inspect", make(name, tmp_path)))
 
@@ -92,6 +99,25 @@ def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     verb, *options = COMMANDS[command]
     models = [home, home] if verb == "diff" else [home]
     assert_bounded(run(verb, *models, *options))
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name.startswith(TOKENIZERS)])
+def test_tokenizers(name: str, tmp_path: Path) -> None:
+    """What is read is not said to be too large, and what is too large is said to be."""
+    took = run("analyze", make(name, tmp_path), "--json")
+    assert_bounded(took)
+    assert took.code == 0
+    if name.startswith("tokenizer-"):
+        assert (TOO_LARGE in took.stdout) != (name.endswith("-read") or name in SMALL_ENOUGH)
+
+
+@pytest.mark.parametrize("name", [name for name in MAKERS if name.startswith(CHECKED)])
+def test_files_of_check(name: str, tmp_path: Path) -> None:
+    home = make(name, tmp_path)
+    option = "--baseline" if name.startswith("baseline-") else "--config"
+    took = run("check", home, option, home / "beside" / "file")
+    assert_bounded(took)
+    assert (took.code == 2) != name.endswith("-read")
 
 
 def test_honest_inputs_are_read() -> None:
