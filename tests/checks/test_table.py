@@ -132,3 +132,15 @@ def test_tables_have_every_state() -> None:
     """A new state needs a row; only vectors, which have no transpose, lack one."""
     assert [row.state for row in WORD_EMBEDDING.rows] == list(State)
     assert {row.state for row in OUTPUT_BIAS.rows} == set(State) - {State.TRANSPOSED}
+
+
+def test_only_an_unread_copy_of_a_tied_model_is_undecided() -> None:
+    """Headers decide every cell but one: whether a copy that a tied model stores is equal."""
+    undecided = [
+        (row.state, column.tied)
+        for table in (WORD_EMBEDDING, OUTPUT_BIAS)
+        for row in table.rows
+        for column in table.columns
+        if not row.decides(column)
+    ]
+    assert set(undecided) == {(State.UNREAD, True)}

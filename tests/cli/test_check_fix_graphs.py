@@ -84,13 +84,13 @@ def test_the_same_bits(tmp_path: Path) -> None:
     assert same_bits(*(outputs(path, (2, 7), V) for path in (source, tmp_path / "out" / "model.onnx")))
 
 
-def test_other_roundings_are_left(tmp_path: Path) -> None:
-    """F16 whose last bits may differ: nothing is written, and the reason names the command that keeps them."""
+def test_the_form_that_keeps_every_bit_is_chosen(tmp_path: Path) -> None:
+    """F16 whose last bits a Gemm may round differently: the head becomes a FusedMatMul, with the same bits."""
     source = made(tmp_path, 160, "f2", [("Add", 1.0), ("Norm", 1.0)], [])
-    before = snapshot(tmp_path)
-    result = run("check --fix --in-place", source)
-    assert result.exit_code == 1 and snapshot(tmp_path) == before
-    assert f"the same bits: tieconv dedup {source} --head-form fused -o OUT" in result.stderr
+    result = run("check --fix", source, "-o", out := tmp_path / "out.onnx")
+    assert (result.exit_code, codes(out)) == (0, set()), result.output
+    assert "FusedMatMul" in {node.op_type for node in onnx.load(out, load_external_data=False).graph.node}
+    assert same_bits(*(outputs(path, (2, 7), V) for path in (source, out)))
 
 
 def test_a_nan_is_not_hidden(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_nan_is_not_hidden(tmp_path: Path) -> None:
 
 
 def test_what_dedup_leaves_is_left(tmp_path: Path) -> None:
-    """Copies that a caller may replace: the reason is that of `dedup`."""
+    """Copies that a caller may replace: the finding says why `dedup` keeps them, and offers no command."""
     source = build("soft_cap", tmp_path / "in" / "model.onnx", external=False)
     model = onnx.load(source)
     for tensor in model.graph.initializer:
@@ -121,4 +121,6 @@ def test_what_dedup_leaves_is_left(tmp_path: Path) -> None:
     before = snapshot(source.parent)
     result = run("check --fix --in-place", source)
     assert result.exit_code == 1 and snapshot(source.parent) == before
-    assert "it stays as it is: it is an input of the graph, so a caller may replace it" in result.stderr
+    text = " ".join(result.stdout.split())
+    assert "dedup keeps both: model.embed_tokens.weight is an input of the graph, so a caller may replace it" in text
+    assert "next:" not in result.stdout

@@ -64,7 +64,12 @@ def test_what_transformers_saved_passes_and_predictions_hold(spec: str, tmp_path
 
 def walked(spec: str, folder: Path) -> list[str]:
     """The verbs whose result does not load as the same function."""
-    verdicts = Walk(Subject(spec), "single", folder).run()
+    try:
+        subject = Subject(spec)
+    except AttributeError:  # transformers 5 cannot build it tied: there is nothing to untie
+        assert "E" in pairs.family(spec).truth
+        return []
+    verdicts = Walk(subject, "single", folder).run()
     assert "exact" in {kind(verdict) for verdict in verdicts.values()}
     return [f"{verb}: {verdict}" for verb, verdict in verdicts.items() if kind(verdict) == "wrong"]
 

@@ -69,6 +69,8 @@ def _look(model: Any, job: Job, tensors: dict[str, Any]) -> dict[str, Any]:
         if found is not None:
             parameters[name] = found
     bias = _bias(inner)
+    if bias is None and job["biases"]:  # a parameter beside the head
+        bias = dict(model.named_parameters()).get(job["biases"][-1])
     if any(value.is_meta for value in (*parameters.values(), *([] if bias is None else [bias]))):
         return {"outcome": "error", "dropped": [], "why": "left on the meta device"}
     names = [name for name in (job["embedding"], job["head"], *job["tables"]) if name in tensors]

@@ -13,8 +13,10 @@ from pathlib import Path
 from tests.hostile.conftest import faults_of_text
 
 TIMEOUT = 240
-_BAR = re.compile(r"\x1b\[\?25[lh]|\r")
-"""What Click's progress bars write: the cursor hidden and shown again, and the start of the line."""
+_BAR = re.compile(r"\x1b\[(?:\?25[lh]|2K|1A)|\r")
+"""What rich's progress bars write: the cursor hidden, shown and moved up, a line cleared, and the start of the line."""
+_WITH_BAR = "from tieconv.cli import main, progress; progress.PATIENCE = -1; main(prog_name='tieconv')"
+"""tieconv that draws its bar at once, on a fast machine too."""
 _OWN = re.compile(r"::(error|warning|notice) (file=[^:,\s]+,)?title=[^:]*::[^\n]*")
 """An annotation that tieconv means."""
 
@@ -22,7 +24,8 @@ _OWN = re.compile(r"::(error|warning|notice) (file=[^:,\s]+,)?title=[^:]*::[^\n]
 def on_terminal(home: Path, *arguments: str) -> bytes:
     """What a terminal receives."""
     master, slave = pty.openpty()
-    with subprocess.Popen(_program(arguments), cwd=home, env=_environment(), stdin=slave, stdout=slave, stderr=slave):
+    program = [sys.executable, "-P", "-c", _WITH_BAR, *arguments]
+    with subprocess.Popen(program, cwd=home, env=_environment(), stdin=slave, stdout=slave, stderr=slave):
         os.close(slave)
         received = bytearray()
         with suppress(OSError):  # the end of a terminal
@@ -34,7 +37,7 @@ def on_terminal(home: Path, *arguments: str) -> bytes:
 
 def piped(home: Path, *arguments: str) -> bytes:
     """What a log receives: stdout and stderr in one."""
-    program = _program(arguments)
+    program = [sys.executable, "-P", "-m", "tieconv", *arguments]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.run(program, cwd=home, env=_environment(), timeout=TIMEOUT, check=False, **streams).stdout
 
@@ -48,10 +51,6 @@ def faults(received: bytes, *, annotates: bool = False) -> list[str]:
     if annotates:
         text = "\n".join(line for line in text.split("\n") if not _OWN.fullmatch(line))
     return faults_of_text(text)
-
-
-def _program(arguments: tuple[str, ...]) -> list[str]:
-    return [sys.executable, "-P", "-m", "tieconv", *arguments]
 
 
 def _environment() -> dict[str, str]:

@@ -11,7 +11,7 @@ from tests.output.terminal import faults, on_terminal, piped
 from tieconv.cli import COMMANDS
 
 FOLDERS = ("known", "unknown", "sharded", "torch", "gguf", "adapter", "graph")
-WRITERS = ("untie", "retie", "dedup", "set-tie auto", "reindex", "bias zero", "convert --to torch")
+WRITERS = ("untie", "retie", "dedup", "set-tie auto", "reindex", "bias zero", "convert --to torch", "resize --to rows")
 CALLS = [
     *(f"inspect {folder} --consumers" for folder in FOLDERS),
     *(f"inspect {folder} --json --depth full" for folder in ("known", "graph")),
@@ -20,6 +20,7 @@ CALLS = [
     "check known --select EVIL", "check known --baseline baseline.json", "check known --config evil.toml",
     "check known --config settings.toml", "check known --fix -o fixed", "check known --for EVIL",
     *(f"{verb} {folder}" for verb in WRITERS for folder in ("known", "sharded")),
+    "resize --to 200 unknown", "resize --to EVIL known", "resize --to 200 known -o out-resize",
     "untie unknown", "retie torch", "dedup torch", "convert unknown --to torch",
     *(f"{verb} graph{more}" for verb in ("dedup", "untie") for more in ("", " -o out --dry-run", " -o out-{verb}")),
     "untie known -o EVIL-out", "retie unknown -o out-retie --json", "dedup known -o /dev/null/EVIL",
@@ -68,6 +69,6 @@ def test_the_names_are_printed(home: Path) -> None:
 
 def test_faults_are_seen() -> None:
     assert len(faults(EVIL.encode())) >= 6
-    assert faults(b"\x1b[?25l\rretie  [####]\x1b[?25h\n") == []
+    assert faults(b"\x1b[?25l\r\x1b[2Kretie  [####]\r\n\x1b[?25h\r\x1b[1A\x1b[2K\n") == []
     assert faults(b"::error file=x,title=a::b\n", annotates=True) == []
     assert faults(b"::error file=x,title=a::b\n") != []

@@ -37,11 +37,12 @@ def refuse_graphs(*paths: str | Path) -> None:
             )
 
 
-def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> PlannedGraphs:
+def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) -> PlannedGraphs:
     """The plan that stores each matrix of ONNX graphs once, found by content.
 
-    ``head_form`` is ``gemm``, ``fused`` or ``transpose``. Raises `UnsafePathError` for external data outside the
-    graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
+    ``head_form`` is ``gemm``, ``fused`` or ``transpose``; without it each head gets the first of them that keeps every
+    bit of what a session computes, and a matrix for which none does stays. Raises `UnsafePathError` for external data
+    outside the graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
     """
     from tieconv.checkpoint.graph import HeadForm
     from tieconv.onnx.graph_packages import require_graph_packages
@@ -49,7 +50,7 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str = "gemm") -> Plan
     require_graph_packages()
     from tieconv.onnx.graph_dedup import plan_graph_dedup as make
 
-    return make(_readable(path), HeadForm(head_form))
+    return make(_readable(path), None if head_form is None else HeadForm(head_form))
 
 
 def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:

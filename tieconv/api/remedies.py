@@ -48,13 +48,8 @@ def plan_action(action: Action) -> PlannedWrite | PlannedGraphs:
 
 
 def _plan_graph_remedy(source: str) -> PlannedGraphs:
-    """The plan of `dedup`, where it changes something and every bit that a session computes stays as it is."""
+    """The plan of `dedup`, where it changes something; every bit that a session computes stays as it is."""
     planned = plan_graph_dedup(source)
-    rounded = next((matrix.rounded for matrix in planned.matrices if matrix.rounded), "")
-    if rounded:
-        from tieconv.onnx.graph_dedup import same_bits
-
-        raise RefusedError(f"the last bits may differ beside {shown(rounded)}{same_bits(source, [rounded])}")
     if not any(matrix.done for matrix in planned.matrices):
         left = next((matrix.left for matrix in planned.matrices if matrix.left), "nothing can be stored once")
         raise RefusedError(f"it stays as it is: {shown(left)}")

@@ -29,7 +29,9 @@ class SharedMatrix:
     ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
     replaces by a second matrix). ``kept`` and ``dropped`` are initializer names, ``nodes`` the rewritten nodes.
     ``left`` says why copies stay (empty: none do), ``rounded`` what beside a head the CPU provider may round otherwise
-    afterwards (empty: nothing). Bytes are on disk (``stored``) and in a session (``held``).
+    afterwards (empty: nothing). ``form`` is that of its rewritten heads (``None``: no head was rewritten), chosen where
+    ``gemm`` may round differently beside ``avoided`` (empty: it does not).
+    Bytes are on disk (``stored``) and in a session (``held``).
     """
 
     graph: str
@@ -46,6 +48,8 @@ class SharedMatrix:
     left: str = ""
     copies_promised: int = 1
     rounded: str = ""
+    form: HeadForm | None = None
+    avoided: str = ""
 
     @property
     def done(self) -> bool:
@@ -185,6 +189,7 @@ def _matrix(matrix: SharedMatrix) -> dict[str, object]:
         "kept": matrix.kept,
         "dropped": list(matrix.dropped),
         "nodes": list(matrix.nodes),
+        "head_form": None if matrix.form is None else str(matrix.form),
         "dtype": matrix.dtype,
         "shape": list(matrix.shape),
         "stored_before": matrix.stored_before,

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from tieconv.checkpoint.record import record
 
+OLDEST_OPSET = 11
+"""The first opset whose graphs `dedup` rewrites."""
+OLDEST_IR = 4
+"""The first IR version in which an initializer need not be an input, which a caller may replace."""
+MIN_ELEMENTS = 1024
+"""Numbers of the smallest matrix that counts as a copy, in every type: 4096 bytes in F32, 2048 in F16."""
+
 
 @record
 class MatrixRead:
@@ -11,6 +18,21 @@ class MatrixRead:
 
     name: str
     turned: bool
+
+
+@record
+class MatrixUse:
+    """A read of the initializer ``name`` as input ``index`` of a node, seen through Transpose and Identity.
+
+    ``turned`` where the node reads it transposed, ``columns`` where a Gather looks up its columns. ``operator`` is
+    ``output`` where a graph gives it as an output.
+    """
+
+    name: str
+    operator: str
+    index: int
+    turned: bool
+    columns: bool = False
 
 
 @record
@@ -32,11 +54,17 @@ class Latent:
 
 @record
 class QuantisedRead:
-    """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it."""
+    """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it.
+
+    ``parts`` are its codes, scales and zero points where they can be compared with those of the other role.
+    """
 
     role: str
     name: str
     operator: str
+    parts: tuple[str, ...] = ()
+    bits: int = 0
+    block: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """One entry of ``quantised``."""
@@ -49,7 +77,8 @@ class GraphRecord:
 
     ``session_bytes`` is what a session holds of the initializers: every form that a node reads, once. ``embedding``
     is looked up by token ids, ``head`` makes the logits, ``bias`` is added to them; ``quantised`` are those of them
-    that are no plain matrices.
+    that are no plain matrices. ``uses`` are the nodes that read initializers of `MIN_ELEMENTS` and more,
+    ``overridable`` the initializers that a caller may replace.
     """
 
     file: str
@@ -67,6 +96,8 @@ class GraphRecord:
     latent: tuple[Latent, ...]
     session_bytes: int
     quantised: tuple[QuantisedRead, ...] = ()
+    uses: tuple[MatrixUse, ...] = ()
+    overridable: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """One entry of ``graphs``."""

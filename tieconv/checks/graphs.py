@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.finding import Action, Remedy
-from tieconv.checkpoint.graph_record import GraphRecord
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.graph_record import MIN_ELEMENTS, GraphRecord
+from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
+from tieconv.checkpoint.record import record
+from tieconv.checks.graph_sharing import shared
 
-PAGE = 4096
-"""Bytes of a matrix from which `tieconv dedup` looks at it."""
-LARGE = 64 * 1024
-"""Bytes from which a copy outside the head is worth a finding."""
+LARGE = 16 * MIN_ELEMENTS
+"""Numbers from which a copy outside the head is worth a finding, in every type."""
 
 _EQUAL = frozenset({State.IDENTICAL, State.TRANSPOSED})
 
@@ -33,11 +33,45 @@ def graph_of(inspection: Inspection, name: str) -> GraphRecord:
     return next(graph for graph in inspection.checkpoint.graphs if name in graph.names)
 
 
-def dedup(inspection: Inspection) -> Remedy:
-    """`tieconv dedup`, which keeps what the graph computes.
+@record
+class Answer:
+    """What `tieconv dedup` does about copies: the command, or why it keeps them."""
+
+    remedy: Remedy | None
+    why: str = ""
+
+    @property
+    def told(self) -> str:
+        """The end of the finding's message."""
+        return f"; dedup keeps both: {self.why}" if self.why else ""
+
+
+def pair(tie: Tie, member: Member) -> dict[str, bool]:
+    """The embedding and the head, and whether each is stored the other way round than the embedding."""
+    turned = member.state is State.TRANSPOSED or member.detail.get("transposed") is True
+    return {tie.canonical: False, member.name: turned}
+
+
+def group(inspection: Inspection, found: Duplicate) -> dict[str, bool]:
+    """The copies of one matrix, and whether each is stored the other way round than the first."""
+    first, *rest = found.tensors
+    shape = inspection.checkpoint.tensors[first].shape
+    turned = {name: inspection.checkpoint.tensors[name].shape != shape for name in rest}
+    square = found.kind is State.TRANSPOSED and len(set(shape)) == 1
+    return {first: False, **{name: turned[name] or square for name in rest}}
+
+
+def answer(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
+    """`tieconv dedup`, where it stores the copies once and keeps what the graph computes.
 
     Copies with a NaN are found while there are two: `check --fix` must not store them once and so end the finding.
     """
+    outcome = shared(inspection.checkpoint.tensors, graph_of(inspection, next(iter(copies))), copies)
+    if outcome.why:
+        return Answer(None, outcome.why)
+    if outcome.rounds:
+        action = Action("dedup", inspection.checkpoint.source, (("--head-form", "gemm"),))
+        return Answer(Remedy(action.command, False))
     action = Action("dedup", inspection.checkpoint.source)
     hides = any(member.detail.get("nan") for _, member in heads(inspection))
-    return Remedy(action.command, True, None if hides else action)
+    return Answer(Remedy(action.command, True, None if hides else action))

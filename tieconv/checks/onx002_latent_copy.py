@@ -1,8 +1,8 @@
 """A session makes a second copy of a stored matrix.
 
 ## What it does
-Reports initializers of 64 KiB and more that nodes of one ONNX graph read both as they are and through a Transpose, a
-Cast or a Reshape (or through two different ones).
+Reports initializers of 16,384 numbers and more that nodes of one ONNX graph read both as they are and through a
+Transpose, a Cast or a Reshape (or through two different ones).
 
 ## Why it matters
 Runtimes compute what depends on initializers alone when a session starts: the Transpose in front of a tied head
@@ -37,7 +37,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each folded form beside another one."""
     for graph in inspection.checkpoint.graphs:
         for latent in graph.latent:
-            if latent.extra and latent.nbytes >= graphs.LARGE:
+            if latent.extra and inspection.checkpoint.tensors[latent.name].elements >= graphs.LARGE:
                 yield _report(inspection, latent)
 
 
@@ -48,7 +48,7 @@ def _report(inspection: Inspection, latent: Latent) -> Finding:
         f"a session of {RUNTIMES} folds the {operators} of {shown(latent.name)} and so holds the matrix once more: "
         f"{size(latent.nbytes)}",
         (latent.name,),
-        remedy=graphs.dedup(inspection) if turned else None,
+        remedy=graphs.answer(inspection, {latent.name: False}).remedy if turned else None,
     )
 
 

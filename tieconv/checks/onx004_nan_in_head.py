@@ -33,11 +33,12 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each pair of equal copies with a NaN."""
     for tie, member in graphs.heads(inspection):
         if member.detail.get("nan"):
+            answer = graphs.answer(inspection, graphs.pair(tie, member))
             yield RULE.finding(
                 f"{shown(tie.canonical)} and {shown(member.name)} are one matrix, and it holds a NaN: every logit of "
                 "that token is NaN",
                 (tie.canonical, member.name),
-                remedy=None if member.state is State.CAST else graphs.dedup(inspection),
+                remedy=None if member.state is State.CAST else answer.remedy,
             )
 
 

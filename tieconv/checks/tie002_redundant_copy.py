@@ -30,7 +30,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.kept_copies import KEY, marked
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
@@ -41,11 +41,15 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each tied group with identical copies; those with a NaN are NUM001's."""
     wanted = marked(inspection.checkpoint.files)
     for tie in evidence.declared_tied(inspection):
-        copies = [
-            member.name for member in tie.members if member.state is State.IDENTICAL and not member.detail.get("nan")
-        ]
+        copies = [member.name for member in tie.members if _is_copy(inspection, member)]
         if copies and tie.role is not Role.OUTPUT_BIAS:
             yield _report(inspection, tie, copies, kept=wanted.issuperset(copies))
+
+
+def _is_copy(inspection: Inspection, member: Member) -> bool:
+    """Whether the copy takes bytes and transformers ties it: STO002 reports empty tensors."""
+    equal = member.state is State.IDENTICAL and not evidence.is_empty(inspection, member.name)
+    return equal and not member.detail.get("nan")
 
 
 def _report(inspection: Inspection, tie: Tie, copies: list[str], *, kept: bool) -> Finding:

@@ -34,7 +34,8 @@ from tieconv.text import size
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding, where retying is possible."""
     for tie in evidence.declared_untied(inspection):
-        if _is_redundant(tie) and not evidence.disputed(inspection):
+        empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports it
+        if _is_redundant(tie) and not empty and not evidence.disputed(inspection):
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
                 yield RULE.finding(_message(inspection, tie), _names(tie), remedy=remedy)

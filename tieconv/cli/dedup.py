@@ -18,8 +18,8 @@ from tieconv.cli.write import WriteArguments, finish
 @click.option(
     "--head-form",
     type=click.Choice(["gemm", "fused", "transpose"]),
-    help="How a head of an ONNX graph reads the embedding: Gemm (the default), com.microsoft FusedMatMul, or a "
-    "Transpose, which costs a session a second copy.",
+    help="How a head of an ONNX graph reads the embedding: Gemm, com.microsoft FusedMatMul, or a Transpose, which "
+    "costs a session a second copy. Default: the first of them that keeps every bit.",
 )
 @write_options
 @name_options
@@ -39,7 +39,7 @@ def command(
     arguments = WriteArguments(**writing)
     if is_graph(model):
         graph.refuse_options(embed=embed, head=head, drop_other_formats=arguments.drop_other_formats)
-        graph.finish(plan_graph_dedup(model, head_form=head_form or "gemm"), arguments, as_json=as_json)
+        graph.finish(plan_graph_dedup(model, head_form=head_form), arguments, as_json=as_json)
         return
     if head_form:
         raise click.UsageError("--head-form goes with an ONNX graph")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from tieconv.checkpoint.inspection import Fetched
-from tieconv.cli.progress import count_progress
 from tieconv.sources import is_hub
 from tieconv.text import count, size
 
@@ -23,5 +22,7 @@ def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
     if not is_hub(model) or not sys.stderr.isatty():
         yield None
         return
+    from tieconv.cli.progress import count_progress  # on a terminal, for a model on the Hub
+
     with count_progress("headers") as tick:
         yield tick

@@ -24,11 +24,12 @@ def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> 
     ``vocabulary`` (tokens, from the config) breaks ties between tables; padded tables may be larger. A head has as
     many rows, or columns, as the embedding has rows or the vocabulary has tokens.
     """
-    found = next(_conventional(names), None)
+    tables = {name: shape for name, shape in names.items() if len(shape) == 2}
+    found = next(_conventional(names, tables), None)
     if found is not None:
         return found
-    embedding = _best(names, "inputs", vocabulary, None)
-    head = _best(names, "heads", vocabulary, names[embedding] if embedding else None)
+    embedding = _best(tables, "inputs", vocabulary, None)
+    head = _best(tables, "heads", vocabulary, names[embedding] if embedding else None)
     if head is not None and head == embedding:
         head = None
     return _with_shared(names, embedding, head, shared)
@@ -52,11 +53,11 @@ def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _conventional(names: Shapes) -> Iterator[tuple[str, str]]:
-    """The pairs of names that a public project uses, with shapes that fit; the shortest names first."""
+def _conventional(names: Shapes, tables: Shapes) -> Iterator[tuple[str, str]]:
+    """The pairs of ``tables`` whose names a public project uses, with shapes that fit; the shortest names first."""
     matrices: dict[str, list[str]] = {}
-    for name, shape in names.items():
-        if len(shape) == 2 and not _elsewhere(name):
+    for name in tables:
+        if not _elsewhere(name):
             matrices.setdefault(tail(name), []).append(name)
     for pair in pairs():
         embeddings, heads = (
@@ -98,11 +99,11 @@ def _with_shared(
     return embedding, head
 
 
-def _best(names: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
+def _best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
     """The surest candidate: by ending, then by fit to the vocabulary and shape, then the shortest path."""
     ranked = []
-    for name, shape in names.items():
-        if len(shape) != 2 or not name.endswith(".weight"):
+    for name, shape in tables.items():
+        if not name.endswith(".weight"):
             continue
         rank = _rank(name, kind)
         if rank is None or _elsewhere(name):

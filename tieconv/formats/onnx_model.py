@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.graph_record import GraphRecord, Latent, MatrixRead, QuantisedRead
+from tieconv.checkpoint.graph_record import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
 from tieconv.checkpoint.record import record
 from tieconv.checkpoint.records import (
     ByteRange,
@@ -27,13 +27,12 @@ from tieconv.formats.onnx_quantised import quantised_embedding, quantised_head
 from tieconv.formats.onnx_roles import Role, Roles, find_roles
 from tieconv.formats.onnx_structure import Origin, Scope, is_shaped, origin, scope_of, scopes
 from tieconv.formats.onnx_tensor import TYPES, needed_bytes, read_tensor
+from tieconv.formats.onnx_uses import uses
 from tieconv.formats.protobuf import Wire
 from tieconv.text import shown
 
 SUFFIX = ".onnx"
 NEXT_STEP = "tieconv dedup and tieconv untie take graphs"
-_OLDEST = 4
-"""The first IR version in which an initializer need not be an input, which a caller may replace."""
 _PASSING = ("Transpose", "Cast", "Identity")
 
 
@@ -118,6 +117,7 @@ def _read_one(
         return None if role is None else MatrixRead(labels[id(role.tensor)], role.turned)
 
     latent, held = _in_session(scope, model, labels)
+    quantised = tuple(_quantised(scope, roles, labels))
     return (
         GraphRecord(
             file=name,
@@ -129,12 +129,14 @@ def _read_one(
             nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
             sparse=sum(inside.graph.sparse for inside in scopes(scope)),
             names=tuple(labels.values()),
-            embedding=read(roles.embedding),
+            embedding=None if any(one.role == "embedding" for one in quantised) else read(roles.embedding),
             head=read(roles.head),
             bias=labels[id(roles.bias)] if roles.bias is not None else None,
             latent=latent,
             session_bytes=held,
-            quantised=tuple(_quantised(scope, roles, labels)),
+            quantised=quantised,
+            uses=tuple(uses(scope, labels)),
+            overridable=tuple(labels[id(scope.held[one])] for one in model.graph.inputs if one in scope.held),
         ),
         tensors,
         validity.cautions(model, name, is_utf8=wire.is_utf8),
@@ -142,14 +144,19 @@ def _read_one(
 
 
 def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
-    """What plays a role that no plain matrix plays."""
-    found = {
-        "embedding": quantised_embedding(scope) if roles.embedding is None else None,
-        "head": quantised_head(scope) if roles.head is None else None,
-    }
-    for role, read in found.items():
+    """What plays a role that no float matrix plays.
+
+    A float table of positions is not the embedding beside a lookup of as many quantised rows as the head has tokens.
+    """
+    head = quantised_head(scope) if roles.head is None else None
+    tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
+    embedding = quantised_embedding(scope, tokens)
+    if roles.embedding is not None and (embedding is None or roles.embedding.tokens == tokens or head is None):
+        embedding = None
+    for role, read in (("embedding", embedding), ("head", head)):
         if read is not None:
-            yield QuantisedRead(role, labels[id(read[0])], read[1])
+            parts = tuple(labels[id(part)] for part in read.parts)
+            yield QuantisedRead(role, labels[id(read.tensor)], read.operator, parts, read.bits, read.block)
 
 
 def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
@@ -169,7 +176,7 @@ def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
 
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
     """The forms of initializers that a session computes when it starts, and the bytes of all that it then holds."""
-    inputs = set(scope.graph.inputs) if model.ir_version >= _OLDEST else set(scope.held)
+    inputs = set(scope.graph.inputs) if model.ir_version >= OLDEST_IR else set(scope.held)
     forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
     for found in _reads(scope):
         fixed = found.tensor.name not in inputs or scope.held.get(found.tensor.name) is not found.tensor

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tieconv.formats.onnx_indices import Index, index_of
 from tieconv.formats.onnx_messages import Node, Tensor
 from tieconv.formats.onnx_structure import Scope, integer, is_constant, origin, scopes
 
 LOGITS = "logits"
-_IDS = frozenset({
-    "Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand", "Slice", "Where", "Clip", "Max", "Min",
-    "Transpose", "Concat", "Mod",
-})  # fmt: skip
-"""Operators that leave token ids token ids."""
-_ON_THE_WAY = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Tanh"})
+ON_THE_WAY = frozenset({"Identity", "Cast", "Reshape", "Squeeze", "Unsqueeze", "Tanh", "LogSoftmax", "Softmax"})
+"""Operators between the product of a head and the output that keep an entry for each token."""
+EMBED_LAYER_NORM, WORDS = "com.microsoft.EmbedLayerNormalization", 2
+"""BERT's embeddings in one node of ONNX Runtime's optimiser, and the input that is the matrix of the tokens."""
 _WITH_A_CONSTANT = frozenset({"Add", "Mul", "Div"})
 _STEPS = 1000
 
@@ -45,46 +44,35 @@ def find_roles(scope: Scope) -> Roles:
     """The roles in the graph of ``scope``.
 
     The head is the matrix of the MatMul or Gemm whose product reaches an output (`logits` first) through additions,
-    divisions and factors of constants, tanh, casts and reshapes alone, and that has as many tokens as a matrix that is
-    looked up; the embedding is what a Gather looks up by numbers that come from an input.
+    divisions and factors of constants, tanh, softmax, casts and reshapes alone, and that has as many tokens as a matrix
+    that is looked up; the embedding is what a Gather or an EmbedLayerNormalization looks up by numbers that come from
+    an input, or are computed from one.
     """
     lookups = list(_lookups(scope))
-    by_ids = [role for role, from_input in lookups if from_input]
-    head, bias = _head(scope, by_ids)
+    by_ids = [role for role, index in lookups if index is Index.IDS]
+    computed = [role for role, index in lookups if index is Index.COMPUTED]
+    head, bias = _head(scope, [*by_ids, *computed])
+    largest = max(by_ids or computed, key=lambda role: role.tokens, default=None)
     if head is None:
-        return Roles(max(by_ids, key=lambda role: role.tokens, default=None))
-    fitting = [role for role in (*by_ids, *(role for role, _ in lookups)) if role.tokens == head.tokens]
+        return Roles(largest)
+    fitting = [role for role in (*by_ids, *computed, *(role for role, _ in lookups)) if role.tokens == head.tokens]
     embedding = next((role for role in fitting if role.tensor is head.tensor), None) or next(iter(fitting), None)
-    return Roles(embedding or max(by_ids, key=lambda role: role.tokens, default=None), head, bias)
+    return Roles(embedding or largest, head, bias)
 
 
-def _lookups(outer: Scope) -> Iterator[tuple[Role, bool]]:
-    """Each matrix that a Gather reads by rows or columns, and whether by numbers that come from an input."""
+def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:
+    """Each matrix that a node looks up by rows or columns, and what the numbers are that it looks up."""
     for scope in scopes(outer):
         for node in scope.graph.nodes:
-            if node.standard != "Gather" or len(node.inputs) < 2:
+            if node.standard == "Gather" and len(node.inputs) > 1:
+                matrix, ids, axis = node.inputs[0], node.inputs[1], integer(node, "axis", 0) % 2
+            elif node.standard == EMBED_LAYER_NORM and len(node.inputs) > WORDS:
+                matrix, ids, axis = node.inputs[WORDS], node.inputs[0], 0
+            else:
                 continue
-            found = origin(scope, node.inputs[0])
-            if found is None or len(found.tensor.dims) != 2:
-                continue
-            axis = integer(node, "axis", 0) % 2
-            yield Role(found.tensor, found.turned != (axis == 1)), _from_input(scope, node.inputs[1])
-
-
-def _from_input(scope: Scope, name: str) -> bool:
-    pending, seen = [(scope, name)], {(id(scope), name)}
-    while pending and len(seen) < _STEPS:
-        scope, name = pending.pop()
-        scope, found = scope.find(name)
-        if found is None:
-            return bool(name)
-        if isinstance(found, Tensor) or found[0].standard not in _IDS:
-            continue
-        for other in found[0].inputs[:1] if found[0].standard != "Where" else found[0].inputs[1:]:
-            if (id(scope), other) not in seen:
-                seen.add((id(scope), other))
-                pending.append((scope, other))
-    return False
+            found = origin(scope, matrix)
+            if found is not None and len(found.tensor.dims) == 2:
+                yield Role(found.tensor, found.turned != (axis == 1)), index_of(scope, ids)
 
 
 def _head(scope: Scope, lookups: list[Role]) -> tuple[Role | None, Tensor | None]:
@@ -117,7 +105,7 @@ def _behind(scope: Scope, name: str) -> tuple[Role | None, Tensor | None]:
             continue
         if node.standard in ("MatMul", "Gemm", "com.microsoft.FusedMatMul") and len(node.inputs) > 1:
             return _product(scope, node), bias or _vector(scope, node.inputs[2:])
-        if node.standard in _ON_THE_WAY and node.inputs:
+        if node.standard in ON_THE_WAY and node.inputs:
             name = node.inputs[0]
             continue
         computed = [one for one in node.inputs if not is_constant(scope, one)]

@@ -156,12 +156,13 @@ def _refuse_headers(name: bytes) -> NoReturn:
 
 def _data_start(window: _Window, offset: int, name: bytes, listed_flags: int, listed_crc: int, listed_size: int) -> int:
     """Where the data begins, once the local header says what the directory says."""
-    head = _LOCAL.size + len(name)
+    length = len(name)
+    head = _LOCAL.size + length
     raw = window.read(head, offset)
     if len(raw) < head:
         malformed("ends inside an entry", "zip.truncated")
     magic, flags, method, crc, packed, size, name_length, extra_length = _local(raw)
-    if magic != LOCAL or raw[_LOCAL.size :] != name or name_length != len(name) or flags != listed_flags or method:
+    if magic != LOCAL or raw[_LOCAL.size :] != name or name_length != length or flags != listed_flags or method:
         _refuse_headers(name)
     left_open = flags & DESCRIBED and not (crc or packed or size)
     if not left_open:

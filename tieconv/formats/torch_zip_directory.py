@@ -29,11 +29,14 @@ MAX32 = 0xFFFFFFFF
 DESCRIBED = 0x0008
 """The flag of an entry that a data descriptor follows."""
 _UTF8 = 0x0800
-_CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH6xI")
+_CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH2xII")
+_DIRECTORY = 0x10
+"""The bit of an entry's attributes by which torch takes it for a directory, whose bytes it does not read."""
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
 _central = _CENTRAL.unpack_from
+_lengths = struct.Struct("<HHH").unpack_from
 _MAX16 = 0xFFFF
 _NAMES = 16 << 20
 """Bytes of names by which the kind of an archive is told."""
@@ -150,23 +153,32 @@ def _check_kind(data: bytes) -> None:
 
 def _names(data: bytes) -> bytes:
     """The names of the entries, each followed by a newline, as far as the directory can be followed; 16 MiB at most."""
-    position, names = 0, bytearray()
-    while data[position : position + 4] == CENTRAL and position + _CENTRAL.size <= len(data) and len(names) < _NAMES:
-        name, extra, comment = struct.unpack_from("<HHH", data, position + 28)
+    position, last, names, taken = 0, len(data) - _CENTRAL.size, bytearray(), 0
+    while data[position : position + 4] == CENTRAL and position <= last and taken < _NAMES:
+        name, extra, comment = _lengths(data, position + 28)
         position += _CENTRAL.size
         names += data[position : position + name] + b"\n"
         position += name + extra + comment
+        taken += name + 1
     return bytes(names)
 
 
 def _listed(data: bytes, position: int) -> tuple[Listed, int]:
-    magic, flags, method, crc, packed, size, name_length, extra_length, comment, disk, offset = _central(data, position)
+    magic, flags, method, crc, packed, size, name_length, extra_length, comment, disk, kind, offset = _central(
+        data, position
+    )
     name_start = position + _CENTRAL.size
     extra_start = name_start + name_length
     end = extra_start + extra_length
     if magic != CENTRAL or end > len(data):
         malformed("has a broken directory", "zip.directory")
-    if disk not in (0, _MAX16) or comment or flags & ~(DESCRIBED | _UTF8) or name_length > MAX_NAME:
+    if (
+        disk not in (0, _MAX16)
+        or comment
+        or kind & _DIRECTORY
+        or flags & ~(DESCRIBED | _UTF8)
+        or name_length > MAX_NAME
+    ):
         malformed("has an entry of a kind that torch.save does not write", "zip.entry")
     name = data[name_start:extra_start]
     if MAX32 in (size, packed, offset):  # fields too small for their number

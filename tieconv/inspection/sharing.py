@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,11 +42,17 @@ def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
 
 def shared_names(tensors: Mapping[str, TensorRecord]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names that are one tensor of the file: the same elements of one storage."""
-    homes: dict[object, list[str]] = {}
+    storages: dict[object, list[str]] = defaultdict(list)
     for name, record in tensors.items():
-        if record.storage is not None and record.elements:
-            homes.setdefault((record.dtype, record.range, record.shape, record.stride), []).append(name)
-    return tuple(tuple(names) for names in homes.values() if len(names) > 1)
+        if record.storage is not None:
+            storages[record.storage, record.range.file].append(name)
+    groups: dict[object, list[str]] = defaultdict(list)
+    for names in storages.values():
+        if len(names) > 1:  # of half a million tensors, few share a storage
+            for name in names:
+                if (record := tensors[name]).elements:
+                    groups[record.dtype, record.range, record.shape, record.stride].append(name)
+    return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 
 def _view(record: TensorRecord) -> _View:

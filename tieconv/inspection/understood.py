@@ -10,9 +10,17 @@ from tieconv.checkpoint.records import Checkpoint
 from tieconv.families import find
 from tieconv.families.draft import WHY, is_draft
 from tieconv.inspection.declared import view_config
-from tieconv.inspection.sharing import shared_names
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
+
+
+def _shared_names(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:
+    """The names of one storage each; a format whose files have no storages is not looked through."""
+    if not any(file.storages for file in checkpoint.files):
+        return ()
+    from tieconv.inspection.sharing import shared_names
+
+    return shared_names(checkpoint.tensors)
 
 
 def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> tuple[Family, ConfigView]:
@@ -25,7 +33,7 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return _draft(checkpoint)
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
-    family = find(checkpoint.config_values, shapes, shared_names(checkpoint.tensors))
+    family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if embed or head:
         from tieconv.families.named import with_names
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
 from tieconv.onnx.graph_check import check_written
-from tieconv.onnx.graph_dedup import plan_graph_dedup
+from tieconv.onnx.graph_dedup import notes_of, plan_graph_dedup
 from tieconv.onnx.graph_planned import PlannedGraphs
 from tieconv.onnx.graph_proof import prove
 from tieconv.onnx.graph_store import Store, lay_out
@@ -34,7 +34,8 @@ def share(raw: Path, new: Path, form: HeadForm) -> Shared:
     store = lay_out(planned.files, None)
     anew = store.data or store.removed
     proofs = planned.execute(new).proofs if anew else _in_place(planned, store, raw, new)
-    return Shared(planned.matrices, proofs, planned.notes)
+    notes = notes_of(planned.matrices, lambda form: f"tieconv export with --head-form {form}")
+    return Shared(planned.matrices, proofs, tuple(notes))
 
 
 def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[SessionProof, ...]:

@@ -62,12 +62,12 @@ class GraphBytes:
         start = span.start + offset
         buffer.cast("B")[:] = held[start : start + len(buffer)]
 
-    def stored(self, min_bytes: int) -> list[Stored]:
-        """The initializers of at least ``min_bytes``, of this graph and of those inside it."""
+    def stored(self, least: int) -> list[Stored]:
+        """The initializers of ``least`` elements and more, of this graph and of those inside it."""
         found = []
         for place, (graph, value) in enumerate(initializers(self._graph.model)):
             tensor = value.const_value
-            if tensor is None or tensor.dtype.name not in DTYPES or tensor.nbytes < min_bytes:
+            if tensor is None or tensor.dtype.name not in DTYPES or tensor.size < least:
                 continue
             span = self._span(tensor, place)
             if span is not None:

@@ -9,11 +9,12 @@ from typing import NoReturn
 import onnx
 
 from tieconv.checkpoint.graph import SharedMatrix
+from tieconv.checkpoint.graph_record import MIN_ELEMENTS
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx_model import check_readable
 from tieconv.onnx.graph import GraphFile, read_graph
 from tieconv.onnx.graph_bytes import GraphBytes
-from tieconv.onnx.share.find import MIN_BYTES, find_groups
+from tieconv.onnx.share.find import find_groups
 from tieconv.onnx.share.pass_ import interface
 from tieconv.sources.local import open_files
 from tieconv.text import shown
@@ -30,7 +31,7 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
             check_readable(str(staged), files, name)
             written = read_graph(str(staged), name, files)
             reader = GraphBytes(written, files)
-            groups = find_groups(reader, reader.stored(MIN_BYTES)) if matrices is not None else []
+            groups = find_groups(reader, reader.stored(MIN_ELEMENTS)) if matrices is not None else []
     except TieconvError as error:
         raise VerificationError(f"the written graph cannot be read: {error.message}", _HINT, "verify.graph") from error
     if interface(written.model) != interface(source.model):
@@ -53,7 +54,7 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
     with open_files(source.root) as files:
         now = read_graph(source.root, source.name, files)
         reader = GraphBytes(now, files)
-        stored = reader.stored(MIN_BYTES)
+        stored = reader.stored(MIN_ELEMENTS)
         groups = [{str(one.stored.value.name) for one in group.members} for group in find_groups(reader, stored)]
     names = {str(one.value.name) for one in stored}
     for matrix in matrices:

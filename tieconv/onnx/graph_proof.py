@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_record import MIN_ELEMENTS
 from tieconv.checkpoint.records import ByteRange
 from tieconv.errors import VerificationError
 from tieconv.onnx.graph import GraphFile, read_graph
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.graph_packages import has_onnxruntime
-from tieconv.onnx.share.find import MIN_BYTES, find_groups
+from tieconv.onnx.share.find import find_groups
 from tieconv.sources.local import open_files
 from tieconv.text import shown
 
@@ -98,7 +99,7 @@ def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[d
     with open_files(staged) as files:
         graph: GraphFile = read_graph(str(staged), dump, files)
         reader = GraphBytes(graph, files)
-        stored = reader.stored(MIN_BYTES)
+        stored = reader.stored(MIN_ELEMENTS)
         groups = find_groups(reader, stored)
         sets = [{member.stored.record.name for member in group.members} for group in groups]
     found = {matrix.kept: _alike(matrix, stored, sets) for matrix in matrices}

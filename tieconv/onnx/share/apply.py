@@ -13,9 +13,9 @@ from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.output import Gathered
 from tieconv.onnx.graph import GraphFile
 from tieconv.onnx.graph_bytes import Stored
-from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, to_rewrite
+from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.find import Member
-from tieconv.onnx.share.head import MICROSOFT, folded, rounded
+from tieconv.onnx.share.head import MICROSOFT, becomes_another_node, folded, rounded
 from tieconv.onnx.share.interface import Target
 from tieconv.onnx.share.patterns import pattern_of
 from tieconv.onnx.share.uses import describe, is_standard, remove_unread
@@ -26,23 +26,26 @@ LEFT = "a MatMul with the matrix on its left"
 
 @dataclass(frozen=True)
 class Applied:
-    """The value that stays, the names that went, the nodes that were rewritten, and what may be rounded otherwise."""
+    """The value that stays, the names that went, the nodes that were rewritten, and what may be rounded otherwise.
+
+    ``form`` is that of the heads which became other nodes; ``None`` where none did.
+    """
 
     kept: ir.Value
     dropped: tuple[str, ...]
     nodes: tuple[str, ...]
     rounded: str
+    form: HeadForm | None
 
 
 def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting) -> Applied:
     """Rewrite every use that does not yet read what stays."""
     reads = to_rewrite(reads_of(members), choice, setting.form)
     kept = _keeper(file, members, choice, setting, reads)
-    target = Target(kept, choice.dtype, setting.form, setting.opset, setting.names)
+    target = target_of(choice, setting, kept)
     nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
-    loose = next(
-        (told for read in reads if (told := rounded(read.use, target))), _on_the_left(members) if reads else ""
-    )
+    loose = rounding(members, reads, target)
+    heads = any(becomes_another_node(read.use) for read in reads)
     for read in reads:
         pattern_of(read.use).rewrite(read.use, target)
     gone = [member.stored for member in members if member.stored.value is not kept]
@@ -53,7 +56,13 @@ def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: S
         _drop(stored)
     if setting.form is HeadForm.FUSED and reads:
         file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    return Applied(kept, names, nodes, loose)
+    return Applied(kept, names, nodes, loose, setting.form if heads else None)
+
+
+def rounding(members: Sequence[Member], reads: Sequence[Read], target: Target) -> str:
+    """What a session may round otherwise once ``reads`` are rewritten; empty where every bit stays."""
+    beside = next((told for read in reads if (told := rounded(read.use, target))), "")
+    return beside or (_on_the_left(members) if any(read.use.flipped for read in reads) else "")
 
 
 def _on_the_left(members: Sequence[Member]) -> str:

@@ -73,6 +73,11 @@ def _turns(value: ir.Value | None) -> bool:
     return is_standard(maker, "Transpose") or _turns(maker.inputs[0])
 
 
+def target_of(choice: Choice, setting: Setting, value: ir.Value | None = None) -> Target:
+    """What the uses are made to read: ``value``, else the copy that the choice is about."""
+    return Target(value or choice.source.value, choice.dtype, setting.form, setting.opset, setting.names)
+
+
 CAST = f"a Cast reads it, which a session of {RUNTIMES} folds into another matrix"
 
 
@@ -84,7 +89,7 @@ def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, 
     if len(types) > 1 and any(read.use.node is not None and is_standard(read.use.node, "Cast") for read in reads):
         return None, CAST
     for choice in _candidates(members, reads, setting):
-        target = Target(choice.source.value, choice.dtype, setting.form, setting.opset, setting.names)
+        target = target_of(choice, setting)
         refusals = (pattern_of(read.use).refuses(read.use, target) for read in to_rewrite(reads, choice, setting.form))
         reason = next((reason for reason in refusals if reason), "")
         if not reason:

@@ -15,9 +15,6 @@ from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.views import one_way, readable
 from tieconv.onnx.graph_bytes import Stored
 
-MIN_BYTES = 4096
-"""Smaller tensors are left alone: what they would save is less than a page."""
-
 
 @dataclass(frozen=True)
 class Member:

@@ -65,8 +65,13 @@ def rounded(use: Use, target: Target) -> str:
     return beside(use.node, target.dtype) if use.node is not None and _becomes_gemm(use, target) else ""
 
 
+def becomes_another_node(use: Use) -> bool:
+    """Whether the use is a MatMul that has to read the matrix transposed, in one form or another."""
+    return use.flipped and use.index == 1 and use.node is not None and is_standard(use.node, "MatMul")
+
+
 def _becomes_gemm(use: Use, target: Target) -> bool:
-    return use.flipped and target.form is HeadForm.GEMM and use.node is not None and is_standard(use.node, "MatMul")
+    return target.form is HeadForm.GEMM and becomes_another_node(use)
 
 
 def _rank(value: ir.Value | None) -> int | None:

@@ -3,37 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
+from tieconv.checkpoint.graph_record import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
 from tieconv.onnx.graph import GraphFile, opset, sides
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.share.apply import apply
-from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of
-from tieconv.onnx.share.find import MIN_BYTES, Group, Member, find_groups
+from tieconv.onnx.share.choice import Choice, Setting, reads_of
+from tieconv.onnx.share.find import Group, Member, find_groups
+from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.interface import Names
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local import FileSet
 
-OLDEST_OPSET = 11
 _INPUT = "it is an input of the graph, so a caller may replace it"
 _CAST = f"it is also read through a Cast, which a session of {RUNTIMES} folds into a second matrix of that type"
 _FORMS = 2
 """Of a copy that stays a session may hold what is stored, and that turned or cast."""
-OLDEST_IR = 4
-"""Before it every initializer is an input, which a caller may replace."""
 
 
 class SharePass(InPlacePass):
     """Leaves one copy of each matrix that a graph holds more than once.
 
-    ``matrices`` say, after the call, what was found and what became of it.
+    Without a ``form`` each head gets the first that keeps every bit of what a session computes. ``matrices`` say, after
+    the call, what was found and what became of it.
     """
 
-    def __init__(self, file: GraphFile, files: FileSet, form: HeadForm = HeadForm.GEMM) -> None:
+    def __init__(self, file: GraphFile, files: FileSet, form: HeadForm | None = None) -> None:
         self._file = file
         self._files = files
         self._form = form
@@ -50,7 +51,7 @@ class SharePass(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         """Rewrite the graph in place."""
         self._promised = interface(model)
-        setting = Setting(self._form, opset(model), Names(model), model.graph)
+        setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
         found = []
         for group in self._groups():
             found += self._share(group, setting)
@@ -72,13 +73,13 @@ class SharePass(InPlacePass):
         """Matrices of which a session makes a second one by folding a Cast: sharing them would double the file."""
         reader = GraphBytes(self._file, self._files)
         told = {matrix.kept for matrix in found}
-        casts = [one for one in reader.stored(MIN_BYTES) if one.value.name not in told and _is_cast_too(one)]
+        casts = [one for one in reader.stored(MIN_ELEMENTS) if one.value.name not in told and _is_cast_too(one)]
         return [_left(Group((Member(one, False),), ("folded",)), _CAST, self._file.name) for one in casts]
 
     def _groups(self) -> list[Group]:
         """Groups of several copies, then single matrices that are also read transposed."""
         reader = GraphBytes(self._file, self._files)
-        stored = reader.stored(MIN_BYTES)
+        stored = reader.stored(MIN_ELEMENTS)
         groups = find_groups(reader, stored)
         grouped = {id(member.stored) for group in groups for member in group.members}
         alone = [Group((Member(one, False),), ("folded",)) for one in stored if id(one) not in grouped]
@@ -88,18 +89,18 @@ class SharePass(InPlacePass):
         free = [member for member in group.members if not member.stored.value.is_graph_input()]
         fixed = len(free) < len(group.members)
         if len(free) > 1 or (free and _both_ways(free)):
-            choice, why = choose(free, setting)
-            if choice is not None:
+            chosen = choose_form(free, setting, self._form)
+            if chosen.choice is not None:
                 note = f"another copy stays: {_INPUT}" if fixed else ""
-                return [self._apply(group, free, choice, setting, note)]
-            parts = [part for part in _parts(free) if len(part) > 1]
-            chosen = [(part, choose(part, setting)[0]) for part in parts]
+                done = self._apply(group, free, chosen.choice, chosen.setting, note)
+                return [replace(done, avoided=chosen.avoided)]
+            parts = [(part, choose_form(part, setting, self._form)) for part in _parts(free) if len(part) > 1]
             made = [
-                self._apply(Group(tuple(part), ("identical",)), part, choice, setting, why, group)
-                for part, choice in chosen
-                if choice is not None
+                self._apply(Group(tuple(part), ("identical",)), part, found.choice, found.setting, chosen.why, group)
+                for part, found in parts
+                if found.choice is not None
             ]
-            return made or [_left(group, why, self._file.name)]
+            return made or [_left(group, chosen.why, self._file.name)]
         return [_left(group, _INPUT, self._file.name)] if fixed else []
 
     def _apply(
@@ -138,6 +139,7 @@ class SharePass(InPlacePass):
             left=left,
             copies_promised=copies + _FORMS * others,
             rounded=applied.rounded,
+            form=applied.form,
         )
 
     def left(self, why: str) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import SharedMatrix
+from tieconv.checkpoint.graph_record import MIN_ELEMENTS
 from tieconv.onnx.graph import GraphFile
 from tieconv.onnx.graph_bytes import GraphBytes, Stored
 from tieconv.onnx.share.apply import copied, turned
-from tieconv.onnx.share.find import MIN_BYTES
 from tieconv.onnx.share.frame import frame_of, remove_frame
 from tieconv.onnx.share.head import MICROSOFT
 from tieconv.onnx.share.interface import Names, replace
@@ -22,7 +22,7 @@ def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
     """Rewrite the graph in place; what was done to each matrix that an embedding and a head read."""
     names = Names(file.model)
     found = []
-    for stored in GraphBytes(file, files).stored(MIN_BYTES):
+    for stored in GraphBytes(file, files).stored(MIN_ELEMENTS):
         tied = _tied(stored)
         if tied is not None and tied.heads:
             found.append(_untie(file, stored, tied, names))

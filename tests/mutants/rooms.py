@@ -1,0 +1,75 @@
+"""Which tests concern which module; of these, a mutant is run against the ones that reach its lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "tieconv"
+
+BASE = "base"
+"""The modules of no room."""
+
+EXECUTE = tuple(
+    f"tests/execute/test_{name}.py"
+    for name in (
+        "verify",
+        "write",
+        "torch_write",
+        "scale",
+        "mean",
+        "layout",
+        "refusals",
+        "attributes",
+        "dropped",
+        "owned",
+        "forged_record",
+        "leftover",
+        "staging",
+        "failures",
+        "reflink",
+        "shared_directory",
+    )
+)
+"""The tests of writing but for those that kill hundreds of processes."""
+
+UNMEASURED = {"execute", "execute/staging"}
+"""Rooms whose tests limit file sizes and fork, which the database of coverage does not outlive: all of them run."""
+
+TESTS: dict[str, tuple[str, ...]] = {
+    "onnx/parity": ("tests/onnx",),
+    "onnx/share": ("tests/onnx/share", "tests/onnx"),
+    "execute/staging": (*EXECUTE, "tests/hostile"),
+    "analysis": ("tests/analysis", "tests/cli"),
+    "api": ("tests/gate", "tests/cli", "tests/test_api.py"),
+    "checkpoint": ("tests/checkpoint", "tests/checks", "tests/cli"),
+    "checks": ("tests/checks",),
+    "cli": ("tests/cli", "tests/output"),
+    "comparison": ("tests/cli", "tests/reporters"),
+    "consumers": ("tests/consumers",),
+    "demo": ("tests/demo",),
+    "execute": EXECUTE,
+    "families": ("tests/families", "tests/checks"),
+    "formats": ("tests/formats", "tests/hostile"),
+    "gate": ("tests/gate", "tests/cli"),
+    "inspection": ("tests/inspection", "tests/checks"),
+    "onnx": ("tests/onnx",),
+    "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
+    "reference": ("tests/onnx", "tests/analysis"),
+    "reporters": ("tests/reporters", "tests/output", "tests/cli"),
+    "sources": ("tests/sources", "tests/hub", "tests/formats"),
+    BASE: ("tests/cli", "tests/test_api.py", "tests/output"),
+}
+
+
+def room_of(file: str) -> str:
+    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/table.py``."""
+    folder = Path(file).parent.relative_to("tieconv").as_posix()
+    parts = [] if folder == "." else folder.split("/")
+    rooms = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((room for room in rooms if room in TESTS), BASE)
+
+
+def modules() -> list[str]:
+    """Every module of the package, relative to the root of the repository."""
+    return sorted(path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*.py"))

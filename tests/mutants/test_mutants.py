@@ -1,0 +1,109 @@
+"""The mutation run changes what it says, runs the tests that reach it, and reports what they miss."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants import scratch
+from tests.mutants.mutations import mutants
+from tests.mutants.rooms import ROOT, TESTS, modules, room_of
+from tests.mutants.sample import equivalent, key, population, sample
+
+SOURCE = '''
+"""A module."""
+LIMIT: int = 3
+
+def judge(value: int, strict: bool = False) -> bool:
+    """Judge."""
+    if not strict and value < LIMIT:
+        return bool(value)
+    return value in (1, 2) if strict else f"{value == 1}" == "é"
+
+def each(values: list[int]) -> list[int]:
+    return [value for value in values if judge(value)]
+'''
+CHANGES = [
+    "3 -> 4",
+    "False -> True",
+    "not strict and value < LIMIT -> (not strict or value < LIMIT)",
+    "not strict -> (strict)",
+    "value < LIMIT -> (value <= LIMIT)",
+    "return bool(value) -> return False",
+    "return bool(value) -> return True",
+    "value in (1, 2) -> (value not in (1, 2))",
+    "1 -> 2",
+    "2 -> 3",
+    "strict -> (not strict)",
+    "f\"{value == 1}\" == \"é\" -> (f'{value == 1}' != 'é')",
+    "return [value for value in values if judge(value)] -> return None",
+    "judge(value) -> (not judge(value))",
+]
+
+
+def test_changes_of_a_module() -> None:
+    """Each operator once, at its own bytes; neither annotations nor parts of an f-string."""
+    found = [f"{mutant.before} -> {mutant.after}" for mutant in mutants("one.py", SOURCE.encode())]
+    whole = [change for change in found if not change.startswith("return value in")]
+    assert sorted(whole) == sorted(CHANGES)
+    assert len(found) == len(CHANGES) + 2
+
+
+def test_a_mutant_changes_its_own_bytes_alone() -> None:
+    """What lies before and after the expression stays."""
+    for mutant in mutants("one.py", SOURCE.encode()):
+        changed = mutant.source(SOURCE.encode()).decode()
+        compile(changed, "one.py", "exec")
+        assert changed != SOURCE
+        assert changed.count(mutant.after) > SOURCE.count(mutant.after)
+
+
+def test_every_module_has_a_room_with_tests() -> None:
+    """No module is left out, and no room names tests that are gone."""
+    assert {room_of(file) for file in modules()} == set(TESTS)
+    assert [path for tests in TESTS.values() for path in tests if not (ROOT / path).exists()] == []
+
+
+def test_a_sample_is_spread_and_repeats_itself() -> None:
+    """As many of each room as of the others; the same for the same seed, others for another one."""
+    chosen = sample(len(TESTS) * 2, 5, set())
+    assert sorted(room_of(mutant.file) for mutant in chosen) == sorted([*TESTS] * 2)
+    assert sample(8, 5, {"gate", "api"}) == sample(8, 5, {"api", "gate"}) != sample(8, 6, {"api", "gate"})
+
+
+def test_every_equivalent_mutant_exists_and_has_its_reason() -> None:
+    """An entry whose code is gone is no excuse for other code."""
+    every = {key(mutant) for listed in population(set()).values() for mutant in listed}
+    assert equivalent().keys() <= every
+    assert all(len(reason) > 20 for reason in equivalent().values())
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> scratch.Scratch:
+    root = tmp_path / "root"
+    for folder in ("tieconv", "tests"):
+        (root / folder).mkdir(parents=True)
+    (root / "tieconv" / "__init__.py").write_text("")
+    (root / "tieconv" / "one.py").write_text(SOURCE)
+    test = "from tieconv.one import judge\n\ndef test_one():\n    assert judge(2)\n    assert not judge(0)\n"
+    (root / "tests" / "test_one.py").write_text(test + "\ndef test_two():\n    assert judge(1, True)\n")
+    monkeypatch.setattr(scratch, "ROOT", root)
+    return scratch.Scratch(tmp_path)
+
+
+def test_a_survivor_is_told_from_what_is_noticed(small: scratch.Scratch) -> None:
+    """A change that an assertion sees is noticed; one beyond the values that are tried survives."""
+    small.enter("checks", ("tests/test_one.py",))
+    every = {mutant.after: mutant for mutant in mutants("tieconv/one.py", SOURCE.encode())}
+    assert small.notices(every["(value not in (1, 2))"])
+    assert small.notices(every["(strict)"])
+    assert not small.notices(every["(value <= LIMIT)"])
+    assert (small.root / "tieconv" / "one.py").read_text() == SOURCE
+
+
+def test_failing_tests_are_no_measure(small: scratch.Scratch) -> None:
+    """Where the unchanged package fails, the run says so and stops."""
+    (small.root / "tests" / "test_one.py").write_text("def test_one():\n    assert False\n")
+    with pytest.raises(SystemExit, match="the tests of checks fail without any change"):
+        small.enter("checks", ("tests/test_one.py",))

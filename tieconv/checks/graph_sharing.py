@@ -1,0 +1,88 @@
+"""Whether `tieconv dedup` can store copies once: by the nodes that read them, as the share pass decides it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.graph_record import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
+from tieconv.checkpoint.records import TensorRecord
+from tieconv.text import shown
+
+_PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")
+_MATRIX = 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``why`` the copies stay (empty: they are stored once), and whether a session may then round differently."""
+
+    why: str = ""
+    rounds: bool = False
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A node's read of one copy: ``turned`` relative to the first copy, in the type ``dtype``."""
+
+    use: MatrixUse
+    turned: bool
+    dtype: str
+
+
+def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
+    """What `dedup` makes of ``copies``: names, and whether each is stored the other way round than the first."""
+    records = [tensors[name] for name in copies]
+    why = _whole_graph(graph) or next((reason for one in records if (reason := _alone(graph, one))), "")
+    if why:
+        return Outcome(why)
+    shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}
+    if len(shapes) > 1:
+        return Outcome("they are stored in two shapes")
+    types = list(dict.fromkeys(record.dtype for record in records))
+    reads = [
+        _Read(use, use.turned != copies[use.name], tensors[use.name].dtype) for use in graph.uses if use.name in copies
+    ]
+    casts = [read for read in reads if read.use.operator == "Cast"]
+    if len(types) > 1 and (casts or len(records[0].shape) != _MATRIX):
+        return Outcome("a Cast reads one of them" if casts else "only matrices are shared in another type")
+    forms = [(turned, dtype) for turned in _orientations(reads) for dtype in types]
+    refusals = [next(_refusals(reads, copies, form), "") for form in forms]
+    chosen = next((form for form, refusal in zip(forms, refusals, strict=True) if not refusal), None)
+    if chosen is None:
+        return Outcome(refusals[0])
+    left = any(read.use.operator == "MatMul" and read.use.index == 0 for read in reads)
+    return Outcome(rounds=left and any(read.turned != chosen[0] for read in reads))
+
+
+def _whole_graph(graph: GraphRecord) -> str:
+    if graph.opset < OLDEST_OPSET:
+        return f"opset {graph.opset} is older than {OLDEST_OPSET}"
+    if graph.ir_version < OLDEST_IR:
+        return f"IR version {graph.ir_version} is older than {OLDEST_IR}"
+    return "the graph has sparse initializers" if graph.sparse else ""
+
+
+def _alone(graph: GraphRecord, record: TensorRecord) -> str:
+    """Why one copy can be neither kept for others nor dropped."""
+    if record.name in graph.overridable:
+        return f"{shown(record.name)} is an input of the graph, so a caller may replace it"
+    return f"{shown(record.name)} is stored as {record.dtype}" if BITS.get(record.dtype, 8) % 8 else ""
+
+
+def _orientations(reads: list[_Read]) -> tuple[bool, bool]:
+    """The orientation in which rows are looked up first, then the other one."""
+    rows = next((read.turned for read in reads if read.use.operator == "Gather" and not read.use.columns), False)
+    return rows, not rows
+
+
+def _refusals(reads: list[_Read], copies: Mapping[str, bool], form: tuple[bool, str]) -> Iterator[str]:
+    """Why nodes cannot read the matrix in this form."""
+    turned, dtype = form
+    for read in reads:
+        as_stored = read.turned == turned and read.dtype == dtype
+        product = read.use.operator in _PRODUCTS and read.use.index == 1 and read.dtype == dtype
+        if as_stored or product or (read.use.operator == "Gather" and read.use.index == 0):
+            continue
+        yield f"{shown(read.use.operator.rpartition('.')[2])} reads {shown(read.use.name)} in its own form"

@@ -1,0 +1,46 @@
+"""Which form a head gets: the first that keeps every bit of what a session computes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tieconv.checkpoint.graph import RUNTIMES, HeadForm
+from tieconv.onnx.share.apply import rounding
+from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of, target_of, to_rewrite
+from tieconv.onnx.share.find import Member
+
+
+@dataclass(frozen=True)
+class FormChoice:
+    """The copy that stays and the form of the heads; ``choice`` is ``None`` where all copies stay, for ``why``.
+
+    ``avoided`` names what an earlier form would round differently.
+    """
+
+    choice: Choice | None
+    setting: Setting
+    why: str = ""
+    avoided: str = ""
+
+
+def choose_form(members: Sequence[Member], setting: Setting, form: HeadForm | None) -> FormChoice:
+    """Choose ``form``, whatever it rounds; with ``None`` the first form that changes no bit."""
+    why = avoided = ""
+    for one in HeadForm if form is None else (form,):
+        now = replace(setting, form=one)
+        choice, why = choose(members, now)
+        if choice is None:
+            continue
+        beside = _changed_bits(members, choice, now) if form is None else ""
+        if not beside:
+            return FormChoice(choice, now, avoided=avoided)
+        avoided = avoided or beside
+        why = f"{RUNTIMES} may round differently beside {beside} in every form; --head-form gemm stores it once"
+    return FormChoice(None, setting, why)
+
+
+def _changed_bits(members: Sequence[Member], choice: Choice, setting: Setting) -> str:
+    """What a session may round differently in this form; empty where it keeps every bit."""
+    reads = to_rewrite(reads_of(members), choice, setting.form)
+    return rounding(members, reads, target_of(choice, setting))
