@@ -99,11 +99,14 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
 
 def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
     """Return the evidence with the number of rows that the tokenizer's ids need, where its files tell."""
-    from tieconv.analysis.certificate.token_ids import token_ids
+    from tieconv.analysis.certificate.token_ids import token_ids, too_large
     from tieconv.analysis.certificate.tokenizer_files import read_files
 
     checkpoint = evidence.checkpoint
-    ids = token_ids(read_files(files, checkpoint.companions), checkpoint.config_values)
+    found = read_files(files, checkpoint.companions)
+    ids = token_ids(found, checkpoint.config_values)
+    if found.too_large:
+        return replace(evidence, tokenizer_unread=next(too_large(found)))
     if ids.undecided or not ids.listed:
         return evidence
     stops = [max(ids.listed) + 1, *(span.stop for span in ids.spans)]

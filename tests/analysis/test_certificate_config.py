@@ -129,9 +129,9 @@ def test_no_certificate_beside_an_adapter(tmp_path: Path) -> None:
 
 def test_ids_that_the_model_reads_by_default_are_read(tmp_path: Path) -> None:
     """BART starts its decoder with id 2 where the config does not say so."""
-    assert 2 in default_ids("bart") and 2 in fed_ids({"model_type": "bart"}, {})
-    assert fed_ids({}, {"forced_decoder_ids": [[1, 157]]}) >= {157}
-    assert fed_ids({}, {"lang_to_id": {"<|en|>": 158}}) == {158}
+    assert 2 in default_ids("bart") and 2 in fed_ids({"model_type": "bart"}, {}, 3)
+    assert fed_ids({}, {"forced_decoder_ids": [[1, 157]]}, 158) >= {157}
+    assert fed_ids({}, {"lang_to_id": {"<|en|>": 158, "<|fr|>": 159}}, 159) == {158}
     build(tmp_path, tied=False)
     row = VOCABULARY - PADDING
 

@@ -125,7 +125,7 @@ def test_every_kind_of_tokenizer_is_read(tmp_path: Path, kind: str) -> None:
         added = [{"id": 7, "content": "end"}, {"id": "x", "content": "odd"}, 3]
         (tmp_path / "tokenizer.json").write_text(json.dumps({"model": model, "added_tokens": added}))
     with open_files(tmp_path) as files:
-        tokens = read_tokens(files, {path.name: 1 for path in tmp_path.iterdir()}, {})
+        tokens, _ = read_tokens(files, {path.name: 1 for path in tmp_path.iterdir()}, {})
     assert tokens is not None
     assert tokens.used(9).tolist() == [True] * 5 + [False, False, True, False]
     assert tokens.text[7] == "end"
@@ -171,6 +171,14 @@ def _undecided(folder: Path, change: Callable[[Path], object]) -> str:
     return measure.says
 
 
+def _pad(path: Path) -> None:
+    """Put 101 MB of white space into a file, without storing it."""
+    text = path.read_bytes() if path.exists() else b"{}"
+    path.write_bytes(text)
+    with path.open("r+b") as file:
+        file.truncate(101_000_000)
+
+
 def _settings(**values: object) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         path = folder / "tokenizer_config.json"
@@ -185,6 +193,11 @@ def _settings(**values: object) -> Callable[[Path], object]:
         (lambda folder: (folder / "tokenizer.model").write_bytes(b"x"), "tokenizer.model was not read"),
         (lambda folder: (folder / "tekken.json").write_text("{}"), "tekken.json was not read"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json could not be read"),
+        (lambda folder: _pad(folder / "tokenizer.json"), "tokenizer.json is larger than tieconv reads"),
+        (lambda folder: _pad(folder / "tokenizer_config.json"), "tokenizer_config.json is larger than tieconv reads"),
+        (lambda folder: _pad(folder / "vocab.json"), "vocab.json is larger than tieconv reads"),
+        (lambda folder: _pad(folder / "vocab.txt"), "vocab.txt is larger than tieconv reads"),
+        (lambda folder: _pad(folder / "generation_config.json"), "generation_config.json is larger than tieconv reads"),
         (lambda folder: (folder / "vocab.json").write_text('{"en": {"a": 0}}'), "not a map of tokens to ids"),
         (lambda folder: (folder / "processor_config.json").write_text("{}"), "processor_config.json may add tokens"),
         (lambda folder: (folder / "vocab.txt").write_text("\n".join(map(str, range(VOCABULARY)))), "tokens change"),
@@ -228,7 +241,7 @@ def test_a_tokenizer_that_says_nothing_is_none(tmp_path: Path, text: str) -> Non
     """Malformed and empty tokenizers are as good as none, and stop nothing."""
     (tmp_path / "tokenizer.json").write_text(text)
     with open_files(tmp_path) as files:
-        assert read_tokens(files, {"tokenizer.json": len(text)}, {}) is None
+        assert read_tokens(files, {"tokenizer.json": len(text)}, {}) == (None, "")
 
 
 def _trained(rng: np.random.Generator, *, output: bool) -> tuple[Any, Any, Any]:

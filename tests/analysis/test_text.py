@@ -372,7 +372,7 @@ def test_the_mean_within_a_budget(drifted: Path, text: Path, tmp_path_factory: p
     over = refused(f"retie --survivor mean --max-kl {measured / 2} --text {text}", drifted, "-o", room / "no")
     assert "was measured" in over and not (room / "no").exists()
     before = tensors(drifted)
-    told = ok(f"retie --survivor mean --max-kl {measured * 2} --text {text}", drifted, "-o", room / "mean").stdout
+    told = ok(f"retie --survivor mean --max-kl {measured * 2} --text {text}", drifted, "-o", room / "mean").stderr
     assert f"the KL is {measured:.3g} ± " in " ".join(told.split())
     embed, head = before["model.embed_tokens.weight"], before["lm_head.weight"]
     assert torch.equal(tensors(room / "mean")["model.embed_tokens.weight"], (embed + head) / 2)

@@ -577,3 +577,268 @@ def dcp_string(home: Path) -> None:
 def dcp_lists(home: Path) -> None:
     (home / "__0_0.distcp").write_bytes(b"")
     (home / ".metadata").write_bytes(b"\x80\x02](" + b"]" * 90_000_000 + b"e.")
+
+
+# --- tokenizers: `analyze` reads them, and `inspect` where config and tensors disagree on the vocabulary -------------
+
+
+def _tokenizer(home: Path, name: str, content: bytes) -> None:
+    assert len(content) <= MAX
+    _tiny(home)
+    (home / "config.json").write_text(f'{{{_LLAMA},"vocab_size":3,"hidden_size":2}}')
+    (home / name).write_bytes(content)
+
+
+def _model(home: Path, vocabulary: str, merges: str = "[]", more: str = '"version":"1.0"') -> None:
+    """A tokenizer.json as the tokenizers library lays it out."""
+    text = f'{{{more},"model":{{"type":"BPE","vocab":{vocabulary},"merges":{merges}}}}}'
+    _tokenizer(home, "tokenizer.json", text.encode())
+
+
+def _tokens(count: int, text: str = "{:x}") -> str:
+    return "{" + ",".join(f'"{text.format(i)}":{i}' for i in range(count)) + "}"
+
+
+_WIDE = "▁СЛОВО😀{}"
+
+
+@_input
+def tokenizer_vocabulary(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", _repeated('{"model":{"vocab":{', lambda i: f'"{i:x}":{i},', '"z":0}}}'))
+
+
+@_input
+def tokenizer_vocabulary_wide(home: Path) -> None:
+    """Texts of 4 bytes a character, though one character alone needs them."""
+    _tokenizer(
+        home,
+        "tokenizer.json",
+        _repeated('{"model":{"vocab":{', lambda i: f'"😀{"x" * 400}{i}":{i},', '"z":0}}}', 94_000_000),
+    )
+
+
+@_input
+def tokenizer_vocabulary_read(home: Path) -> None:
+    """As many tokens as are read."""
+    _model(home, _tokens(499_000))
+
+
+@_input
+def tokenizer_wide_read(home: Path) -> None:
+    """More than the largest published ones: 262,000 tokens and 520,000 merges, all beyond Latin, 40 MB."""
+    words = [_WIDE.format(i) for i in range(262_000)]
+    merges = [[word[:3], word[3:]] for word in words] * 2
+    _model(home, json.dumps({w: i for i, w in enumerate(words)}, ensure_ascii=False), json.dumps(merges))
+
+
+@_input
+def tokenizer_merges_read(home: Path) -> None:
+    """Merges as texts, in front of the vocabulary."""
+    merges = json.dumps([f"{i:x} {i:x}" for i in range(1_000_000)])
+    text = f'{{"model":{{"merges":{merges},"vocab":{_tokens(200_000)}}}}}'
+    _tokenizer(home, "tokenizer.json", text.encode())
+
+
+@_input
+def tokenizer_unigram_read(home: Path) -> None:
+    _model(home, json.dumps([[_WIDE.format(i), -1.5] for i in range(262_000)], ensure_ascii=False, indent=2))
+
+
+@_input
+def tokenizer_added_read(home: Path) -> None:
+    """65,536 added tokens, as for images and speech."""
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    added = [{"id": 130_000 + i, "content": f"<|s_{i}|>", **entry} for i in range(65_536)]
+    _model(home, _tokens(130_000), more=f'"added_tokens":{json.dumps(added, indent=2)}')
+    decoder = {str(row["id"]): {key: row[key] for key in row if key != "id"} for row in added}
+    (home / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "added_tokens_decoder": decoder}, indent=2)
+    )
+
+
+@_input
+def tokenizer_merges(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", _repeated('{"model":{"merges":[', lambda i: f'"{i:x} a",', '"z"]}}'))
+
+
+@_input
+def tokenizer_merges_numbers(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"model":{"merges":[' + b"1," * (MAX // 2 - 200) + b"1]}}")
+
+
+@_input
+def tokenizer_merges_lists(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"model":{"merges":[' + b"[]," * (MAX // 3 - 200) + b"1]}}")
+
+
+@_input
+def tokenizer_merges_within(home: Path) -> None:
+    """Two million merges, each of numbers."""
+    _tokenizer(home, "tokenizer.json", b'{"model":{"merges":[' + b"[1,1,1,1,1,1,1,1,1,1]," * 1_999_000 + b'"z"]}}')
+
+
+@_input
+def tokenizer_merges_repeated(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"model":{' + b'"merges":[],' * (MAX // 12 - 200) + b'"vocab":{}}}')
+
+
+@_input
+def tokenizer_added(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"added_tokens":[' + b"{}," * (MAX // 3 - 200) + b"{}]}")
+
+
+@_input
+def tokenizer_lists(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"post_processor":[' + b"[]," * (MAX // 3 - 200) + b"1]}")
+
+
+@_input
+def tokenizer_numbers(home: Path) -> None:
+    """As many numbers that may be ids as are read."""
+    _model(home, _tokens(10), more=f'"post_processor":{json.dumps(list(range(1_000_000)))}')
+
+
+@_input
+def tokenizer_spaces(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"model":{"vocab"' + b" " * (MAX - 200) + b':{"a":0}}}')
+
+
+@_input
+def tokenizer_text(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"a":"' + b'\\"' * (MAX // 2 - 200))
+
+
+@_input
+def tokenizer_token(home: Path) -> None:
+    _tokenizer(home, "tokenizer.json", b'{"model":{"vocab":{"' + "😀".encode() + b"x" * 90_000_000 + b'":0}}}')
+
+
+@_input
+def tokenizer_vocab_json(home: Path) -> None:
+    _tokenizer(home, "vocab.json", _repeated("{", lambda i: f'"{i:x}":{i},', '"z":0}'))
+
+
+@_input
+def tokenizer_vocab_json_lists(home: Path) -> None:
+    _tokenizer(home, "vocab.json", b'{"a":[' + b"[]," * (MAX // 3 - 200) + b"1]}")
+
+
+@_input
+def tokenizer_vocab_json_read(home: Path) -> None:
+    _tokenizer(home, "vocab.json", _tokens(262_000, _WIDE).encode())
+
+
+@_input
+def tokenizer_two_read(home: Path) -> None:
+    """The vocabulary stands in two files."""
+    _model(home, _tokens(240_000, _WIDE))
+    (home / "vocab.json").write_text(_tokens(240_000, _WIDE), encoding="utf-8")
+
+
+@_input
+def tokenizer_words(home: Path) -> None:
+    _tokenizer(home, "vocab.txt", b"\n" * MAX)
+
+
+@_input
+def tokenizer_short_words(home: Path) -> None:
+    _tokenizer(home, "vocab.txt", b"\n" * 7_900_000)
+
+
+@_input
+def tokenizer_words_read(home: Path) -> None:
+    _tokenizer(home, "vocab.txt", "\n".join(f"слово{i}" for i in range(400_000)).encode())
+
+
+@_input
+def tokenizer_config_decoder(home: Path) -> None:
+    _tokenizer(
+        home, "tokenizer_config.json", _repeated('{"added_tokens_decoder":{', lambda i: f'"{i}":{{}},', '"0":{}}}')
+    )
+
+
+@_input
+def tokenizer_config_template(home: Path) -> None:
+    _tokenizer(home, "tokenizer_config.json", b'{"chat_template":"' + "😀".encode() + b"x" * (MAX - 200) + b'"}')
+
+
+@_input
+def tokenizer_config_keys(home: Path) -> None:
+    _tokenizer(home, "tokenizer_config.json", _repeated("{", lambda i: f'"{i:x}_token":"",', '"z":0}', 7_000_000))
+
+
+@_input
+def tokenizer_special(home: Path) -> None:
+    _tokenizer(home, "special_tokens_map.json", b'{"a":[' + b'"x",' * (MAX // 4 - 200) + b'"x"]}')
+
+
+@_input
+def tokenizer_special_texts(home: Path) -> None:
+    _tokenizer(home, "special_tokens_map.json", _repeated('{"a":[', lambda i: f'"{i:x}",', '"x"]}', 7_000_000))
+
+
+@_input
+def generation_ids(home: Path) -> None:
+    _tokenizer(home, "generation_config.json", _repeated('{"eos_token_id":[', lambda i: f"{i},", "0]}"))
+
+
+@_input
+def generation_ids_read(home: Path) -> None:
+    _tokenizer(home, "generation_config.json", _repeated('{"eos_token_id":[', lambda i: f"{i},", "0]}", 900_000))
+
+
+@_input
+def config_ids_read(home: Path) -> None:
+    """As many ids as are read."""
+    _config(home, f'{{{_LLAMA},"eos_token_id":{json.dumps(list(range(1_900_000)))}}}'.encode())
+
+
+# --- files of `check` --------------------------------------------------------------------------------------
+
+
+def _checked(home: Path, content: bytes) -> None:
+    _tiny(home)
+    assert len(content) <= MAX
+    (home / "beside").mkdir()
+    (home / "beside" / "file").write_bytes(content)
+
+
+_BASELINE = '{"schema":"tieconv.baseline/1","depth":"full","entries":['
+_ENTRY = '{{"model":"m{}","rule":"TIE001","file":"x","tensors":[]}}'
+
+
+@_input
+def baseline_entries(home: Path) -> None:
+    _checked(home, _repeated(_BASELINE, lambda i: _ENTRY.format(i) + ",", _ENTRY.format("") + "]}"))
+
+
+@_input
+def baseline_entries_read(home: Path) -> None:
+    entries = ",".join(_ENTRY.format(i) for i in range(120_000))
+    _checked(home, f"{_BASELINE}{entries}]}}".encode())
+
+
+@_input
+def baseline_lists(home: Path) -> None:
+    _checked(home, _BASELINE.encode() + b"[]," * 5_000_000 + b"0]}")
+
+
+@_input
+def baseline_wide(home: Path) -> None:
+    _checked(home, _BASELINE.encode() + "😀".encode().join((b'"', b'"]')) + b" " * 15_900_000 + b"}")
+
+
+@_input
+def settings_keys(home: Path) -> None:
+    _checked(home, _repeated("", lambda i: f"k{i:x} = 0\n", ""))
+
+
+@_input
+def settings_lists(home: Path) -> None:
+    _checked(home, b"select = [" + b"[]," * 300_000 + b"]")
+
+
+@_input
+def settings_models_read(home: Path) -> None:
+    table = '[[per-model]]\nmodel = "m{}"\nignore = ["TIE001"]\nreason = "known"\n'
+    _checked(home, _repeated("", table.format, "", 900_000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.bounds.inputs import MAKERS, MAX
 from tests.hostile.conftest import faults_of_text
 from tests.patience import patient
 
+TOO_LARGE = "larger than tieconv reads"
 MEBIBYTES, SECONDS, LINES, LINE = 300, 10, 200, 9000
 MAKE = """
 import sys
@@ -42,6 +44,29 @@ FURTHER = [
     "torch-string", "onnx-equal-read", "peft-targets",
 ]  # fmt: skip
 """What is read, and printed by other commands than `inspect`."""
+OFTEN = {
+    *FURTHER,
+    "dcp-string",
+    "safetensors-tensors",
+    "safetensors-candidates",
+    "onnx-nodes",
+    "gguf-tensors-read",
+    "torch-entries",
+    "tokenizer-wide-read",
+    "tokenizer-vocabulary",
+    "tokenizer-merges-numbers",
+    "generation-ids",
+    "baseline-entries-read",
+    "baseline-lists",
+    "settings-lists",
+}
+"""What every run inspects: for each format what is read, or dearest to refuse. The slow tests inspect all."""
+TOKENIZERS = ("tokenizer-", "generation-", "config-ids-")
+"""What `analyze` reads beside the weights."""
+SMALL_ENOUGH = ("tokenizer-merges-within", "tokenizer-merges-repeated", "tokenizer-special-texts", "tokenizer-numbers")
+"""Without a vocabulary of any size, or malformed."""
+CHECKED = ("baseline-", "settings-")
+"""Files that the user gives to `check`."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +105,57 @@ def assert_bounded(took: Run) -> None:
         assert (took.stderr.startswith("error: ") and "\nhint: " in took.stderr) or "could not be read" in took.stdout
 
 
-@pytest.mark.parametrize("name", MAKERS)
+def often(choice: Callable[[str], bool]) -> list[object]:
+    """The names of inputs that ``choice`` takes; those that are not in `OFTEN` are slow tests."""
+    chosen = filter(choice, MAKERS)
+    return [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in chosen]
+
+
+@pytest.mark.parametrize("name", often(lambda name: not name.startswith(CHECKED)))
 def test_inspect(name: str, tmp_path: Path) -> None:
     assert_bounded(run("inspect", make(name, tmp_path)))
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "inspect"])
-@pytest.mark.parametrize("name", FURTHER)
+OTHERS = [name for name in COMMANDS if name != "inspect"]
+
+
+def calls() -> Iterator[object]:
+    """Each name with each command; in turn one command for each name that is not slow."""
+    for place, name in enumerate(FURTHER):
+        for number, command in enumerate(OTHERS):
+            yield pytest.param(name, command, marks=[] if number == place % len(OTHERS) else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "command"), list(calls()))
 def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     home = make(name, tmp_path)
     verb, *options = COMMANDS[command]
     models = [home, home] if verb == "diff" else [home]
     assert_bounded(run(verb, *models, *options))
+
+
+@pytest.mark.parametrize("name", often(lambda name: name.startswith(TOKENIZERS)))
+def test_tokenizers(name: str, tmp_path: Path) -> None:
+    """What is read is not said to be too large, and what is too large is said to be."""
+    took = run("analyze", make(name, tmp_path), "--json")
+    assert_bounded(took)
+    assert took.code == 0
+    if name.startswith("tokenizer-"):
+        assert (TOO_LARGE in took.stdout) != (name.endswith("-read") or name in SMALL_ENOUGH)
+
+
+@pytest.mark.parametrize("name", often(lambda name: name.startswith(CHECKED)))
+def test_files_of_check(name: str, tmp_path: Path) -> None:
+    home = make(name, tmp_path)
+    option = "--baseline" if name.startswith("baseline-") else "--config"
+    took = run("check", home, option, home / "beside" / "file")
+    assert_bounded(took)
+    assert (took.code == 2) != name.endswith("-read")
+
+
+def test_every_format_is_inspected_often() -> None:
+    assert {name.split("-")[0] for name in OFTEN} >= {name.split("-")[0] for name in MAKERS}
+    assert set(MAKERS) >= OFTEN
 
 
 def test_honest_inputs_are_read() -> None:

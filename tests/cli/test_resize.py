@@ -38,6 +38,19 @@ def model(tmp_path: Path):
     return copy
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_tokenizer_that_is_too_large_is_named(model, tmp_path: Path, name: str) -> None:
+    """The finding and the refusal say which file was not read, not that there is no tokenizer."""
+    folder = model("llama-untied", tokens=20, vocab_size=180)
+    with (folder / name).open("r+b") as file:
+        file.truncate(101_000_000)
+    said = f"{name} is larger than tieconv reads"
+    found = voc(folder)
+    assert found and said in found.message and "no tokenizer" not in found.message
+    assert said in refused("resize --to config", folder, "-o", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def voc(folder: Path) -> Finding | None:
     return next((one for one in tieconv.inspect(folder).findings if one.rule == "VOC001"), None)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tieconv.errors import UnreadableError
 from tieconv.formats import json_members
 from tieconv.formats.index import read_index
-from tieconv.formats.json_members import BEHIND_OBJECTS, BEHIND_STRINGS, Members
+from tieconv.formats.json_members import BEHIND_OBJECTS, BEHIND_STRINGS, Items, Members
 from tieconv.formats.strict_json import loads
 
 LIMIT = 1_000_000
@@ -43,6 +43,19 @@ def in_batches(text: bytes) -> dict[str, object]:
     return found
 
 
+def items_in_batches(text: bytes) -> dict[str, object]:
+    members = Items(lambda size, at: text[at : at + size], 0, len(text), "f", BEHIND_STRINGS)
+    found = [item for batch in members.batches() for item in batch[""]]  # type: ignore[attr-defined]
+    members.finish()
+    return {"": found}
+
+
+def list_at_once(text: bytes) -> dict[str, object]:
+    """One list: text behind it would be a member of the object around it."""
+    json.loads(text)
+    return loads(b'{"":%b}' % text, "f", limit=LIMIT)
+
+
 def at_once(text: bytes) -> dict[str, object]:
     return loads(text, "f", limit=LIMIT)
 
@@ -65,10 +78,36 @@ def test_refuses_the_same(value: dict[str, object], indent: int | str | None, da
     assert outcome(in_batches, bytes(text)) == outcome(at_once, bytes(text))
 
 
+items = st.lists(values, max_size=8) | st.lists(keys, max_size=20) | st.lists(st.lists(keys, max_size=2), max_size=20)
+
+
+@given(items, indents, st.booleans())
+@example(["a" * 50, 'b","c', "", "d" * 60], None, False)
+@settings(max_examples=300, deadline=None)
+def test_reads_the_same_items(value: list[object], indent: int | str | None, escaped: bool) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=escaped).encode()
+    assert items_in_batches(text) == list_at_once(text) == {"": value}
+
+
+@given(items, indents, st.data())
+@settings(max_examples=300, deadline=None)
+def test_refuses_the_same_items(value: list[object], indent: int | str | None, data: st.DataObject) -> None:
+    text = bytearray(json.dumps(value, indent=indent, ensure_ascii=False).encode())
+    place = data.draw(st.integers(1, len(text)))
+    new = data.draw(st.binary(max_size=1) | st.sampled_from([b'"', b",", b"}", b"{", b"\\", b"]", b":", b",]", b"["]))
+    text[place : place + data.draw(st.integers(0, 1))] = new
+    assert outcome(items_in_batches, bytes(text)) == outcome(list_at_once, bytes(text))
+
+
+def test_a_member_behind_a_list_is_no_item() -> None:
+    with pytest.raises(UnreadableError):
+        items_in_batches(b'["a"],"b":["c","' + b"x" * 60 + b'"]')
+
+
 def outcome(read: object, text: bytes) -> object:
     try:
         return read(text)  # type: ignore[operator]
-    except UnreadableError:
+    except (UnreadableError, ValueError):
         return "refused"
 
 

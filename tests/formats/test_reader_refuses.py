@@ -122,6 +122,24 @@ def gather(out: str = "x") -> onnx.NodeProto:
     return helper.make_node("Gather", ["embed", "input_ids"], [out])
 
 
+def with_values_of_nothing() -> onnx.ModelProto:
+    """An initializer with a side of 0 that holds a number, in a field of another type."""
+    model = graph([gather(), helper.make_node("Neg", ["x"], ["out"])])
+    model.graph.initializer.append(
+        TensorProto(name="empty", data_type=TensorProto.UINT8, dims=[0, 4], float_data=[1.0])
+    )
+    return model
+
+
+def with_untyped_branch() -> onnx.ModelProto:
+    """A branch whose output has a tensor type that names no element type."""
+    out = onnx.ValueInfoProto(name="b")
+    out.type.tensor_type.SetInParent()
+    branch = helper.make_graph([helper.make_node("Neg", ["x"], ["b"])], "branch", [], [out])
+    nodes = [gather(), helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))]
+    return graph([*nodes, helper.make_node("If", ["c"], ["out"], then_branch=branch, else_branch=branch)])
+
+
 GOOD = [gather(), helper.make_node("Neg", ["x"], ["out"])]
 GRAPHS = {
     "cycle": (
@@ -136,6 +154,17 @@ GRAPHS = {
     "made twice": (graph([*GOOD, helper.make_node("Neg", ["x"], ["out"])]), "already made"),
     "no operator": (graph([gather(), helper.make_node("", ["x"], ["out"])]), "has no operator"),
     "no output": (graph([gather()]), "nothing makes its output out"),
+    "two names": (
+        graph(
+            [
+                helper.make_node(*one, name="n")
+                for one in (("Gather", ["embed", "input_ids"], ["x"]), ("Neg", ["x"], ["out"]))
+            ]
+        ),
+        "two nodes are called n",
+    ),
+    "values of nothing": (with_values_of_nothing(), "has no elements and holds values"),
+    "untyped branch": (with_untyped_branch(), "has the undefined element type 0"),
     "newer IR": (graph(GOOD, ir=NEWEST_IR + 1), "IR version"),
     "newer operators": (graph(GOOD, opset=NEWEST_OPSET + 1), "imports version"),
 }

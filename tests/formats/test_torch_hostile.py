@@ -15,6 +15,7 @@ from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
 from tieconv.checkpoint.records import WeightFile
 from tieconv.errors import UnreadableError
+from tieconv.formats.pickle_names import opcode_name
 from tieconv.formats.torch_file import read_torch_file
 
 CANARY = Path("/nonexistent") / "canary"
@@ -90,6 +91,15 @@ def test_nothing_runs_and_memory_stays_small(tmp_path: Path) -> None:
     assert int(codes.split()[1]) < 256
     assert modules == "[]"
     assert not canary.exists()
+
+
+def test_opcodes_have_the_names_of_pickletools() -> None:
+    import pickletools
+
+    names = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
+    assert {code: opcode_name(code) for code in range(256)} == {
+        code: names.get(code, f"0x{code:02x}") for code in range(256)
+    }
 
 
 @pytest.mark.parametrize("name", ["run-global-os-system", "run-stack-global", "run-inst", "raw-pickle"])

@@ -23,7 +23,8 @@ LISTED: tuple[Listed, ...] = (
     Listed(
         "onnx",
         r"Node with schema|Unrecognized attribute|Required attribute|No Op registered|not a registered function/op"
-        r"|Mismatched attribute type|deprecated|No schema registered|marked single but has an empty string",
+        r"|Mismatched attribute type|deprecated|No schema registered|marked single but has an empty string"
+        r"|Opset import for domain",
         "tieconv knows no definitions of operators: how many inputs and which attributes they take",
     ),
     Listed(

@@ -19,6 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 from fixtures.onnx_graphs import BUILDERS, SHARED, Graph, H, V, build, embedding, turned, values
 from tests.cli.run import ok, refused, run
 from tests.onnx.exported import ROWS, WIDTH, Exported
+from tests.onnx.sessions import outputs, same_bits
+from tests.onnx.test_remedies import embed_layer_norm
 from tieconv import api
 from tieconv.checkpoint.inspection import BiasState, Depth, Inspection, State
 from tieconv.reporters import schemas
@@ -202,6 +204,73 @@ def test_positions_are_no_embedding(tmp_path: Path) -> None:
     graph.output("logits")
     found = api.inspect(graph.save(tmp_path / "model.onnx"))
     assert found.head.input_embedding and found.head.input_embedding.name == "wte"
+
+
+def _computed(kind: str, graph: Graph) -> str:
+    """Token ids that nodes compute from the input."""
+    graph.tensors |= {"offset": np.array(1), "many": np.array(V), "order": np.array([0])}
+    if kind == "offset":
+        return graph.add("Mod", [graph.add("Add", ["input_ids", "offset"], "moved"), "many"], "ids")
+    if kind == "mask":
+        graph.add("Less", ["input_ids", "many"], "known")
+        return graph.add("Mul", ["input_ids", graph.add("Cast", ["known"], "mask", to=TensorProto.INT64)], "ids")
+    if kind == "order":
+        return graph.add("Gather", ["input_ids", "order"], "ids", axis=1)
+    return graph.add("Sub", [graph.add("Mul", ["input_ids", "offset"], "times"), "offset"], "ids")
+
+
+@pytest.mark.parametrize("output", ["logits", "scores"])
+@pytest.mark.parametrize("kind", ["offset", "mask", "order", "difference"])
+def test_a_computed_index(tmp_path: Path, kind: str, output: str) -> None:
+    """The embedding is looked up by numbers computed from the ids: with a head, whatever its output is called."""
+    graph = Graph()
+    graph.tensors["embed"] = values(1, (V, H))
+    graph.add("Gather", ["embed", _computed(kind, graph)], "embedded")
+    hidden = graph.body()
+    bare = Graph(nodes=[*graph.nodes], tensors={**graph.tensors})
+    graph.tensors["head"] = turned(graph.tensors["embed"])
+    graph.add("MatMul", [hidden, "head"], output)
+    graph.output(output)
+    found = api.inspect(graph.save(tmp_path / "model.onnx"))
+    assert found.head.input_embedding and found.head.input_embedding.name == "embed"
+    assert found.head.output_head and found.head.output_head.name == "head" and rules(found) == ["ONX001"]
+    bare.output(hidden, ["batch", "sequence", H])
+    found = api.inspect(bare.save(tmp_path / "bare.onnx"))
+    assert found.head.input_embedding and found.head.input_embedding.name == "embed"
+
+
+def test_counted_positions_are_no_embedding(tmp_path: Path) -> None:
+    """RoBERTa counts its positions from the ids; a graph that takes embeddings has no other lookup."""
+    graph = Graph()
+    graph.inputs.append(helper.make_tensor_value_info("inputs_embeds", TensorProto.FLOAT, ["batch", "sequence", H]))
+    graph.tensors |= {"axis": np.array(1), "table": values(1, (2 * V, H))}
+    graph.add("CumSum", ["input_ids", "axis"], "counted")
+    graph.add("Gather", ["table", graph.add("Mul", ["counted", "input_ids"], "positions")], "placed")
+    graph.add("Add", ["placed", "inputs_embeds"], "embedded")
+    graph.output(graph.body(), ["batch", "sequence", H])
+    assert api.inspect(graph.save(tmp_path / "model.onnx")).head.input_embedding is None
+
+
+@pytest.mark.parametrize("operator", ["LogSoftmax", "Softmax"])
+def test_a_head_behind_a_softmax(tmp_path: Path, operator: str) -> None:
+    """A graph that gives log probabilities has a head; `dedup` keeps every bit of them."""
+    graph = embedding()
+    graph.tensors["head"] = turned(graph.tensors["model.embed_tokens.weight"])
+    graph.add("MatMul", [graph.body(), "head"], "product")
+    graph.add(operator, ["product"], "scores", axis=-1)
+    graph.output("scores")
+    path = graph.save(tmp_path / "in" / "model.onnx")
+    found = api.inspect(path)
+    assert found.head.output_head and found.head.output_head.name == "head" and rules(found) == ["ONX001"]
+    api.plan_graph_dedup(path.parent).execute(tmp_path / "out")
+    assert same_bits(*(outputs(one, (2, 7), V) for one in (path, tmp_path / "out" / "model.onnx")))
+
+
+def test_an_embed_layer_normalization(tmp_path: Path) -> None:
+    """ONNX Runtime's BERT: the words are the embedding, not the longer table of positions."""
+    found = api.inspect(embed_layer_norm().save(tmp_path / "model.onnx"))
+    assert found.head.input_embedding and found.head.input_embedding.name == "words"
+    assert found.head.output_head and found.head.output_head.name == "head" and rules(found) == ["ONX001"]
 
 
 def test_hidden_state_is_no_product_of_a_head(tmp_path: Path) -> None:

@@ -131,7 +131,7 @@ def test_factors_of_real_heads(tmp_path: Path) -> None:
     """Gemma 2's soft-cap divides behind the head, T5 multiplies before it: both become the Gemm's alpha."""
     alphas = {"genai-gemma2": np.float32(1) / np.float32(30), "optimum-t5": np.float32(H**-0.5)}
     for name, alpha in alphas.items():
-        api.plan_graph_dedup(exporters.HERE / name).execute(tmp_path / name)
+        api.plan_graph_dedup(exporters.HERE / name, head_form="gemm").execute(tmp_path / name)
         heads = [node for node in every_node(graph_of(tmp_path / name)) if node.op_type == "Gemm"]
         assert heads
         assert {attribute.f for node in heads for attribute in node.attribute if attribute.name == "alpha"} == {alpha}

@@ -16,6 +16,7 @@ from fixtures import exporters
 from fixtures.onnx_graphs import build
 from tests.cli.run import run
 from tieconv import api
+from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError
 from tieconv.reporters import schemas
 
@@ -103,14 +104,89 @@ def told(path: Path) -> list[tuple[str, str, str]]:
 
 
 def test_an_int4_pair_is_named(tmp_path: Path) -> None:
-    """Head and embedding by what computes with them; that they are not compared is said."""
+    """Head and embedding by what computes with them; one matrix for both is a tie."""
     model = onnx.load(int4(path := tmp_path / "model.onnx"))
     del model.graph.node[2:4]  # the table, a plain matrix that tokens look up
     model.graph.node[2].input[0] = "found"
     onnx.save(model, path)
     assert told(path) == [("embedding", "head_Q4", "GatherBlockQuantized"), ("head", "head_Q4", "MatMulNBits")]
     text = run("inspect", path).stdout
-    assert "output head      head_Q4" in text and "quantised (MatMulNBits), not compared" in text
+    assert "output head      head_Q4" in text and "quantised (MatMulNBits)" in text
+    found = api.inspect(path)
+    assert found.head.output_head is not None and found.head.output_head.tied_to == "head_Q4"
+    assert [len(tie.members) for tie in found.ties] == [1]
+
+
+def test_positions_are_not_the_embedding_of_an_int4_pair(tmp_path: Path) -> None:
+    """A float table of positions that an input indexes, with more rows than there are tokens."""
+    path = int4(tmp_path / "model.onnx")
+    assert told(path) == [("embedding", "head_Q4", "GatherBlockQuantized"), ("head", "head_Q4", "MatMulNBits")]
+    found = api.inspect(path)
+    assert found.head.input_embedding is not None and found.head.input_embedding.name == "head_Q4"
+    assert found.checkpoint.graphs[0].embedding is None
+
+
+PAIRS = {
+    "equal": ({}, State.IDENTICAL),
+    "other codes": ({"embed_Q4": 1}, State.UNREAD),
+    "other scales": ({"embed_scales": 1}, State.UNREAD),
+    "other zero points": ({"embed_zeros": 1}, State.UNREAD),
+}
+
+
+def two_matrices(path: Path, changed: dict[str, int], *, rows: int = 2048) -> Path:
+    """A quantised embedding and a quantised head, stored apart, that hold the same unless ``changed``."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (rows, 1, H // 2), np.uint8)
+    scales, zeros = rng.standard_normal((rows, 1)).astype("f4"), rng.integers(0, 256, (rows, 1), np.uint8)
+    tensors = {
+        "embed_Q4": codes.reshape(rows, -1).copy(), "embed_scales": scales.copy(), "embed_zeros": zeros.copy(),
+        "head_Q4": codes, "head_scales": scales, "head_zeros": zeros,
+    }  # fmt: skip
+    for name in changed:
+        tensors[name][-1, -1] += 1
+    bits = {"bits": 4, "block_size": 32, "domain": "com.microsoft"}
+    nodes = [
+        helper.make_node(
+            "GatherBlockQuantized", ["embed_Q4", "input_ids", "embed_scales", "embed_zeros"], ["x"], gather_axis=0,
+            quantize_axis=1, **bits,
+        ),
+        helper.make_node(
+            "MatMulNBits", ["x", "head_Q4", "head_scales", "head_zeros"], ["product"], K=H, N=rows, **bits
+        ),
+        helper.make_node("LogSoftmax", ["product"], ["logits"], axis=-1),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "s"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["b", "s", rows])],
+        [numpy_helper.from_array(array, name) for name, array in tensors.items()],
+    )
+    domains = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=domains, ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_quantised_copies_are_compared(tmp_path: Path, name: str) -> None:
+    """Equal codes, scales and zero points are one matrix, stored twice; anything else is not compared.
+
+    `dedup` cannot share the two shapes, so no command is printed and the message says why.
+    """
+    changed, state = PAIRS[name]
+    path = two_matrices(tmp_path / "model.onnx", changed)
+    found = api.inspect(path)
+    (tie,) = found.ties
+    assert (tie.canonical, tie.members[1].name, tie.members[1].state) == ("embed_Q4", "head_Q4", state)
+    assert tie.consistent == (True if state is State.IDENTICAL else None)
+    if state is State.IDENTICAL:
+        (finding,) = found.findings
+        assert finding.rule == "ONX001" and finding.remedy is None and "two shapes" in finding.message
+        assert tie.bytes_wasted == 2048 * (H // 2 + 4 + 1)
+        assert not any(one.done for one in api.plan_graph_dedup(path).plan.matrices if "Q4" in one.kept)
+    else:
+        assert found.findings == () and "differ" in str(tie.members[1].detail["reason"])
 
 
 def test_a_dynamically_quantised_head_is_named(tmp_path: Path) -> None:

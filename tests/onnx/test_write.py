@@ -71,7 +71,7 @@ def test_unchanged_graph_follows_its_data(graph: Path, tmp_path: Path) -> None:
         [onnx.helper.make_node("Gather", ["mlp.weight", "input_ids"], ["y"])],
         "g",
         [model.graph.input[0]],
-        [onnx.helper.make_tensor_value_info("y", 1, None)],
+        [onnx.helper.make_tensor_value_info("y", 1, ["b", "s", 32])],
         [last],
     )
     graph.with_name("other.onnx").write_bytes(

@@ -103,7 +103,7 @@ def _unread(subject: Subject, related: Related) -> tuple[Array, str]:
     rows = np.flatnonzero(moments.unequal | (moments.apart != 0) if moments.cast else moments.unequal)
     tokens = subject.tokens
     if tokens is None:
-        return rows, "which ids have a token is not known"
+        return rows, subject.unlisted or "which ids have a token is not known"
     if tokens.used(subject.output.rows)[rows].any():
         return rows, "the input rows of tokens change"
     if tokens.possible(subject.output.rows)[rows].any():

@@ -44,8 +44,8 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         Measure(
             "rows equal to an earlier one", float(sum(len(group) - 1 for group in groups)), n=table.rows, unit="rows"
         ),
-        _undertrained(flagged, used),
-        *_differing(related, used),
+        _undertrained(flagged, used, subject),
+        *_differing(related, used, subject),
     ]
     detail: dict[str, object] = {
         "zero_rows": ranges(np.flatnonzero(zero)),
@@ -60,7 +60,7 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         detail["under_trained"] = list(_listed(subject, flagged))
         detail["indicator"] = flagged.indicator
         series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
-    told = _sentence(used, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
+    told = _sentence(subject, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
     return Section(TITLE, told, tuple(measures), series, detail)
 
 
@@ -81,7 +81,7 @@ def _flagged(subject: Subject, related: Related | None, norms: Array) -> Flagged
 def _beyond(subject: Subject) -> Measure:
     used, tokens = subject.used, subject.tokens
     if used is None or tokens is None:
-        return Measure("rows without a token", None, unit="rows", says=_NO_TOKENIZER)
+        return Measure("rows without a token", None, unit="rows", says=_no_tokenizer(subject))
     rows = float(np.count_nonzero(~used))
     later = int(np.count_nonzero(tokens.possible(len(used)) & ~used))
     says = f"by {tokens.file}"
@@ -121,11 +121,16 @@ def _broken(norms: Array) -> Iterator[Measure]:
         yield Measure(_BROKEN, rows, n=len(norms), unit="rows")
 
 
-def _undertrained(flagged: Flagged | None, used: Array | None) -> Measure:
+def _no_tokenizer(subject: Subject) -> str:
+    """Why it is not known which rows have a token."""
+    return subject.unlisted or _NO_TOKENIZER
+
+
+def _undertrained(flagged: Flagged | None, used: Array | None, subject: Subject) -> Measure:
     name = "tokens that look untrained"
     if flagged is None:
         few = f"fewer than {REFERENCE} rows without a token to compare with"
-        return Measure(name, None, unit="tokens", says=_NO_TOKENIZER if used is None else few)
+        return Measure(name, None, unit="tokens", says=_no_tokenizer(subject) if used is None else few)
     if not flagged.apart:
         says = f"the rows without a token do not stand apart by the {flagged.indicator}, so nothing can be told by them"
         return Measure(name, None, n=flagged.reference, unit="tokens", says=says)
@@ -133,12 +138,12 @@ def _undertrained(flagged: Flagged | None, used: Array | None) -> Measure:
     return Measure(name, float(len(flagged.rows)), n=flagged.reference, unit="tokens", says=says)
 
 
-def _differing(related: Related | None, used: Array | None) -> Iterator[Measure]:
+def _differing(related: Related | None, used: Array | None, subject: Subject) -> Iterator[Measure]:
     if related is None or not related.moments.unequal.any():
         return
     rows = np.flatnonzero(related.moments.unequal)
     if used is None:
-        yield Measure("differing rows without a token", None, n=len(rows), unit="rows", says=_NO_TOKENIZER)
+        yield Measure("differing rows without a token", None, n=len(rows), unit="rows", says=_no_tokenizer(subject))
         return
     yield Measure("differing rows without a token", float(np.count_nonzero(~used[rows])), n=len(rows), unit="rows")
 
@@ -172,10 +177,10 @@ def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
 
 
 def _sentence(
-    used: Array | None, odd: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
+    subject: Subject, odd: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
 ) -> str:
     """``odd`` marks the rows of zeros and those that are not finite."""
-    parts, (zero, broken) = [], odd
+    parts, (zero, broken), used = [], odd, subject.used
     if broken.any():
         parts.append(f"{count(int(np.count_nonzero(broken)), 'row')} of the head with NaN or infinity")
     if used is not None and not used.all():
@@ -191,4 +196,5 @@ def _sentence(
     if flagged and flagged.apart and len(flagged.rows):
         parts.append(f"{count(len(flagged.rows), 'token')} that look as untrained as the rows without a token")
     told = "; ".join(parts) if parts else "nothing out of the ordinary"
-    return f"{told[0].upper()}{told[1:]}." if used is not None else f"{told[0].upper()}{told[1:]} ({_NO_TOKENIZER})."
+    unknown = f" ({_no_tokenizer(subject)})" if used is None else ""
+    return f"{told[0].upper()}{told[1:]}{unknown}."

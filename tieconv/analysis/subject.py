@@ -22,9 +22,9 @@ from tieconv.text import shown
 class Subject:
     """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
 
-    ``withheld`` says why ``final`` is not known. ``fed`` are the ids that the model reads whatever its text, and
-    ``unfed`` says why they are not all known. ``flip`` is what a re-tie does besides, ``first`` what must be done
-    before it.
+    ``withheld`` says why ``final`` is not known, ``unlisted`` why ``tokens`` are not although there are files. ``fed``
+    are the ids that the model reads whatever its text, and ``unfed`` says why they are not all known. ``flip`` is what
+    a re-tie does besides, ``first`` what must be done before it.
     """
 
     evidence: Inspection
@@ -38,6 +38,7 @@ class Subject:
     withheld: str = ""
     fed: frozenset[int] = frozenset()
     unfed: str = ""
+    unlisted: str = ""
 
     @property
     def output(self) -> Table:
@@ -79,11 +80,12 @@ def open_subject(evidence: Inspection, files: FileSet) -> Subject:
     embed = open_table(files, tensors[source])
     head = _head(evidence, files, embed)
     final, withheld = _final(evidence, files, (head or embed).width)
-    fed, unfed = _fed(evidence, files)
-    tokens = read_tokens(files, checkpoint.companions, checkpoint.config_values)
+    fed, unfed = _fed(evidence, files, embed.rows)
+    tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
     flip = flip_of(evidence, files, embed, head or embed) if head or _may_retie(evidence) else PLAIN
     first = first_step(evidence)
-    return Subject(evidence, embed, head, final, _bias(evidence, files), tokens, flip, first, withheld, fed, unfed)
+    bias = _bias(evidence, files)
+    return Subject(evidence, embed, head, final, bias, tokens, flip, first, withheld, fed, unfed, unlisted)
 
 
 def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | None, str]:
@@ -94,12 +96,12 @@ def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | No
         return None, str(why)
 
 
-def _fed(evidence: Inspection, files: FileSet) -> tuple[frozenset[int], str]:
-    """The ids that the model reads whatever its text, and why there may be more; empty where there are none."""
-    generation = read_generation(files, evidence.checkpoint.companions)
-    ids = frozenset(fed_ids(evidence.checkpoint.config_values, generation or {}))
-    if generation is None:
-        return ids, "generation_config.json could not be read"
+def _fed(evidence: Inspection, files: FileSet, rows: int) -> tuple[frozenset[int], str]:
+    """The ids below ``rows`` that the model reads whatever its text, and why there may be more; empty for none."""
+    generation, unread = read_generation(files, evidence.checkpoint.companions)
+    ids = frozenset(fed_ids(evidence.checkpoint.config_values, generation, rows))
+    if unread:
+        return ids, unread
     try:
         guard_class(evidence)
     except WithheldError as why:

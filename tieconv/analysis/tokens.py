@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tieconv.analysis.certificate.token_ids import token_ids
+from tieconv.analysis.certificate.token_ids import token_ids, too_large
 from tieconv.analysis.certificate.tokenizer_files import TOKENIZER, VOCABULARY, WORDS, read_files
 from tieconv.analysis.tables import Array
 from tieconv.checkpoint.records import Files
@@ -41,16 +41,16 @@ class Tokens:
         return marks
 
 
-def read_tokens(files: Files, names: Mapping[str, int], config: Mapping[str, object]) -> Tokens | None:
-    """The tokens of the model whose other files are ``names``; ``None`` where no vocabulary can be read.
+def read_tokens(files: Files, names: Mapping[str, int], config: Mapping[str, object]) -> tuple[Tokens | None, str]:
+    """The tokens of the model whose other files are ``names``; without a vocabulary ``None``, and why it was not read.
 
-    A vocabulary that is malformed is as good as none here: the rest of the analysis does not need it.
+    The reason is empty where a vocabulary is malformed: that is as good as none here, as nothing else needs it.
     """
     found = read_files(files, names)
-    vocabularies = ((TOKENIZER, found.model), (VOCABULARY, found.vocabulary), (WORDS, dict(enumerate(found.words))))
+    vocabularies = ((TOKENIZER, found.model), (VOCABULARY, found.vocabulary), (WORDS, found.words))
     for file, vocabulary in vocabularies:
         if vocabulary:
             ids = token_ids(found, config)
             text = dict.fromkeys(sorted(ids.listed), "") | found.added | vocabulary
-            return Tokens(file, text, ids.spans, ids.undecided)
-    return None
+            return Tokens(file, text, ids.spans, ids.undecided), ""
+    return None, next(too_large(found), "")

@@ -54,11 +54,17 @@ class Latent:
 
 @record
 class QuantisedRead:
-    """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it."""
+    """A quantised matrix in the role ``embedding`` or ``head``, and the operator that computes with it.
+
+    ``parts`` are its codes, scales and zero points where they can be compared with those of the other role.
+    """
 
     role: str
     name: str
     operator: str
+    parts: tuple[str, ...] = ()
+    bits: int = 0
+    block: int = 0
 
     def to_dict(self) -> dict[str, object]:
         """One entry of ``quantised``."""

@@ -256,7 +256,8 @@ class Inspection(Printed):
 
     ``base`` is the header-level evidence about an adapter's base model, where that is here; ``consumers`` what each
     loader will do with the model, where that was asked for; ``fetched`` what came over the network, where it could.
-    ``tokenizer_rows`` are the rows that the tokenizer's ids need, read where config and tensors disagree on them.
+    ``tokenizer_rows`` are the rows that the tokenizer's ids need, read where config and tensors disagree on them;
+    ``tokenizer_unread`` names a file of the tokenizer that is too large to be read.
     ``wrapped_ties`` are the groups under names with a training wrapper's prefix, which no loader takes.
     """
 
@@ -277,6 +278,7 @@ class Inspection(Printed):
     consumers: tuple[Prediction, ...] = ()
     wrapped_ties: tuple[Tie, ...] = ()
     tokenizer_rows: int | None = None
+    tokenizer_unread: str = ""
     fetched: Fetched | None = None
 
     @property

@@ -37,6 +37,9 @@ def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapp
     why = _whole_graph(graph) or next((reason for one in records if (reason := _alone(graph, one))), "")
     if why:
         return Outcome(why)
+    shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}
+    if len(shapes) > 1:
+        return Outcome("they are stored in two shapes")
     types = list(dict.fromkeys(record.dtype for record in records))
     reads = [
         _Read(use, use.turned != copies[use.name], tensors[use.name].dtype) for use in graph.uses if use.name in copies

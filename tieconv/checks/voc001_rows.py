@@ -42,7 +42,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     declared = ", ".join(f"{shown(path)} {size:,}" for path, size in list(sizes.items())[:4])
     stored = ", ".join(f"{shown(name)} {rows:,} rows" for name, rows in tables.items())
     used = inspection.tokenizer_rows
-    tokenizer = "no tokenizer read" if used is None else f"tokenizer {used:,} tokens"
+    unread = inspection.tokenizer_unread or "no tokenizer read"
+    tokenizer = unread if used is None else f"tokenizer {used:,} tokens"
     yield RULE.finding(
         f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}. transformers cannot load the model, "
         "or it fills the matrices with random numbers.",

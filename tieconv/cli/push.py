@@ -66,8 +66,7 @@ def _ask(yes: bool) -> None:
     if not sys.stdin.isatty():
         raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
     try:
-        echo("push this? [y/N]:", err=True, nl=False)
-        agreed = click.confirm("", prompt_suffix="", show_default=False, err=True)
+        agreed = _agreed()
     except click.Abort as error:
         echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -75,3 +74,15 @@ def _ask(yes: bool) -> None:
         agreed = False  # the end of input is no yes
     if not agreed:
         raise RefusedError("nothing was pushed", "push again when you are ready", "push.declined")
+
+
+def _agreed() -> bool:
+    """Ask until the answer is yes or no; an empty line is a no."""
+    while True:
+        echo("push this? [y/N]:", err=True, nl=False)  # Click would send the question past the escaper
+        answer = click.prompt("", default="", prompt_suffix="", show_default=False, err=True).strip().lower()
+        if answer in ("y", "yes"):
+            return True
+        if answer in ("", "n", "no"):
+            return False
+        echo("answer y or n", err=True)

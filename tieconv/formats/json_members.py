@@ -1,4 +1,4 @@
-"""Read the members of a large JSON object in batches, so that memory holds what is kept and not the text.
+"""Read the members of a large JSON object, or the items of a list, in batches: the text is never held whole.
 
 A header of half a million tensors is a text of 55 MB and, parsed at once, a dictionary of 300 MB. Here `strict_json`
 parses one window of the text at a time, under the same rules. A batch that was cut in the wrong place ends inside a
@@ -12,6 +12,7 @@ import re
 from codecs import utf_8_decode
 from collections.abc import Callable, Iterator
 from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import cast
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.strict_json import MAX_INTEGER_DIGITS, check_budget, loads, refuse
@@ -23,6 +24,8 @@ LARGEST_MEMBER = 16_000_000
 """Bytes of one key and its value."""
 BEHIND_OBJECTS, BEHIND_STRINGS = re.compile(rb'(?<=\})\s*,\s*(?=")'), re.compile(rb'(?<=")\s*,\s*(?=")')
 """The likely separators of members whose values are objects, and of those whose values are strings."""
+BEHIND_NUMBERS = re.compile(rb'(?<=[\d}])\s*,\s*(?=")')
+"""The likely separator of members whose values are numbers or objects."""
 _SEARCHED = 4096
 _SPACE = re.compile(r"[ \t\n\r]*")
 _LONGEST_TOKEN = 16
@@ -46,9 +49,10 @@ class Members:
         separator: re.Pattern[bytes] = BEHIND_OBJECTS,
         *,
         digits: int = MAX_INTEGER_DIGITS,
+        lenient: bool = False,
     ) -> None:
         self._pread, self.position, self._end = pread, position + 1, end
-        self._name, self._separator, self._digits = name, separator, digits
+        self._name, self._separator, self._digits, self._lenient = name, separator, digits, lenient
 
     def batches(self) -> Iterator[dict[str, object]]:
         """The members, each batch as `strict_json.loads` gives it. Two batches may hold the same key.
@@ -105,7 +109,7 @@ class Members:
         except UnicodeDecodeError as error:
             refuse(self._name, f"byte {self.position + error.start} is not UTF-8", "json.not-utf8")
         try:
-            cut, follow, closed = _whole_members(text, final=final)
+            cut, follow, closed = self._whole(text, final=final)
         except ValueError as error:
             if not isinstance(error, json.JSONDecodeError):
                 refuse(self._name, "an integer of thousands of digits", "json.refused")
@@ -116,28 +120,49 @@ class Members:
         return _bytes(text, cut), _bytes(text, follow), closed
 
     def _loads(self, members: bytes) -> dict[str, object]:
-        return loads(b"{%b}" % members, self._name, limit=LARGEST_MEMBER + WINDOW, digits=self._digits)
+        return self._parsed(b"{%b}" % members)
+
+    def _parsed(self, text: bytes) -> dict[str, object]:
+        return loads(text, self._name, limit=LARGEST_MEMBER + WINDOW, digits=self._digits, lenient=self._lenient)
+
+    def _whole(self, text: str, *, final: bool) -> _Cut:
+        return _whole_parts(text, _behind_member, "}", '"', final=final)
 
     def _read(self, size: int) -> bytes:
         return self._pread(min(size, self._end - self.position), self.position)
 
 
-def _whole_members(text: str, *, final: bool) -> _Cut:
-    """Where the last whole member of ``text`` ends, in characters. Raises `json.JSONDecodeError` for what is not JSON.
+class Items(Members):
+    """The items of one list, whose `[` is at byte ``position``: each batch is ``{"": [items]}``."""
 
-    Unless it is ``final``, the text may end anywhere.
+    def _loads(self, members: bytes) -> dict[str, object]:
+        # Two brackets: behind an early end of the list no member can follow.
+        (items,) = cast("list[object]", self._parsed(b'{"":[[%b]]}' % members)[""])
+        return {"": items}
+
+    def _whole(self, text: str, *, final: bool) -> _Cut:
+        return _whole_parts(text, _behind_value, "]", "", final=final)
+
+
+def _whole_parts(text: str, behind: Callable[[str, int], int], closing: str, opening: str, *, final: bool) -> _Cut:
+    """Where the last whole member, or item, of ``text`` ends, in characters; ``behind`` ends one.
+
+    ``closing`` ends them all, and each starts with ``opening``. Unless it is ``final``, the text may end anywhere.
+    Raises `json.JSONDecodeError` for what is not JSON.
     """
     whole, position = (0, 0), _skip(text, 0)
     try:
-        while text[position] != "}":
-            cut = _behind_member(text, position)
+        while text[position] != closing:
+            cut = behind(text, position)
             position = _skip(text, cut)
-            if text[position] == "}":
+            if text[position] == closing:
                 whole = cut, cut
                 break
             _expect(text, position, ",")
             position = _skip(text, position + 1)
-            _expect(text, position, '"')
+            _expect(text, position, opening or text[position])
+            if text[position] == closing:
+                raise json.JSONDecodeError("Expecting value", text, position)
             whole = cut, position
     except (IndexError, StopIteration, json.JSONDecodeError) as error:
         message, place = _fault(error, text)
@@ -152,7 +177,11 @@ def _behind_member(text: str, position: int) -> int:
     _, position = scanstring(text, position + 1)
     position = _skip(text, position)
     _expect(text, position, ":")
-    _, position = _scan_once(text, _skip(text, position + 1))
+    return _behind_value(text, _skip(text, position + 1))
+
+
+def _behind_value(text: str, position: int) -> int:
+    _, position = _scan_once(text, position)
     return int(position)
 
 

@@ -14,7 +14,8 @@ _IDS = frozenset({
 """Operators that leave token ids token ids."""
 _ARITHMETIC = frozenset({
     "Add", "Sub", "Mul", "Div", "Abs", "Neg", "Sum", "Gather", "GatherElements", "GatherND", "ScatterElements",
-    "ScatterND", "Compress", "Trilu", "BitwiseAnd", "BitwiseOr",
+    "ScatterND", "Compress", "Trilu", "BitwiseAnd", "BitwiseOr", "Less", "LessOrEqual",
+    "Greater", "GreaterOrEqual", "Equal", "Not", "And", "Or",
 })  # fmt: skip
 """Operators by which other token ids are computed: an offset, a mask, another order."""
 _STEPS = 1000

@@ -51,6 +51,7 @@ class Node:
     """A node: what it reads and makes, its integer attributes, and the graphs inside it."""
 
     operator: str = ""
+    name: str = ""
     domain: str = ""
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Node:
 class Graph:
     """A graph. Sparse initializers are counted, not read.
 
-    ``elements`` are the element types of inputs and outputs, 0 where there is none, and whether a shape is given;
+    ``elements`` are the element types of inputs and outputs, as `_element` reads them, and whether a shape is given;
     ``opsets`` the operator sets that a function imports.
     """
 
@@ -78,7 +79,7 @@ class Graph:
     outputs: list[str] = field(default_factory=list)
     sparse: int = 0
     sparse_names: list[str] = field(default_factory=list)
-    elements: list[tuple[str, int, bool]] = field(default_factory=list)
+    elements: list[tuple[str, int | None, bool]] = field(default_factory=list)
     opsets: set[str] = field(default_factory=set)
 
 
@@ -193,10 +194,13 @@ _CONTAINER_TYPES = {4: 1, 5: 2, 9: 1, 7: 1}
 """Those of a sequence, a map, an optional and an opaque value, and the field of each that names what it holds."""
 
 
-def _element(wire: Wire, start: int, end: int) -> tuple[int, bool] | None:
-    """Return a tensor's element type, 0 where it has none, and whether it has a shape; ``None`` for other values."""
+def _element(wire: Wire, start: int, end: int) -> tuple[int | None, bool] | None:
+    """Return a tensor's element type and whether it has a shape; ``None`` for other values.
+
+    The element type is ``None`` where the value has no type, 0 where its type names none.
+    """
     types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
-    found: tuple[int, bool] | None = (0, False)
+    found: tuple[int | None, bool] | None = (None, False)
     for number, kind, value, stop in wire.fields(*types[-1]) if types else ():
         if kind == BYTES and number in _TENSOR_TYPES:
             fields = list(wire.fields(value, stop))
@@ -225,6 +229,8 @@ def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -
             continue
         if number in (1, 2):
             (node.inputs if number == 1 else node.outputs).append(wire.text(value, stop))
+        elif number == 3:
+            node.name = wire.text(value, stop)
         elif number == 4:
             node.operator = wire.text(value, stop)
         elif number == 5:

@@ -117,6 +117,7 @@ def _read_one(
         return None if role is None else MatrixRead(labels[id(role.tensor)], role.turned)
 
     latent, held = _in_session(scope, model, labels)
+    quantised = tuple(_quantised(scope, roles, labels))
     return (
         GraphRecord(
             file=name,
@@ -128,12 +129,12 @@ def _read_one(
             nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
             sparse=sum(inside.graph.sparse for inside in scopes(scope)),
             names=tuple(labels.values()),
-            embedding=read(roles.embedding),
+            embedding=None if any(one.role == "embedding" for one in quantised) else read(roles.embedding),
             head=read(roles.head),
             bias=labels[id(roles.bias)] if roles.bias is not None else None,
             latent=latent,
             session_bytes=held,
-            quantised=tuple(_quantised(scope, roles, labels)),
+            quantised=quantised,
             uses=tuple(uses(scope, labels)),
             overridable=tuple(labels[id(scope.held[one])] for one in model.graph.inputs if one in scope.held),
         ),
@@ -143,14 +144,19 @@ def _read_one(
 
 
 def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
-    """What plays a role that no plain matrix plays."""
-    found = {
-        "embedding": quantised_embedding(scope) if roles.embedding is None else None,
-        "head": quantised_head(scope) if roles.head is None else None,
-    }
-    for role, read in found.items():
+    """What plays a role that no float matrix plays.
+
+    A float table of positions is not the embedding beside a lookup of as many quantised rows as the head has tokens.
+    """
+    head = quantised_head(scope) if roles.head is None else None
+    tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
+    embedding = quantised_embedding(scope, tokens)
+    if roles.embedding is not None and (embedding is None or roles.embedding.tokens == tokens or head is None):
+        embedding = None
+    for role, read in (("embedding", embedding), ("head", head)):
         if read is not None:
-            yield QuantisedRead(role, labels[id(read[0])], read[1])
+            parts = tuple(labels[id(part)] for part in read.parts)
+            yield QuantisedRead(role, labels[id(read.tensor)], read.operator, parts, read.bits, read.block)
 
 
 def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:

@@ -16,8 +16,9 @@ from collections.abc import Callable
 from tieconv.formats.pickle_calls import CALLS
 from tieconv.formats.pickle_containers import CONTAINERS
 from tieconv.formats.pickle_memo import MEMO
+from tieconv.formats.pickle_names import opcode_name
 from tieconv.formats.pickle_plain import PLAIN
-from tieconv.formats.pickle_state import Handlers, Inside, Machine, noting, opcode_name
+from tieconv.formats.pickle_state import Handlers, Inside, Machine, noting
 from tieconv.formats.pickle_values import Globals, Persistent
 
 

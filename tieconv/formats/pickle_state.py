@@ -6,6 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from tieconv.formats.pickle_names import opcode_name
 from tieconv.formats.pickle_values import INNER, Globals, Persistent, refuse
 
 MAX_STACK = 1 << 17
@@ -225,13 +226,6 @@ def noting(opcode: int, handler: Callable[[Machine], None]) -> Callable[[Machine
         handler(machine)
 
     return noted
-
-
-def opcode_name(opcode: int) -> str:
-    """Return the name of an opcode, as `pickletools` has it."""
-    import pickletools
-
-    return next((one.name for one in pickletools.opcodes if one.code == chr(opcode)), f"0x{opcode:02x}")
 
 
 def _stopped(opcode: int) -> bool:

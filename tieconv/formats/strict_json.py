@@ -41,6 +41,10 @@ class _Problem(ValueError):
     """A fault inside a JSON text; becomes an `UnreadableError` that names the file."""
 
 
+class _TooLarge(_Problem):
+    """A JSON text whose values take more memory than `BUDGET`."""
+
+
 def loads(
     data: bytes,
     name: str,
@@ -110,7 +114,7 @@ def loads(
     except json.JSONDecodeError as error:
         refuse(name, f"line {error.lineno}, column {error.colno}: {error.msg}", "json.malformed")
     except _Problem as error:
-        refuse(name, str(error), "json.refused")
+        refuse(name, str(error), _code(error))
     if not isinstance(value, dict):
         refuse(name, f"holds {_KINDS.get(type(value), 'a number')} where an object is expected", "json.not-an-object")
     return value
@@ -140,7 +144,17 @@ def check_budget(data: bytes, name: str) -> None:
     try:
         _check_structure(data, nesting=False)
     except _Problem as error:
-        refuse(name, str(error), "json.refused")
+        refuse(name, str(error), _code(error))
+
+
+def _code(error: _Problem) -> str:
+    return "json.too-large" if isinstance(error, _TooLarge) else "json.refused"
+
+
+def value_cost(data: bytes) -> int:
+    """An upper bound of the memory for the values of a text, before they are made."""
+    structure = _structure(data)
+    return _cost(structure, structure.count(b"{") + structure.count(b"["))
 
 
 def _check_structure(data: bytes, *, nesting: bool = True) -> None:
@@ -151,7 +165,7 @@ def _check_structure(data: bytes, *, nesting: bool = True) -> None:
     structure = _structure(data)
     containers = structure.count(b"{") + structure.count(b"[")
     if _cost(structure, containers) > BUDGET:
-        raise _Problem(f"its {structure.count(b',') + containers:,} values take too much memory")
+        raise _TooLarge(f"its {structure.count(b',') + containers:,} values take too much memory")
     if not nesting or containers <= MAX_DEPTH:
         return
     brackets = structure.translate(_BRACKETS, b",:")

@@ -29,7 +29,9 @@ MAX32 = 0xFFFFFFFF
 DESCRIBED = 0x0008
 """The flag of an entry that a data descriptor follows."""
 _UTF8 = 0x0800
-_CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH6xI")
+_CENTRAL = struct.Struct("<4s4xHH4xIIIHHHH2xII")
+_DIRECTORY = 0x10
+"""The bit of an entry's attributes by which torch takes it for a directory, whose bytes it does not read."""
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _LOCATOR64 = struct.Struct("<4sIQI")
@@ -162,13 +164,21 @@ def _names(data: bytes) -> bytes:
 
 
 def _listed(data: bytes, position: int) -> tuple[Listed, int]:
-    magic, flags, method, crc, packed, size, name_length, extra_length, comment, disk, offset = _central(data, position)
+    magic, flags, method, crc, packed, size, name_length, extra_length, comment, disk, kind, offset = _central(
+        data, position
+    )
     name_start = position + _CENTRAL.size
     extra_start = name_start + name_length
     end = extra_start + extra_length
     if magic != CENTRAL or end > len(data):
         malformed("has a broken directory", "zip.directory")
-    if disk not in (0, _MAX16) or comment or flags & ~(DESCRIBED | _UTF8) or name_length > MAX_NAME:
+    if (
+        disk not in (0, _MAX16)
+        or comment
+        or kind & _DIRECTORY
+        or flags & ~(DESCRIBED | _UTF8)
+        or name_length > MAX_NAME
+    ):
         malformed("has an entry of a kind that torch.save does not write", "zip.entry")
     name = data[name_start:extra_start]
     if MAX32 in (size, packed, offset):  # fields too small for their number

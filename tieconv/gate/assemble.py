@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
-from tieconv.gate.baseline import Baseline, parse
+from tieconv.gate.baseline import MAX_SIZE, Baseline, parse
 from tieconv.gate.policy import Policy
 from tieconv.gate.selection import ALL, Selection, selectors
 from tieconv.gate.settings import OWN, SHARED, Settings, parse_settings
 from tieconv.sources.texts import read_text, upward
 from tieconv.text import shown
 
-_SETTINGS_LIMIT = 4 << 20
+_SETTINGS_LIMIT = 1 << 20
 DEFAULT_LEVEL = Level.WARNING
 
 
@@ -54,7 +54,7 @@ def _read(path: str) -> Settings | None:
 
 def load_baseline(path: str) -> Baseline:
     """The baseline in the file at ``path``. Raises `SettingsError`."""
-    return parse(read_text(path), path)
+    return parse(read_text(path, MAX_SIZE), path)
 
 
 def make_policy(

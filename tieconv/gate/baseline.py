@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from typing import Any
 
 from tieconv.checkpoint.checked import CheckedFinding
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.record import record
-from tieconv.errors import SettingsError
+from tieconv.errors import SettingsError, UnreadableError
+from tieconv.formats.strict_json import loads
 from tieconv.text import shown
 
 SCHEMA = "tieconv.baseline/1"
+MAX_SIZE = 16 << 20
+"""Bytes of a baseline: more than 50,000 findings."""
 _DEPTHS = tuple(Depth)
 
 
@@ -73,12 +77,12 @@ def render(depth: Depth, entries: Iterable[Entry]) -> str:
 def parse(text: str, path: str) -> Baseline:
     """The baseline in ``text``. Raises `SettingsError` where it is none."""
     try:
-        document = json.loads(text)
+        document: Mapping[str, Any] = loads(text.encode(), path, limit=MAX_SIZE, lenient=True)
         if document["schema"] != SCHEMA:
             raise ValueError(f"its schema is {document['schema']}")
         return Baseline(path, Depth(document["depth"]), tuple(map(_entry, document["entries"])))
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or "it nests too deep"
+    except (ValueError, TypeError, KeyError, UnreadableError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise SettingsError(
             f"{shown(path)} is no baseline of {SCHEMA}: {shown(reason)}",
             "write one with --write-baseline FILE",

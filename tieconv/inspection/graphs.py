@@ -26,6 +26,7 @@ from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.families import find
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.declared import view_config
+from tieconv.inspection.graphs_quantised import quantised_pair, relate_quantised, wasted
 from tieconv.inspection.head import is_far
 
 Tensors = Mapping[str, TensorRecord]
@@ -71,6 +72,9 @@ def _ties(
     for graph in graphs:
         if graph.embedding is not None and graph.head is not None:
             yield _tie(graph.embedding, graph.head, tensors, reader, depth, config)
+        elif (pair := quantised_pair(graph)) is not None:
+            relation = relate_quantised(*pair, tensors, reader, depth)
+            yield _made(pair[0].name, pair[1].name, relation, tensors, config, extra=wasted(relation, *pair, tensors))
 
 
 def _tie(
@@ -81,21 +85,28 @@ def _tie(
     depth: Depth,
     config: ConfigView | None,
 ) -> Tie:
-    members = [Member(embedding.name, True, State.CANONICAL)]
-    if head.name != embedding.name:
-        relation = _relation(embedding, head, tensors, reader, depth)
-        members.append(Member(head.name, True, relation.state, relation.detail))
+    relation = None if head.name == embedding.name else _relation(embedding, head, tensors, reader, depth)
+    return _made(embedding.name, head.name, relation, tensors, config)
+
+
+def _made(
+    embedding: str, head: str, relation: Relation | None, tensors: Tensors, config: ConfigView | None, extra: int = 0
+) -> Tie:
+    """The tie of two initializers in this relation; ``None`` where they are one. ``extra`` bytes are wasted beside."""
+    members = [Member(embedding, True, State.CANONICAL)]
+    if relation is not None:
+        members.append(Member(head, True, relation.state, relation.detail))
     states = {member.state for member in members} - {State.CANONICAL}
     declared = config.effective if config else not states - EQUAL
     unread = State.UNREAD in states
     return Tie(
         role=Role.WORD_EMBEDDING,
-        canonical=embedding.name,
+        canonical=embedding,
         canonical_stored=True,
         declared=declared,
         consistent=None if unread else not declared or not states - EQUAL,
         gated=True,
-        bytes_wasted=_wasted(members, tensors),
+        bytes_wasted=_wasted(members, tensors) + extra,
         members=tuple(members),
     )
 
@@ -183,10 +194,14 @@ def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, de
 
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
     """Of the first graph with a head, else of the first with an embedding."""
-    found = [graph for graph in graphs if graph.head] or [graph for graph in graphs if graph.embedding]
+    found = [graph for graph in graphs if graph.head or quantised_pair(graph)]
+    found = found or [graph for graph in graphs if graph.embedding]
     if not found:
         return Head(None, None, None)
     embedding, head, bias = found[0].embedding, found[0].head, found[0].bias
+    pair = quantised_pair(found[0])
+    if pair is not None:
+        embedding, head = (MatrixRead(read.name, False) for read in pair)
     view = output = None
     if embedding is not None:
         record = tensors[embedding.name]

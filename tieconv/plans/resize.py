@@ -135,9 +135,9 @@ def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: 
     """Refuse to cut off a row that a token has."""
     used = inspection.tokenizer_rows
     if used is None:
+        unread = inspection.tokenizer_unread or "tieconv cannot read from a tokenizer that no token has them"
         refuse(
-            f"{shown(record.name)} would lose {count(before - rows, 'row')}, and tieconv cannot read from a tokenizer "
-            "that no token has them",
+            f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}",
             f"keep the rows and change the config: {again(inspection, 'resize', '--to rows')}",
             "resize.no-tokenizer",
         )

@@ -118,10 +118,11 @@ def _try(directory: str, apart: Apart) -> None:
     try:
         with apart.torch.inference_mode():
             apart.log_probabilities(apart.windows[0])
-    except (IndexError, RuntimeError, ValueError, TypeError) as error:
+    except (UnreadableError, IndexError, RuntimeError, ValueError, TypeError) as error:
+        why = error.__cause__ or error  # the forward pass names the config, which may be fine for shorter texts
         raise UnreadableError(
             f"{shown(directory)}: the model cannot be run on {count(apart.windows.shape[1], 'token')} of text: "
-            f"{shown(' '.join(str(error).split()), 200)}",
+            f"{shown(' '.join(str(why).split()), 200)}",
             "analyse it without --text",
             "analyze.run",
         ) from error

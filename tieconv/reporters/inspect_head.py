@@ -13,7 +13,8 @@ def embedding_row(inspection: Inspection) -> Row:
     """Return the row of the input embedding: its name and shape, or why there is none."""
     embedding = inspection.head.input_embedding
     if embedding:
-        return "input embedding", shown(embedding.name), f"{_shape(embedding.shape)} {shown(embedding.dtype)}"
+        stored = f"{_shape(embedding.shape)} {shown(embedding.dtype)}{_operator(inspection, 'embedding')}"
+        return "input embedding", shown(embedding.name), stored
     pieces = inspection.head.embedding_pieces
     if pieces:
         rows = sum(piece.shape[0] for piece in pieces)
@@ -32,7 +33,8 @@ def output_row(inspection: Inspection) -> Row:
             absent = (_no_embedding(inspection),)
         return ("output head", *(_quantised(inspection, "head") or absent))
     if output.stored:
-        return "output head", shown(output.name), f"{_shape(output.shape or ())} {shown(output.dtype)}"
+        stored = f"{_shape(output.shape or ())} {shown(output.dtype)}{_operator(inspection, 'head')}"
+        return "output head", shown(output.name), stored
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
     tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
@@ -60,6 +62,12 @@ def _no_embedding(inspection: Inspection) -> str:
     if not inspection.checkpoint.tensors:
         return "none: the file holds no tensors"
     return "not stored" if inspection.family.input_embedding else "none found"
+
+
+def _operator(inspection: Inspection, role: str) -> str:
+    """Name the operator that computes with the quantised matrix of a graph."""
+    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
+    return f", quantised ({shown(found[0].operator)})" if found else ""
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:

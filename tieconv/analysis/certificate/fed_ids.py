@@ -11,44 +11,49 @@ from tieconv.formats.documents import read_bytes
 from tieconv.formats.strict_json import loads
 
 GENERATION = "generation_config.json"
-_LIMIT = 16_000_000
+_LIMIT = 1_000_000
+"""Bytes of it. The largest published ones list some hundred ids."""
 _KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
 """How the keys of a config end that name an id."""
 
 
-def fed_ids(config: Mapping[str, object], generation: Mapping[str, object]) -> set[int]:
-    """The ids that ``config`` and ``generation`` name, and those of the classes where a key may be left out."""
-    found = set(_named(config)) | set(_named(generation))
+def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows: int) -> set[int]:
+    """The ids below ``rows`` that the configs name, and those of the classes where a key may be left out."""
+    found = {number for document in (config, generation) for number in _named(document) if number < rows}
     for model_type in _model_types(config):
         found |= default_ids(model_type)
     return found
 
 
-def read_generation(files: Files, names: Mapping[str, int]) -> Mapping[str, object] | None:
-    """The generation config; empty where there is none, ``None`` where it cannot be read."""
+def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:
+    """The generation config, empty where there is none; and why it could not be read."""
     if GENERATION not in names:
-        return {}
+        return {}, ""
     try:
-        return loads(read_bytes(files, GENERATION, _LIMIT), GENERATION, limit=_LIMIT, lenient=True)
-    except UnreadableError:
-        return None
+        return loads(read_bytes(files, GENERATION, _LIMIT), GENERATION, limit=_LIMIT, lenient=True), ""
+    except UnreadableError as error:
+        large = error.code == "json.too-large"
+        return {}, f"{GENERATION} {'is larger than tieconv reads' if large else 'could not be read'}"
 
 
-def _named(value: object, key: str = "") -> Iterator[int]:
-    if isinstance(value, Mapping):
-        for inner, entry in value.items():
-            yield from _named(entry, key if key.endswith(_KEYS) else str(inner))
-    elif isinstance(value, list):
-        for entry in value:
-            yield from _named(entry, key)
-    elif isinstance(value, int) and not isinstance(value, bool) and key.endswith(_KEYS):
-        yield value
+def _named(document: Mapping[str, object]) -> Iterator[int]:
+    """Each integer below a key of `_KEYS`. A stack instead of calls: a generator in 60 others is slow."""
+    left: list[tuple[bool, object]] = [(False, document)]
+    while left:
+        named, value = left.pop()
+        entries = value.items() if isinstance(value, Mapping) else (("", entry) for entry in value)  # type: ignore[attr-defined]
+        for key, entry in entries:
+            below = named or key.endswith(_KEYS)
+            if isinstance(entry, Mapping | list):
+                left.append((below, entry))
+            elif below and isinstance(entry, int) and not isinstance(entry, bool):
+                yield entry
 
 
-def _model_types(value: object) -> Iterator[str]:
-    if not isinstance(value, Mapping):
-        return
-    if isinstance(value.get("model_type"), str):
-        yield str(value["model_type"])
-    for entry in value.values():
-        yield from _model_types(entry)
+def _model_types(document: Mapping[str, object]) -> Iterator[str]:
+    left: list[Mapping[str, object]] = [document]
+    while left:
+        value = left.pop()
+        if isinstance(value.get("model_type"), str):
+            yield str(value["model_type"])
+        left += [entry for entry in value.values() if isinstance(entry, Mapping)]

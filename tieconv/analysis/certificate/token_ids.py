@@ -118,8 +118,15 @@ def _of_classes(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]
     return {token for name in _class_names(files, config) for token in tokens_of_class(name) or ()}
 
 
+def too_large(files: TokenizerFiles) -> Iterator[str]:
+    """Name each file that was not read for its size."""
+    for name in files.too_large:
+        yield f"{name} is larger than tieconv reads"
+
+
 def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[str]:
     """Why not all ids are known, the most telling reason first."""
+    yield from too_large(files)
     for name in files.broken:
         yield f"{name} could not be read"
     for name in files.unread:
@@ -131,7 +138,7 @@ def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[
         yield "the tokenizer is code of its own (auto_map)"
     if "processor_class" in settings:
         yield f"the processor that {CONFIG} names may add tokens of its own"
-    if any(not isinstance(number, int) for number in files.document(VOCABULARY).values()):
+    if files.odd_vocabulary:
         yield f"{VOCABULARY} is not a map of tokens to ids"
     if TOKENIZER in files.documents and not files.model:
         yield f"{TOKENIZER} has no vocabulary that was read"

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import cached_property
 
+from tieconv.analysis.certificate.allowance import MAX_SETTINGS, Allowance, too_large
+from tieconv.analysis.certificate.large_json import Batch, LargeJson
 from tieconv.checkpoint.records import Files
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.strict_json import loads
 
-LIMIT = 128_000_000
-"""Bytes of a tokenizer that are read: the largest published ones have a third of that."""
+LIMIT = 100_000_000
+"""Bytes of one file: the largest published ones have 40 MB."""
 
 _LARGEST = 1 << 31
 
-_DIGITS = 31
-"""Of an integer: transformers writes 10³⁰ for a length without a limit."""
-
 TOKENIZER, VOCABULARY, WORDS = "tokenizer.json", "vocab.json", "vocab.txt"
 ADDED, CONFIG, SPECIAL = "added_tokens.json", "tokenizer_config.json", "special_tokens_map.json"
-_JSON = (TOKENIZER, VOCABULARY, ADDED, CONFIG, SPECIAL)
 
 _UNREAD = ("*.model", "*.spm", "*.tiktoken", "*.codes", "*.vocab", "tekken.json", "dict.txt", "vocab-*.json",
            "tokenizer.*.json", "emoji.json", "entity_vocab.json", "word_shape.json",
@@ -32,97 +28,149 @@ _UNREAD = ("*.model", "*.spm", "*.tiktoken", "*.codes", "*.vocab", "tekken.json"
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenizerFiles:
-    """``documents`` are the JSON files that could be read, ``words`` the lines of vocab.txt.
+    """``documents`` are the JSON files that could be read, without the tokens that stand below by id.
 
-    ``broken`` names those that could not be read, ``unread`` the vocabularies of other formats, ``processors`` the
-    configs of processors.
+    ``model`` is the vocabulary of tokenizer.json without its added tokens, ``vocabulary`` that of vocab.json and
+    ``words`` that of vocab.txt; ``odd_vocabulary`` says that vocab.json has a value that is no integer. ``broken``
+    names the files that could not be read, ``too_large`` those that take more than their `Allowance`, ``unread`` the
+    vocabularies of other formats, ``processors`` the configs of processors.
     """
 
-    documents: Mapping[str, Mapping[str, object]]
-    words: tuple[str, ...]
-    broken: tuple[str, ...]
-    unread: tuple[str, ...]
-    processors: tuple[str, ...]
+    documents: dict[str, Mapping[str, object]] = field(default_factory=dict)
+    model: dict[int, str] = field(default_factory=dict)
+    vocabulary: dict[int, str] = field(default_factory=dict)
+    words: dict[int, str] = field(default_factory=dict)
+    odd_vocabulary: bool = False
+    added: dict[int, str] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    too_large: list[str] = field(default_factory=list)
+    unread: tuple[str, ...] = ()
+    processors: tuple[str, ...] = ()
 
     def document(self, name: str) -> Mapping[str, object]:
         """A file's content; empty where it is absent."""
         return self.documents.get(name, {})
 
-    @cached_property
-    def model(self) -> dict[int, str]:
-        """The vocabulary of tokenizer.json, without its added tokens."""
-        model = self.document(TOKENIZER).get("model")
-        vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
-        if isinstance(vocabulary, Mapping):
-            return _by_id(vocabulary.items())
-        if isinstance(vocabulary, list):  # Unigram: pairs of text and score, the index is the id
-            entries = enumerate(vocabulary)
-            return {number: str(entry[0]) for number, entry in entries if isinstance(entry, list) and entry}
-        return {}
-
-    @cached_property
-    def vocabulary(self) -> dict[int, str]:
-        """The vocabulary of vocab.json."""
-        return _by_id(self.document(VOCABULARY).items())
-
-    @cached_property
+    @property
     def vocabularies(self) -> tuple[dict[int, str], ...]:
         """Every vocabulary that a class may load, each without the tokens that come on top."""
-        every = (self.model, self.vocabulary, dict(enumerate(self.words)))
-        return tuple(found for found in every if found)
-
-    @cached_property
-    def added(self) -> dict[int, str]:
-        """The tokens on top of a vocabulary that have an id in a file."""
-        return _by_id([*self._in_tokenizer(), *self.document(ADDED).items(), *self._in_config()])
-
-    def _in_tokenizer(self) -> Iterator[tuple[str, object]]:
-        added = self.document(TOKENIZER).get("added_tokens")
-        for entry in added if isinstance(added, list) else ():
-            if isinstance(entry, Mapping):
-                yield str(entry.get("content")), entry.get("id")
-
-    def _in_config(self) -> Iterator[tuple[str, object]]:
-        """What transformers adds to the tokenizer as it loads it: {id as text: {"content": …}}."""
-        added = self.document(CONFIG).get("added_tokens_decoder")
-        for number, entry in added.items() if isinstance(added, Mapping) else ():
-            if isinstance(entry, Mapping) and str(number).isdecimal() and len(str(number)) <= 10:
-                yield str(entry.get("content")), int(number)
+        return tuple(found for found in (self.model, self.vocabulary, self.words) if found)
 
 
 def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
-    """Read what there is among ``names``. Nothing is raised for a malformed file."""
-    documents: dict[str, Mapping[str, object]] = {}
-    broken: list[str] = []
-    words: tuple[str, ...] = ()
-    for name in filter(names.__contains__, _JSON):
-        try:
-            documents[name] = loads(read_bytes(files, name, LIMIT), name, limit=LIMIT, lenient=True, digits=_DIGITS)
-        except UnreadableError:
-            broken.append(name)
-    if WORDS in names:
-        words = _lines(read_bytes(files, WORDS, LIMIT))
-        if not words:
-            broken.append(WORDS)
+    """Read what there is among ``names``. Nothing is raised for a malformed file, or one that is too large."""
     top = sorted(name for name in names if "/" not in name)
-    unread = tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD))
-    return TokenizerFiles(documents, words, tuple(broken), unread, tuple(filter(names.__contains__, PROCESSORS)))
+    found = TokenizerFiles(
+        unread=tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD)),
+        processors=tuple(filter(names.__contains__, PROCESSORS)),
+    )
+    reader = _Reader(files, found)
+    for name, read in reader.readers.items():
+        if name in names:
+            try:
+                read(name)
+            except UnreadableError as error:
+                (found.too_large if error.code == "json.too-large" else found.broken).append(name)
+    return found
 
 
-def _lines(data: bytes) -> tuple[str, ...]:
-    """The lines of a text; none where it is not UTF-8 or too long to be read whole."""
-    try:
-        text = data.decode() if len(data) <= LIMIT else ""
-    except UnicodeDecodeError:
-        return ()
-    return tuple(line.rstrip("\r") for line in text.removesuffix("\n").split("\n")) if text else ()
+class _Reader:
+    """Reads each file into ``found``. The methods raise `UnreadableError`."""
+
+    def __init__(self, files: Files, found: TokenizerFiles) -> None:
+        self._files, self._found, self._allowance = files, found, Allowance()
+        self.readers: dict[str, Callable[[str], None]] = {
+            TOKENIZER: self._tokenizer,
+            VOCABULARY: self._vocabulary,
+            ADDED: self._added,
+            CONFIG: self._config,
+            SPECIAL: self._special,
+            WORDS: self._words,
+        }
+
+    def _tokenizer(self, name: str) -> None:
+        model: dict[int, str] = {}
+        self._found.documents[name] = self._large(name).document(
+            {
+                ("model", "vocab"): lambda batch: self._take(name, model, _vocabulary_pairs(batch, len(model))),
+                ("model", "merges"): lambda batch: self._allowance.merges(len(batch), name),
+                ("added_tokens",): lambda batch: self._take(name, self._found.added, _contents(batch)),
+            }
+        )
+        self._found.model = model
+
+    def _vocabulary(self, name: str) -> None:
+        vocabulary: dict[int, str] = {}
+
+        def take(batch: Mapping[str, object]) -> None:
+            self._take(name, vocabulary, batch.items())
+            self._found.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
+
+        self._large(name).members(take)
+        self._found.vocabulary = vocabulary
+
+    def _added(self, name: str) -> None:
+        self._large(name).members(lambda batch: self._take(name, self._found.added, batch.items()))
+
+    def _config(self, name: str) -> None:
+        """Read what transformers adds to the tokenizer as it loads it too: {id as text: {"content": …}}."""
+        self._found.documents[name] = self._large(name).document(
+            {("added_tokens_decoder",): lambda batch: self._take(name, self._found.added, _decoded(batch))}
+        )
+
+    def _special(self, name: str) -> None:
+        self._found.documents[name] = self._large(name).document({})
+
+    def _words(self, name: str) -> None:
+        """Read a text with a token a line."""
+        data = read_bytes(self._files, name, MAX_SETTINGS)
+        count = data.removesuffix(b"\n").count(b"\n") + 1
+        if len(data) > MAX_SETTINGS:
+            raise too_large(name)
+        self._allowance.tokens((), count, name)
+        try:
+            text = data.decode().removesuffix("\n")
+        except UnicodeDecodeError:
+            text = ""
+        if not text:
+            raise UnreadableError(f"{name} is no UTF-8 text, or empty", "", "tokenizer.words")
+        self._found.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
+
+    def _large(self, name: str) -> LargeJson:
+        size = self._files.state(name).size
+        if size > LIMIT:
+            raise too_large(name)
+        return LargeJson(self._files, name, size, self._allowance)
+
+    def _take(self, name: str, tokens: dict[int, str], pairs: Iterable[tuple[str, object]]) -> None:
+        """Add tokens by their ids, from pairs of a text and an id."""
+        new = [(number, text) for text, number in pairs]
+        self._allowance.tokens((text for _, text in new), len(new), name)
+        tokens.update((number, text) for number, text in new if is_id(number))  # type: ignore[misc]
 
 
-def _by_id(entries: object) -> dict[int, str]:
-    """Text by id, of pairs of a text and an id."""
-    return {number: str(text) for text, number in entries if is_id(number)}  # type: ignore[attr-defined]
+def _vocabulary_pairs(batch: Batch, start: int) -> Iterable[tuple[str, object]]:
+    """Each text with its id: of a map, or of Unigram's list of texts with their scores, where the index is the id."""
+    if isinstance(batch, Mapping):
+        return batch.items()
+    if any(not isinstance(entry, list) or not entry for entry in batch):
+        raise UnreadableError("an entry of the vocabulary has no text", "", "tokenizer.vocabulary")
+    return [(str(entry[0]), number) for number, entry in enumerate(batch, start)]  # type: ignore[index]
+
+
+def _contents(batch: Batch) -> Iterator[tuple[str, object]]:
+    """The tokens of tokenizer.json's added_tokens: [{"id": …, "content": …}]."""
+    for entry in batch if isinstance(batch, list) else ():
+        if isinstance(entry, Mapping):
+            yield str(entry.get("content")), entry.get("id")
+
+
+def _decoded(batch: Batch) -> Iterator[tuple[str, object]]:
+    for number, entry in batch.items() if isinstance(batch, Mapping) else ():
+        if isinstance(entry, Mapping) and number.isdecimal() and len(number) <= 10:
+            yield str(entry.get("content")), int(number)
 
 
 def is_id(number: object) -> bool:

@@ -91,6 +91,8 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} holds text as numbers"
     elif not fields and not tensor.external and 0 not in tensor.dims:
         yield CHECKER, f"{subject} holds no values"
+    elif fields and 0 in tensor.dims:
+        yield CHECKER, f"{subject} has no elements and holds values"
 
 
 def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
@@ -99,6 +101,11 @@ def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterat
     if any(not tensor.name for tensor in graph.initializers):
         yield CHECKER, "an initializer has no name"
     made = {*graph.inputs, *(tensor.name for tensor in graph.initializers), *graph.sparse_names}
+    for name in _repeated(node.name for node in graph.nodes if node.name):
+        yield SESSION, f"two nodes are called {shown(name)}"
+    for name, element, _ in graph.elements if outer else ():  # those of the main graph are looked at with their shapes
+        if element is not None and element not in TYPES and element != STRING:
+            yield SESSION, f"{shown(name) or 'a value'}, an input or output, has the undefined element type {element}"
     yield from _of_nodes(graph, [*outer, made], imported)
     yield from _of_outputs(graph, [*outer, made])
 
