@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.checks.fixtures.model import HEAD, LLAMA, flagged, llama, matrix, save
+from tests.checks.fixtures.more import pef003_good
 from tieconv import api
 from tieconv.checkpoint.inspection import Depth
 
@@ -36,3 +37,10 @@ def test_consistent(tied: bool, head: str, tmp_path: Path) -> None:
     assert (shallow.consistent, deep.consistent, deep.bytes_wasted) == EXPECTED[tied, head]
     assert shallow.bytes_wasted == 0
     assert [member.name for member in deep.members][1:] == [HEAD]
+
+
+def test_an_adapter_leaves_the_tie_to_its_base_model(tmp_path: Path) -> None:
+    """No flag of an adapter says that a model is tied, and nothing is known of it."""
+    found = api.inspect(pef003_good(tmp_path / "model"))
+    assert (found.config.effective, found.config.known, found.ties) == (False, False, ())
+    assert found.config.why == "Whether the pair is tied is up to the base model."

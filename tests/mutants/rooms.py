@@ -52,7 +52,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "families": ("tests/families", "tests/checks"),
     "formats": ("tests/formats", "tests/hostile"),
     "gate": ("tests/gate", "tests/cli"),
-    "inspection": ("tests/inspection", "tests/checks"),
+    "inspection": ("tests/inspection", "tests/checks", "tests/cli/test_inspect.py", "tests/hub/test_inspect.py"),
     "onnx": ("tests/onnx",),
     "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
     "reference": ("tests/onnx", "tests/analysis"),
