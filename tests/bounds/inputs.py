@@ -814,7 +814,7 @@ def baseline_entries(home: Path) -> None:
 
 @_input
 def baseline_entries_read(home: Path) -> None:
-    entries = ",".join(_ENTRY.format(i) for i in range(120_000))
+    entries = ",".join(_ENTRY.format(i) for i in range(60_000))
     _checked(home, f"{_BASELINE}{entries}]}}".encode())
 
 

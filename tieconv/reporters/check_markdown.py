@@ -18,6 +18,7 @@ from tieconv.text import count
 
 _BYTES = 900_000  # a job summary holds 1 MiB, and may hold another step's
 _NOTES = 20
+_FINDINGS = 150  # of one model
 _MARKS = {Level.ERROR: "❌&nbsp;error", Level.WARNING: "⚠️&nbsp;warning", Level.NOTE: "ℹ️&nbsp;note"}
 _WORD = re.compile(r"[A-Za-z]+(?:['-][A-Za-z]+)*")  # letters alone: GH-1 and the like are links to GitHub
 _NUMBER = re.compile(r"\d+(?:[.,–]\d+)*%?")
@@ -37,14 +38,14 @@ def render(report: CheckReport) -> str:
     return "\n".join(blocks)
 
 
-def _bounded(parts: Iterable[Callable[[], str]], room: int, noun: str) -> Iterator[str]:
-    """As many parts as there is room for, and how many are not there; those are not made."""
-    left = 0
+def _bounded(parts: Iterable[Callable[[], str]], room: int, noun: str, more: int = 0) -> Iterator[str]:
+    """As many parts as there is room for, and how many are not there, ``more`` included; those are not made."""
+    left, full = more, False
     for part in parts:
-        text = "" if left else part()
+        text = "" if full else part()
         room -= len(text.encode())
         if room < 0:
-            left += 1
+            left, full = left + 1, True
         else:
             yield text
     if left:
@@ -80,7 +81,10 @@ def _details(model: CheckedModel) -> Iterator[str]:
     if model.findings:
         yield "| level | rule | file | finding |\n|---|---|---|---|"
     entries = [*model.open, *view.waived(model)]
-    yield from _bounded((partial(_finding, entry) for entry in entries), _BYTES // 4, "finding")
+    shown = entries[:_FINDINGS]
+    yield from _bounded(
+        (partial(_finding, entry) for entry in shown), _BYTES // 4, "finding", len(entries) - len(shown)
+    )
     for fix in model.fixes[:_NOTES]:
         yield f"\n{_prose(view.fixed(fix))}"
 

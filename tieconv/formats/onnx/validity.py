@@ -14,6 +14,7 @@ from tieconv.checkpoint.records import REFUSED_BY_READER, Caution
 from tieconv.formats.onnx.order import order_fault
 from tieconv.formats.onnx_messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx_tensor import STRING, TYPES
+from tieconv.formats.protobuf import BYTES
 from tieconv.text import shown
 
 MAX_LISTED = 4
@@ -91,7 +92,7 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} holds text as numbers"
     elif not fields and not tensor.external and 0 not in tensor.dims:
         yield CHECKER, f"{subject} holds no values"
-    elif fields and 0 in tensor.dims:
+    elif 0 in tensor.dims and any(kind != BYTES or end > start for _, kind, start, end in tensor.typed):
         yield CHECKER, f"{subject} has no elements and holds values"
 
 
@@ -101,7 +102,7 @@ def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterat
     if any(not tensor.name for tensor in graph.initializers):
         yield CHECKER, "an initializer has no name"
     made = {*graph.inputs, *(tensor.name for tensor in graph.initializers), *graph.sparse_names}
-    for name in _repeated(node.name for node in graph.nodes if node.name):
+    for name in _repeated(node.name for node in graph.nodes if node.name and node.operator != "Constant"):
         yield SESSION, f"two nodes are called {shown(name)}"
     for name, element, _ in graph.elements if outer else ():  # those of the main graph are looked at with their shapes
         if element is not None and element not in TYPES and element != STRING:
