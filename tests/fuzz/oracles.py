@@ -26,8 +26,9 @@ _ANSWERS_NO = frozenset({"check", "diff", "parity"})
 _ANNOTATION = re.compile(r"::(error|warning|notice|debug|group|endgroup)( [a-zA-Z]+=[^\r\n]*?)?::")
 
 
-_PEAK = [resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]
-"""KiB: the peak of this process after the last command."""
+def _peak() -> int:
+    """KiB: the peak of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Slow(BaseException):
@@ -48,7 +49,7 @@ class Answer:
 
 def call(words: Sequence[str]) -> Answer:
     """Run ``tieconv`` with these words in this process."""
-    before = _PEAK[0]
+    before = _peak()  # other tests of this process have raised it
     started = time.process_time()
     try:
         with _limited(SECONDS):
@@ -56,8 +57,7 @@ def call(words: Sequence[str]) -> Answer:
     except Slow:
         return Answer(tuple(words), -1, "", f"more than {SECONDS:.0f} s of CPU time", SECONDS, 0.0)
     seconds = time.process_time() - started
-    _PEAK[0] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    more = (_PEAK[0] - before) / 1024
+    more = (_peak() - before) / 1024
     escaped = result.exception
     text = "" if escaped is None or isinstance(escaped, SystemExit) else f"\nTraceback: {escaped!r}"
     return Answer(tuple(words), result.exit_code, result.stdout, result.stderr + text, seconds, more)
