@@ -112,9 +112,7 @@ class OutputTensor:
     @property
     def parts(self) -> tuple[Content, ...]:
         """The content as bytes of one kind each, one after the other."""
-        if isinstance(self.content, Padded):
-            return (self.content.range, self.content.tail)
-        return (self.content,)
+        return parts(self.content)
 
 
 @record
@@ -142,6 +140,11 @@ class OutputWeights:
     def nbytes(self) -> int:
         """Bytes of all that is stored (headers not counted)."""
         return sum(_stored(content) for content in self.contents)
+
+
+def parts(content: Content | Padded) -> tuple[Content, ...]:
+    """Return a content as bytes of one kind each, one after the other."""
+    return (content.range, content.tail) if isinstance(content, Padded) else (content,)
 
 
 def _stored(content: Content | Padded) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
-from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded
+from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, parts
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.records import ByteRange
 from tieconv.execute import layout
@@ -119,11 +119,6 @@ def offset_in_storage(tensor: OutputTensor) -> int:
         return 0
     assert isinstance(tensor.content, ByteRange)  # a view of kept bytes is nothing else
     return tensor.content.start - tensor.storage.range.start
-
-
-def parts(content: Content | Padded) -> tuple[Content, ...]:
-    """The content as bytes of one kind each."""
-    return (content.range, content.tail) if isinstance(content, Padded) else (content,)
 
 
 def _content(storage: OutputStorage | OutputTensor) -> Content | Padded:
