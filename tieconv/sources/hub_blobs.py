@@ -36,16 +36,12 @@ def verify(repo: str, root: str, files: Mapping[str, str]) -> None:
 
     Raises `UnreadableError` for the first that has another.
     """
-    reader = FileSet(root)
-    try:
-        with workers(_WORKERS) as pool:
-            for _ in pool.map(lambda name: _verify(repo, root, reader, name, files[name]), files):
-                continue
-    finally:
-        reader.close()
+    with workers(_WORKERS) as pool:
+        for _ in pool.map(lambda name: _verify(repo, root, name, files[name]), files):
+            continue
 
 
-def _verify(repo: str, root: str, reader: FileSet, name: str, known: str) -> None:
+def _verify(repo: str, root: str, name: str, known: str) -> None:
     if not os.path.lexists(os.path.join(root, name)):
         raise UnreadableError(
             f"hf://{repo}: {shown(name)} was listed and did not come", "check HF_ENDPOINT and proxies", "hub.malformed"
@@ -57,8 +53,12 @@ def _verify(repo: str, root: str, reader: FileSet, name: str, known: str) -> Non
             "unset HF_HUB_OFFLINE, then try again",
             "hub.no-hash",
         )
-    if _proved.get(reader.state(name)) == expected or hash_file(reader, name, kind_of(expected)) == expected:
-        return
+    reader = FileSet(root)  # of this thread alone: after an error the others still read for a moment
+    try:
+        if _proved.get(reader.state(name)) == expected or hash_file(reader, name, kind_of(expected)) == expected:
+            return
+    finally:
+        reader.close()
     raise UnreadableError(
         f"{shown(name)} of hf://{repo} is damaged in the local cache: its bytes do not have the hash {expected}",
         f"fetch it again: hf download {shell_word(repo)} {shell_word(name)} --force-download",
