@@ -6,6 +6,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.recorded.models import Model
 
 Answer = dict[str, Any]
 Recording = dict[str, dict[str, Any]]
+_STEP = 200
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
 
 
@@ -34,6 +36,8 @@ def record(folder: Path, models: Mapping[str, Model], jobs: int) -> Recording:
                 recording["answers"].setdefault(digest, json.loads(answer))
                 digests[command] = digest
             recording["models"][name] = {"content": content, "answers": digests}
+            if len(recording["models"]) % _STEP == 0:
+                print(f"{len(recording['models'])} of {len(models)} models", file=sys.stderr)
     return recording
 
 

@@ -76,8 +76,9 @@ def changed(recording: Recording, command: str, **values: object) -> Recording:
     """The recording with one answer of llama-tied changed."""
     copied: Recording = copy.deepcopy(recording)
     digests = copied["models"]["fixtures/llama-tied"]["answers"]
-    copied["answers"]["new"] = {**copied["answers"][digests[command]], **values}
-    digests[command] = "new"
+    new = f"changed to {values}"
+    copied["answers"][new] = {**copied["answers"][digests[command]], **values}
+    digests[command] = new
     return copied
 
 
@@ -105,6 +106,13 @@ def test_an_entry_that_is_gone_or_new_is_reported(recording: Recording) -> None:
     gone = stdout["consumers"].pop(0)
     (found,) = compare(recording, changed(recording, INSPECT, stdout=stdout))
     assert found.path == f"stdout.consumers[{gone['name']} {gone['version']}]" and found.after == ABSENT
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, True), (0, False), (1, 1.0), (None, "null"), ([], {}), ("a\n", "a")])
+def test_values_of_other_types_differ(before: object, after: object, recording: Recording) -> None:
+    """JSON tells apart what Python holds equal."""
+    one, two = (changed(recording, RETIE, stdout={"nested": [{"value": value}]}) for value in (before, after))
+    assert [found.path for found in compare(one, two)] == ["stdout.nested[].value"]
 
 
 def test_a_model_in_one_recording_alone_is_reported(recording: Recording) -> None:
