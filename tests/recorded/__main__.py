@@ -21,12 +21,13 @@ def main(arguments: list[str] | None = None) -> int:
     recording.add_argument("output", type=Path, metavar="OUT.json")
     recording.add_argument("--models", type=Path, required=True, metavar="DIR", help="built once, then read again")
     recording.add_argument("-j", "--jobs", type=int, default=2, metavar="N", help="processes; default 2")
-    recording.add_argument("--only", metavar="TEXT", help="only models whose name contains TEXT")
     recording.set_defaults(run=_record)
     comparing = commands.add_parser("compare", help="print what differs; exit 1 when anything does")
     comparing.add_argument("before", type=Path, metavar="BEFORE.json")
     comparing.add_argument("after", type=Path, metavar="AFTER.json")
     comparing.add_argument("--allow", type=Path, default=KNOWN, metavar="FILE", help="known differences with reasons")
+    for command in (recording, comparing):
+        command.add_argument("--only", metavar="TEXT", default="", help="only models whose name contains TEXT")
     comparing.set_defaults(run=_compare)
     options = parser.parse_args(arguments)
     code: int = options.run(options)
@@ -37,7 +38,7 @@ def _record(options: argparse.Namespace) -> int:
     started = time.monotonic()
     models = build(options.models, options.jobs)
     built = time.monotonic()
-    chosen = {name: model for name, model in models.items() if options.only is None or options.only in name}
+    chosen = {name: model for name, model in models.items() if options.only in name}
     recording = record(options.models, chosen, options.jobs)
     options.output.write_text(json.dumps(recording, sort_keys=True) + "\n", encoding="utf-8")
     answers = sum(len(one["answers"]) for one in recording["models"].values())
@@ -49,6 +50,8 @@ def _record(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     before, after = (json.loads(path.read_text(encoding="utf-8")) for path in (options.before, options.after))
+    for recording in (before, after):
+        recording["models"] = {name: one for name, one in recording["models"].items() if options.only in name}
     return report(compare(before, after), Allowed.read(options.allow))
 
 

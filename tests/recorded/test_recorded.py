@@ -145,6 +145,16 @@ def test_known_differences_are_allowed_with_a_reason(
     assert main(["compare", str(before), str(after), "--allow", str(known)]) == 1
 
 
+def test_a_part_is_compared(recording: Recording, tmp_path: Path) -> None:
+    """`--only` leaves the other models out of both recordings."""
+    part = {name: one for name, one in recording["models"].items() if "cases/" in name}
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    before.write_text(json.dumps(recording))
+    after.write_text(json.dumps({**recording, "models": part}))
+    assert main(["compare", str(before), str(after)]) == 1
+    assert main(["compare", str(before), str(after), "--only", "cases/"]) == 0
+
+
 def test_a_directory_of_other_files_is_left_alone(tmp_path: Path) -> None:
     """Models are built in an empty directory only."""
     (tmp_path / "notes.txt").write_text("mine")
