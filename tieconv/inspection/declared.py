@@ -74,7 +74,9 @@ def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tu
     for key, value in config.items():
         if key == FLAG and other is None:
             yield f"{prefix}{key}", value
-        elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        elif (
+            isinstance(value, Mapping) and depth < _MAX_DEPTH and key.isidentifier()
+        ):  # an attribute, as loaders have it
             yield from _flags(value, f"{prefix}{key}.", depth + 1)
 
 

@@ -78,7 +78,9 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
     fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
     for key in tensor.entries if tensor.external else ():
-        if key not in _PLACES and not key.startswith("prepacked_"):
+        if key in _PLACES and not tensor.entries[key]:
+            yield SESSION, f"{subject} gives no {key}"
+        elif key not in _PLACES and not key.startswith("prepacked_"):
             yield SESSION, f"{subject} says where it lies by the unknown key {shown(key) or '(empty)'}"
     if tensor.external and tensor.repeats:
         yield SESSION, f"{subject} says twice where it lies"
