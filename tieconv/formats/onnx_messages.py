@@ -48,7 +48,10 @@ class Tensor:
 
 @dataclass(slots=True)
 class Node:
-    """A node: what it reads and makes, its integer attributes, and the graphs inside it."""
+    """A node: what it reads and makes, its integer attributes, and the graphs inside it.
+
+    ``untyped`` are the names of attributes that do not say their type.
+    """
 
     operator: str = ""
     name: str = ""
@@ -57,6 +60,7 @@ class Node:
     outputs: list[str] = field(default_factory=list)
     integers: dict[str, list[int]] = field(default_factory=dict)
     graphs: dict[str, Graph] = field(default_factory=dict)
+    untyped: list[str] = field(default_factory=list)
 
     @property
     def standard(self) -> str:
@@ -243,11 +247,13 @@ def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -
 
 
 def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tensor], depth: int) -> None:
-    name, numbers, graphs = "", [], []
+    name, numbers, graphs, typed = "", [], [], False
     for field_ in wire.fields(start, end):
         number, kind, value, stop = field_
         if number == 1 and kind == BYTES:
             name = wire.text(value, stop)
+        elif number == 20 and kind == VARINT:
+            typed = True
         elif number in (3, 8):
             numbers += [signed(one) for one in wire.numbers(field_)]
         elif number in (5, 10) and kind == BYTES:
@@ -261,6 +267,8 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
         elif kind == BYTES:
             check_field(wire, value, stop, ATTRIBUTE.get(number))
     node.integers[name] = numbers
+    if not typed:
+        node.untyped.append(name)
     for place, graph in enumerate(graphs):
         node.graphs[name if not place else f"{name}.{place}"] = graph
 
