@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from tieconv.architectures import effective, gate
+from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
-from tieconv.families import effective, gate
-from tieconv.families.own_flag import own_flag
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"

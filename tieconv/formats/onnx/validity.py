@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 
-from tieconv.checkpoint.records import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
+from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.order import order_fault
-from tieconv.formats.onnx_messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx_tensor import STRING, TYPES
-from tieconv.formats.protobuf import BYTES
+from tieconv.formats.onnx.protobuf import BYTES
+from tieconv.formats.onnx.tensor import STRING, TYPES
 from tieconv.text import shown
 
 MAX_LISTED = 4
