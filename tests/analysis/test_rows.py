@@ -19,12 +19,12 @@ from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit
-from tieconv.analysis import undertrained
-from tieconv.analysis.moments import lengths
-from tieconv.analysis.rowhash import digests, duplicates, overlap
-from tieconv.analysis.tokens import read_tokens
-from tieconv.checkpoint.analysis import Analysis, Measure
-from tieconv.sources.local import open_files
+from tieconv.analysis.model.equal_rows import digests, duplicates, overlap
+from tieconv.analysis.model.moments import lengths
+from tieconv.analysis.model.tokens import read_tokens
+from tieconv.analysis.rows import undertrained
+from tieconv.checkpoint.results.analysis import Analysis, Measure
+from tieconv.sources.local.files import open_files
 
 
 def figure(analysis: Analysis, title: str, name: str) -> Measure:

@@ -15,8 +15,8 @@ from click.testing import Result
 
 from tests.cli.run import ok, refused, run
 from tieconv import api
-from tieconv.analysis.alignment_models import align_models, opened
-from tieconv.checkpoint.analysis import Section
+from tieconv.analysis.alignment.models import align_models, opened
+from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo.corpus import PASSAGE, ROLES, grammar, sample
 from tieconv.demo.settings import REFERENCE, VOCABULARY, WORDS
 from tieconv.demo.text import generate
@@ -143,7 +143,7 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_torch_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch: one sentence, and the command that installs it."""
-    monkeypatch.setattr("tieconv.demo.run.find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr("tieconv.demo.toys.find_spec", lambda name: None if name == "torch" else object())
     result = run("demo -o", tmp_path / "toy")
     assert result.exit_code == 2 and 'pip install "tieconv[torch]"' in result.stderr
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tieconv.formats.json_edit import remove_key, set_value
+from tieconv.formats.json.edit import remove_key, set_value
 
 space = st.text(" \t\n\r", max_size=3)
 characters = st.characters(exclude_categories=["Cs"])

@@ -13,10 +13,10 @@ import pytest
 
 from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
-from tieconv.checkpoint.records import WeightFile
+from tieconv.checkpoint.model_files import WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.pickle_names import opcode_name
-from tieconv.formats.torch_file import read_torch_file
+from tieconv.formats.torch.pickle.names import opcode_name
+from tieconv.formats.torch.reader import read_torch_file
 
 CANARY = Path("/nonexistent") / "canary"
 CASES = hostile(CANARY)

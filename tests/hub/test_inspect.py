@@ -218,7 +218,7 @@ def test_torch_storages_without_their_local_headers(tmp_path: Path) -> None:
     """Where a storage lies is derived from the directory as the local header says it, or not at all."""
     import torch
 
-    from tieconv.formats.torch_zip import read_archive
+    from tieconv.formats.torch.archive import read_archive
 
     for number, sizes in enumerate([(1, 3, 700), (4096, 64, 16, 48), (100_000, 1, 2)]):
         path = tmp_path / f"{number}.bin"
@@ -249,7 +249,7 @@ def peak(depth: str, environment: dict[str, str]) -> tuple[str, int]:
 @pytest.mark.parametrize("state", ["identical", "near"])
 def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """A proof over two tensors of 96 MB takes less than 16 MiB of memory, reads each once and as a stream."""
-    from tieconv.formats.safetensors import encode_header
+    from tieconv.formats.safetensors.header import encode_header
 
     size = 96 << 20
     (tmp_path / "m").mkdir()

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from tieconv.errors import MissingPackageError, NotRunError
-from tieconv.onnx.parity.bindings import Kind
-from tieconv.onnx.parity.forward import as_tensor
+from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.graph.forward import as_tensor
 from tieconv.onnx.parity.passes import Work, run_graph
 from tieconv.onnx.parity.store import LogitStore
-from tieconv.onnx.session import open_session
-from tieconv.onnx.session_diagnosis import UNKNOWN, Cause
-from tieconv.onnx.session_provider import CPU, CUDA
+from tieconv.onnx.session.diagnosis import UNKNOWN, Cause
+from tieconv.onnx.session.open_ import open_session
+from tieconv.onnx.session.provider import CPU, CUDA
 from tieconv.reference.packages import need
 
 
@@ -311,7 +311,7 @@ def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
     said = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Mul(14) node"
     Runtime(fails=said).install(monkeypatch)
     found = Cause("libcuda.so.1 is not found", "install the driver", "session.no-driver")
-    monkeypatch.setattr("tieconv.onnx.session.diagnose", lambda ort, said="": found)
+    monkeypatch.setattr("tieconv.onnx.session.open_.diagnose", lambda ort, said="": found)
     with pytest.raises(NotRunError, match=r"does not start: libcuda\.so\.1") as refused:
         open_session("model.onnx", "cuda", precision="bfloat16")
     assert (refused.value.hint, refused.value.active) == ("install the driver", CPU)

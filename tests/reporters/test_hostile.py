@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from tests.reporters import readers
 from tests.reporters.reports import BAITS, entry, reports
 from tests.reporters.test_check import CHECK
-from tieconv.checkpoint.checked import CheckedModel, CheckReport, Failure, Waiver
 from tieconv.checkpoint.finding import Level
-from tieconv.reporters import check, check_json
-from tieconv.reporters import check_view as view
-from tieconv.reporters.check_paths import place
+from tieconv.checkpoint.results.checked import CheckedModel, CheckReport, Failure, Waiver
+from tieconv.reporters.ci import check_json
+from tieconv.reporters.ci import check_view as view
+from tieconv.reporters.ci import formats as check
+from tieconv.reporters.ci.check_paths import place
 
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 _URI = re.compile(r"(?:[A-Za-z0-9._~/-]|%[0-9A-F]{2})*|(?:file|hf)://(?:[A-Za-z0-9._~/@-]|%[0-9A-F]{2})*")

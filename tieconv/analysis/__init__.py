@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis import bias_section, relation_section, retie_section, rows_section
-from tieconv.analysis.cost import Costs, costs
-from tieconv.analysis.relation import Related, relate_tables
-from tieconv.analysis.subject import Subject, open_subject
-from tieconv.checkpoint.analysis import Analysis, Kinship, Section
+from tieconv.analysis import bias_section
+from tieconv.analysis.model.subject import Subject, open_subject
+from tieconv.analysis.relation import section as relation_section
+from tieconv.analysis.relation.classify import Related, relate_tables
+from tieconv.analysis.retie_cost import section as retie_section
+from tieconv.analysis.retie_cost.cost import Costs, costs
+from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.sources.local import FileSet
+from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
+from tieconv.sources.local.files import FileSet
 
 if TYPE_CHECKING:
-    from tieconv.analysis.measured import OnText
+    from tieconv.analysis.retie_cost.measured import OnText
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,9 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
     found = costs(subject, related) if related else None
     if text is None:
         return Findings(subject, related, found)
-    from tieconv.analysis.gradients import gradients_section
-    from tieconv.analysis.measured import load_model, on_text, survivors
-    from tieconv.analysis.moments import lengths
+    from tieconv.analysis.model.gradients import gradients_section
+    from tieconv.analysis.model.moments import lengths
+    from tieconv.analysis.retie_cost.measured import load_model, on_text, survivors
 
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.frequency import Line, by_frequency, line
-from tieconv.analysis.grams import GEMM, WIDEST
-from tieconv.analysis.linear import ENOUGH
-from tieconv.analysis.series import points
-from tieconv.analysis.subject import Subject
-from tieconv.analysis.tables import Array, Table, spans
-from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.analysis.model.series import points
+from tieconv.analysis.model.subject import Subject
+from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.analysis.relation.grams import GEMM, WIDEST
+from tieconv.analysis.relation.linear_map import ENOUGH
+from tieconv.analysis.rows.frequency import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.results.analysis import Measure, Section
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.measured import OnText
+    from tieconv.analysis.retie_cost.measured import OnText
 
 TITLE = "Bias"
 _BOUND = "KL bound, bias stripped"

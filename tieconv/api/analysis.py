@@ -9,13 +9,13 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.opened import on_disk
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 from tieconv.sources.texts import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.analysis import Analysis
+    from tieconv.checkpoint.results.analysis import Analysis
 
 
 def analyze(
@@ -50,6 +50,6 @@ def analyze(
         found = find(evidence, files, words)
         if against is None and second is None and not maps:
             return report(found)
-        from tieconv.analysis.alignment_models import extended
+        from tieconv.analysis.alignment.models import extended
 
         return extended(report(found), found, against, second, maps=maps)

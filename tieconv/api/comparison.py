@@ -12,7 +12,7 @@ from tieconv.opened import inspected, opened, refuse_far_graphs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.comparison import Comparison
+    from tieconv.checkpoint.results.comparison import Comparison
 
 
 def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | None = None) -> Comparison:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.gate import inspecting
 from tieconv.api.remedies import plan_action
+from tieconv.gate.examine import examine, outputs
 from tieconv.gate.fixes import Fixer, preview
-from tieconv.gate.run import examine, outputs
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.graph import GraphOutcome
     from tieconv.checkpoint.plan import Outcome
+    from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
     from tieconv.gate.policy import Policy
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tieconv.checkpoint.push import Push
+    from tieconv.checkpoint.results.push import Push
 
 
 def plan_push(
@@ -34,17 +34,17 @@ def plan_push(
     and caches are left out unless ``include`` has their name, or that of a directory above them. Raises
     `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
     """
-    from tieconv.checkpoint.push import Push
+    from tieconv.checkpoint.results.push import Push
     from tieconv.comparison.effects import effects
-    from tieconv.reporters.push_text import description, title
-    from tieconv.sources.hub import guard_push, require
-    from tieconv.sources.hub_names import parse
+    from tieconv.reporters.text.push_text import description, title
+    from tieconv.sources.hub.names import parse
+    from tieconv.sources.hub.source import guard_push, require
 
     place = parse(target)
     require()
-    from tieconv.sources.hub_files import HubFiles
-    from tieconv.sources.hub_private import grouped, is_private, private, refuse_special
-    from tieconv.sources.hub_push import changes
+    from tieconv.sources.hub.files import HubFiles
+    from tieconv.sources.hub.private import grouped, is_private, private, refuse_special
+    from tieconv.sources.hub.push import changes
 
     guard_push(str(directory), place, pull_request)
     with opened(target) as far, opened(str(directory)) as near:
@@ -81,7 +81,7 @@ def plan_push(
 
 def push(planned: Push) -> Push:
     """Upload what `plan_push` planned: a pull request, or a commit. Raises `TieconvError` where the Hub refuses."""
-    from tieconv.sources.hub_push import upload
+    from tieconv.sources.hub.push import upload
 
     if not planned.changes:
         return planned

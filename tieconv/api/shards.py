@@ -14,16 +14,16 @@ from tieconv.formats.shards import is_one_file, read_shards
 from tieconv.inspection.equality import equal
 from tieconv.inspection.views import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
-from tieconv.plans import reindex
 from tieconv.plans.named_format import plan_add_format
 from tieconv.plans.other_formats import alone, dropping
-from tieconv.plans.strip_prefix import plan_strip_prefix
+from tieconv.plans.verbs import reindex
+from tieconv.plans.verbs.strip_prefix import plan_strip_prefix
 from tieconv.sources import is_hub
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.records import TensorRecord
+    from tieconv.checkpoint.model_files import TensorRecord
     from tieconv.planned import PlannedWrite
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from tieconv import plans
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.proof import Digest, digest
-from tieconv.checkpoint.records import ByteReader
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.views import readable
-from tieconv.plans import BiasChoice, Survivor, set_tie
-from tieconv.sources.local import open_files
+from tieconv.plans import BiasChoice, Survivor
+from tieconv.plans.verbs import set_tie
+from tieconv.sources.local.files import open_files
 from tieconv.sources.texts import read_text
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def plan_retie(
 
 def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
     """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
-    from tieconv.analysis.fold import unfold
-    from tieconv.analysis.subject import open_subject
+    from tieconv.analysis.model.subject import open_subject
+    from tieconv.analysis.retie_cost.fold import unfold
 
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
@@ -91,7 +92,7 @@ def _within(
     make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
 ) -> Plan:
     """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
-    from tieconv.analysis.permit import permit
+    from tieconv.analysis.retie_cost.permit import permit
 
     plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:

@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.plan import PLAN_SCHEMA
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
 MEASURED_RUNTIMES = ("1.31.1", "1.32.0")

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.failure import tell
 from tieconv.cli.screen import reset
 from tieconv.cli.streams import echo
-from tieconv.cli.tell import tell
 from tieconv.cli.usage import told
 from tieconv.errors import TieconvError
 from tieconv.text import shown

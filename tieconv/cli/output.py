@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from tieconv.errors import DestinationError
-from tieconv.gate.run import place_of
+from tieconv.gate.examine import place_of
 from tieconv.text import shown
 
 

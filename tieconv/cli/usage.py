@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import click
 
+from tieconv.cli.failure import tell
 from tieconv.cli.streams import echo
-from tieconv.cli.tell import tell
 from tieconv.text import path_word, shown
 from tieconv.version import VERSION
 

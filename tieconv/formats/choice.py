@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from tieconv.checkpoint.records import Checkpoint, Files, Listing
+from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import side_by_side
-from tieconv.formats.dcp_model import DCP
-from tieconv.formats.gguf_model import GGUF
+from tieconv.formats.dcp.model import DCP
+from tieconv.formats.gguf.model import GGUF
 from tieconv.formats.interface import Format
 from tieconv.formats.other_tools import WINDOW, by_content, by_name
-from tieconv.formats.peft import PEFT
-from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import TORCH, check_slices, is_trainer_state
+from tieconv.formats.peft.reader import PEFT
+from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.torch.model import TORCH, check_slices, is_trainer_state
 from tieconv.text import count, path_word, shown
 
 FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)

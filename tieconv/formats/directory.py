@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config

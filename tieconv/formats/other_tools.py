@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 
 WINDOW = 1024
 """Bytes at the start of a file that tell its kind."""

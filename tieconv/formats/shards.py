@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tieconv.checkpoint.records import (
+from tieconv.checkpoint.model_files import (
     BLOCKING,
     SEVERAL,
     TRAINING,
@@ -22,11 +22,11 @@ from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model, Naming
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.peft import NEXT_STEP, PEFT
-from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.json.lossless import read
+from tieconv.formats.peft.reader import NEXT_STEP, PEFT
+from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
-from tieconv.formats.spelled_json import read
-from tieconv.formats.torch_model import TORCH
+from tieconv.formats.torch.model import TORCH
 from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"

@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
+from tieconv.checkpoint.model_files import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
-from tieconv.formats import spelled_json
 from tieconv.formats.directory import Model, Naming, not_alone
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
-from tieconv.formats.gguf_model import GGUF
+from tieconv.formats.gguf.model import GGUF
+from tieconv.formats.gguf.reader import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.interface import Format
-from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import TORCH
+from tieconv.formats.json import lossless as spelled_json
+from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.torch.model import TORCH
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a

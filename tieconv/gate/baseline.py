@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tieconv.checkpoint.checked import CheckedFinding
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.results.checked import CheckedFinding
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError, UnreadableError
-from tieconv.formats.strict_json import loads
+from tieconv.formats.json.strict import loads
 from tieconv.text import shown
 
 SCHEMA = "tieconv.baseline/1"

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.execute.interrupts import Interrupts, interrupts
-from tieconv.execute.owned import owning
+from tieconv.execute.publish.interrupts import Interrupts, interrupts
+from tieconv.execute.publish.owned import owning
+from tieconv.execute.publish.swap import publish_new
 from tieconv.execute.staging import Staging, sweep
-from tieconv.execute.swap import publish_new
 from tieconv.execute.target import Target, destination
 from tieconv.execute.tree import remove
 from tieconv.planned import PlannedWrite

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Waiver
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Waiver
+from tieconv.checkpoint.value_type import record
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Baseline, Entry
 from tieconv.gate.patterns import matches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 from tieconv.gate.known import rules, unknown
 
 ALL = "ALL"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.gate.known import close
 from tieconv.gate.selection import ALL, selectors

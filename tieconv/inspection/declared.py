@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from tieconv.architectures import effective, gate
+from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
-from tieconv.families import effective, gate
-from tieconv.families.own_flag import own_flag
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
@@ -74,7 +74,9 @@ def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tu
     for key, value in config.items():
         if key == FLAG and other is None:
             yield f"{prefix}{key}", value
-        elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        elif (
+            isinstance(value, Mapping) and depth < _MAX_DEPTH and key.isidentifier()
+        ):  # an attribute, as loaders have it
             yield from _flags(value, f"{prefix}{key}.", depth + 1)
 
 

@@ -14,7 +14,7 @@ from math import isfinite
 
 from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.inspection import Duplicate, State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import (
     ANNOUNCED,
     BLOCK,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import ByteRange, ByteReader
+from tieconv.checkpoint.model_files import ByteRange, ByteReader
 from tieconv.inspection.blocks import BLOCK, announce, read, sample_pieces, stored_pieces, stream
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tieconv.architectures import locate
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.inspection import (
     BiasState,
@@ -14,8 +15,7 @@ from tieconv.checkpoint.inspection import (
     TensorView,
     Tie,
 )
-from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.families import locate
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import is_sampled
 
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tieconv.architectures import find, locate
+from tieconv.architectures.named_by_user import with_names
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.records import Files, FileState, Listing
-from tieconv.families import find, locate
-from tieconv.families.named import with_names
+from tieconv.checkpoint.model_files import Files, FileState, Listing
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.formats.index import LIMIT, read_index
-from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import TORCH
+from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.torch.model import TORCH
 from tieconv.inspection.head import head_bias_name
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.inspection import Depth, Shadow
-from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.equality import equal
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from math import gcd
 
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord, WeightFile
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord, WeightFile
 from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.sharing import sharing

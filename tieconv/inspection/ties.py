@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family, TieGroup
 from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
-from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.families import locate, spelled
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import is_sampled
 
 WASTEFUL = frozenset({State.IDENTICAL, State.TRANSPOSED})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tieconv.architectures import find
+from tieconv.architectures.draft_models import WHY, is_draft
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView
-from tieconv.checkpoint.records import Checkpoint
-from tieconv.families import find
-from tieconv.families.draft import WHY, is_draft
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.inspection.declared import view_config
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
@@ -35,7 +35,7 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if embed or head:
-        from tieconv.families.named import with_names
+        from tieconv.architectures.named_by_user import with_names
 
         family = with_names(family, embed, head)
     return family, view_config(checkpoint.config_values, family)

@@ -8,7 +8,7 @@ from array import array
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import BiasState
-from tieconv.checkpoint.records import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.views import readable
 

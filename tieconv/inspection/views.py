@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.records import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
 from tieconv.sources.strided import REQUEST_COST, ReadAt, StridedRange, dense, gather
 
 BAND = 8 * 1024 * 1024

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import ByteRange, TensorRecord
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.value_type import record
 
 SPAN_LIMIT = 8 * 1024 * 1024
 """Bytes of the storage held at a time."""

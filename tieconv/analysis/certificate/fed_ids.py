@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.analysis.certificate.measured_releases import default_ids
-from tieconv.checkpoint.records import Files
+from tieconv.checkpoint.model_files import Files
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.strict_json import loads
+from tieconv.formats.json.strict import loads
 
 GENERATION = "generation_config.json"
 _LIMIT = 1_000_000

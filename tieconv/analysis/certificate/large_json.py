@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, cast
 
 from tieconv.analysis.certificate.allowance import Allowance
-from tieconv.checkpoint.records import Files
-from tieconv.formats.json_members import BEHIND_NUMBERS, WINDOW, Items, Members, Pread
-from tieconv.formats.strict_json import collector_paused, loads, refuse
+from tieconv.checkpoint.model_files import Files
+from tieconv.formats.json.members import BEHIND_NUMBERS, WINDOW, Items, Members, Pread
+from tieconv.formats.json.strict import collector_paused, loads, refuse
 
 Batch = Mapping[str, object] | list[object]
 """Some members of an object, or some items of a list."""

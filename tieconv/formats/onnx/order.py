@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.formats.onnx_messages import Graph, Node
+from tieconv.formats.onnx.messages import Graph, Node
 from tieconv.text import shown
 
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 
-from tieconv.checkpoint.records import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
+from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.order import order_fault
-from tieconv.formats.onnx_messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx_tensor import STRING, TYPES
-from tieconv.formats.protobuf import BYTES
+from tieconv.formats.onnx.protobuf import BYTES
+from tieconv.formats.onnx.tensor import STRING, TYPES
 from tieconv.text import shown
 
 MAX_LISTED = 4
@@ -24,6 +24,8 @@ NEWEST_IR, NEWEST_OPSET = 14, 28
 """The newest IR version and the newest operator set of ai.onnx that ONNX Runtime 1.32 reads."""
 _NO_OPSETS = 3
 """The first IR version that must import operator sets."""
+_TYPED = 2
+"""The first IR version in which an attribute must say its type."""
 _PLACES = frozenset({"location", "offset", "length", "checksum"})
 """The keys of external data that ONNX Runtime knows, beside those of prepacked weights."""
 _STRINGS, _RAW = 6, 9
@@ -54,6 +56,8 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
         yield from _of_tensor(tensor)
     yield from _of_main(model.graph, model)
     yield from _of_graph(model.graph, [], model.opsets.keys())
+    if model.ir_version >= _TYPED:
+        yield from _untyped(model.graph)
     for name in _repeated(function.name for function in model.functions):
         yield CHECKER, f"two functions are called {shown(name)}"
     for function in model.functions:
@@ -78,7 +82,9 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
     fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
     for key in tensor.entries if tensor.external else ():
-        if key not in _PLACES and not key.startswith("prepacked_"):
+        if key in _PLACES and not tensor.entries[key]:
+            yield SESSION, f"{subject} gives no {key}"
+        elif key not in _PLACES and not key.startswith("prepacked_"):
             yield SESSION, f"{subject} says where it lies by the unknown key {shown(key) or '(empty)'}"
     if tensor.external and tensor.repeats:
         yield SESSION, f"{subject} says twice where it lies"
@@ -158,6 +164,14 @@ def _of_node(node: Node, place: int, imported: Set[str]) -> Iterator[Fault]:
             CHECKER,
             f"{label(node, place)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
         )
+
+
+def _untyped(graph: Graph) -> Iterator[Fault]:
+    for place, node in enumerate(graph.nodes):
+        for name in node.untyped:
+            yield CHECKER, f"{label(node, place)} has the attribute {shown(name) or '(empty)'} without a type"
+        for inner in node.graphs.values():
+            yield from _untyped(inner)
 
 
 def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tieconv.onnx.parity.forward import extended
+from tieconv.onnx.parity.graph.forward import extended
 from tieconv.onnx.parity.passes import Work, prompt
 from tieconv.reference import Batch, Reference
 

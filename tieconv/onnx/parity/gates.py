@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.parity import Case, Gate, Identity, Structure
-from tieconv.onnx.parity.limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
+from tieconv.checkpoint.results.parity import Case, Gate, Identity, Structure
+from tieconv.onnx.parity.gate_limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 from tieconv.onnx.parity.measure import Errors, ratios
 from tieconv.text import count
 

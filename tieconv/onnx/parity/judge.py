@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tieconv.checkpoint.parity import Case, Gate, Histogram
+from tieconv.checkpoint.results.parity import Case, Gate, Histogram
 from tieconv.onnx.parity.cells import Cell
 from tieconv.onnx.parity.gates import case_gates, logit_gates
 from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios

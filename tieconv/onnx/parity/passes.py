@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
-from tieconv.onnx.parity.forward import GraphModel
+from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
+from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.store import LogitStore
-from tieconv.onnx.session import out_of_memory
+from tieconv.onnx.session.open_ import out_of_memory
 from tieconv.reference import Batch, Reference
 from tieconv.text import shown
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm
-from tieconv.onnx.graph_bytes import Stored
+from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.share.find import Member
-from tieconv.onnx.share.interface import Names, Target
-from tieconv.onnx.share.patterns import pattern_of
+from tieconv.onnx.share.patterns.interface import Names, Target
+from tieconv.onnx.share.patterns.registry import pattern_of
 from tieconv.onnx.share.uses import Use, integer, is_standard, uses_of
 
 

@@ -8,12 +8,12 @@ from itertools import combinations
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
-from tieconv.inspection.numeric import FORMATS, Pair, is_nan
+from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.views import one_way, readable
-from tieconv.onnx.graph_bytes import Stored
+from tieconv.onnx.graph.initializers import Stored
 
 
 @dataclass(frozen=True)

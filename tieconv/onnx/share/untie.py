@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.checkpoint.graph_record import MIN_ELEMENTS
-from tieconv.onnx.graph import GraphFile
-from tieconv.onnx.graph_bytes import GraphBytes, Stored
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.onnx.graph.initializers import GraphBytes, Stored
+from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.apply import copied, turned
-from tieconv.onnx.share.frame import frame_of, remove_frame
-from tieconv.onnx.share.head import MICROSOFT
-from tieconv.onnx.share.interface import Names, replace
+from tieconv.onnx.share.patterns.head import MICROSOFT
+from tieconv.onnx.share.patterns.interface import Names, replace
+from tieconv.onnx.share.patterns.reshaped_gemm import frame_of, remove_frame
 from tieconv.onnx.share.uses import Use, describe, integer, is_standard, remove_unread, uses_of
-from tieconv.sources.local import FileSet
+from tieconv.sources.local.files import FileSet
 
 
 def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
