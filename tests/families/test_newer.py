@@ -20,8 +20,8 @@ from tieconv.architectures import find, locate
 from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.prediction import Prediction
+from tieconv.comparison.views import views
 from tieconv.loaders.transformers.names5 import stranger, unread
-from tieconv.loaders.views import views
 
 RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))
 SPLIT = ("Molmo2ForConditionalGeneration",)

@@ -10,8 +10,9 @@ import pytest
 from tests.families import older
 from tieconv.architectures import find, locate
 from tieconv.checkpoint.family import Family, Role, Tying
+from tieconv.loaders import measured
 from tieconv.loaders.transformers.names4 import corrupt, unread
-from tieconv.loaders.transformers.ties4 import NO_VALUES, TIES_V4, sources
+from tieconv.loaders.transformers.ties4 import NO_VALUES, sources
 
 RECORDED = json.loads(older.RECORDED.read_text(encoding="utf-8"))
 UNCLEAR_448 = ("longt5", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "switch_transformers")
@@ -52,7 +53,7 @@ def _cells(kind: str, version: str) -> Iterator[tuple[str, str, str]]:
 
 def _is_unclear(family: Family, held: list[bool], on: bool, version: str) -> bool:
     """The states of which nothing is claimed."""
-    if family.architecture in TIES_V4:
+    if family.architecture in measured.names(f"transformers-{version}", "head tied here alone"):
         return on or family.model_type == "pop2piano"
     older_one = version == "4.48"
     if older_one and family.model_type == "fsmt" and not on and not held[2]:

@@ -9,6 +9,8 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 
 FLAG = "tie_word_embeddings"
+DERIVED_KEY = "scale_decoder_outputs"
+"""What transformers 5 scales logits by, where a config has it, in place of the flag."""
 
 
 def text_config(inspection: Inspection) -> Mapping[str, object]:

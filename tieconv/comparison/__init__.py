@@ -17,8 +17,7 @@ from tieconv.checkpoint.results.comparison import (
 from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
-from tieconv.loaders.transformers.shared_tables import one_table
-from tieconv.loaders.views import HEAD_BIAS, Source, View, loaded, untold
+from tieconv.comparison.views import HEAD_BIAS, Source, View, loaded, untold
 from tieconv.text import count, shown
 
 __all__ = ["compare"]
@@ -112,9 +111,11 @@ def _reasons(
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]
     if weighty:
         yield f"{count(len(weighty), 'config value')} that may change what is computed, first {shown(weighty[0])}"
-    if (one_table(a) or one_table(b)) and _order(a.checkpoint) != _order(b.checkpoint):
-        names = ", ".join(map(shown, one_table(a) or one_table(b)))
-        yield f"another order of {names}, which differ and of which transformers 4 keeps the one that it reads last"
+    for one, two in loaded(a, b):
+        tables = one.in_order or two.in_order
+        if tables and _order(a.checkpoint) != _order(b.checkpoint):
+            names = ", ".join(map(shown, tables))
+            yield f"another order of {names}, which differ and of which {one.loader} keeps the one that it reads last"
     if (a.checkpoint.config is None) is not (b.checkpoint.config is None):
         yield "one has a config.json and the other none"
 

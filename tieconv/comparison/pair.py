@@ -9,11 +9,11 @@ from math import frexp
 from tieconv.checkpoint.inspection import BiasState, Detail, State
 from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
 from tieconv.checkpoint.results.comparison import Contrast
+from tieconv.comparison.views import Source
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
 from tieconv.inspection.values import bias_summary
 from tieconv.inspection.views import readable
-from tieconv.loaders.views import Source
 from tieconv.sources.digest import same_hash
 
 _CONTRASTS = {

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.loaders import classes
+from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, listed, verdict
 from tieconv.text import shown
-
-_SAME_FILE = {"mistral": "llama", "falcon_mamba": "mamba"}
-"""Types that mlx-lm loads with the file of another one."""
 
 
 def judge(inspection: Inspection) -> Verdict:
@@ -25,7 +22,10 @@ def judge(inspection: Inspection) -> Verdict:
     if found is not None:
         return found
     model_type = inspection.family.model_type
-    kind, pair = classes.kind("mlx-lm", _SAME_FILE.get(model_type, model_type)), facts.pair(inspection)
+    kind, pair = (
+        measured.kind("mlx-lm", measured.by_type("mlx-lm", "same file").get(model_type, model_type)),
+        facts.pair(inspection),
+    )
     if kind is None or pair is None:
         return unknown(f"what mlx-lm does with {_kind(model_type)} is not known")
     if not pair.has_embedding:

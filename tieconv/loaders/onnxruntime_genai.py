@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Consumer, Verdict, unknown
 from tieconv.loaders.questions import verdict
-from tieconv.loaders.transformers import ties5 as symmetric
+from tieconv.loaders.transformers import judge5
 from tieconv.text import shown
-
-_READ = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Phi3ForCausalLM")
-"""Decoder classes that are built through the code that was read, without a change of their head."""
 
 
 def judge(inspection: Inspection) -> Verdict:
     """What the exported graph uses, with transformers 5 beside the builder and no extra options."""
-    found = symmetric.judge(inspection)
+    found = judge5.judge(inspection)
     if inspection.checkpoint.config is None or not inspection.family.architecture:
         return found
-    if inspection.family.architecture not in _READ:
+    if inspection.family.architecture not in measured.names("onnxruntime-genai", "read"):
         return unknown(f"what the builder does with {facts.class_name(inspection)} is not known")
     pair = facts.pair(inspection)
     shares = inspection.checkpoint.config_values.get(facts.FLAG) is True

@@ -13,13 +13,11 @@ from tieconv.checkpoint.model_files import BLOCKING, Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
+from tieconv.loaders import measured
 from tieconv.loaders.interface import Verdict, error, unknown
 from tieconv.text import shown
 
 SAFETENSORS, TORCH = "safetensors", "torch"
-
-_SPLIT = ("Molmo2ForConditionalGeneration",)
-"""Classes whose input embedding is several tensors in the file, joined by the loader."""
 
 
 @record
@@ -67,7 +65,7 @@ def unclear_class(inspection: Inspection) -> Verdict | None:
         return unknown("the architecture has no output head by design")
     if family.knowledge is not Knowledge.TABLE:
         return unknown("the architecture is not in the measured table")
-    if family.architecture in _SPLIT:
+    if family.pieces:
         return unknown("its input embedding is several tensors in the file")
     if _halves_apart(inspection):
         return unknown("share_encoder_decoder_embeddings is false, and which tables are one then was not measured")
@@ -87,7 +85,7 @@ def class_name(inspection: Inspection) -> str:
 def _halves_apart(inspection: Inspection) -> bool:
     """Whether the config gives the encoder and the decoder a table each, as Marian's can."""
     shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
-    return inspection.family.text_type == "marian" and not shared
+    return not shared and inspection.family.text_type in measured.names("transformers-5", "halves apart")
 
 
 def _codes(inspection: Inspection, name: str) -> bool:

@@ -27,7 +27,7 @@ def judge(inspection: Inspection) -> Verdict:
         return unknown("the table does not name both the embedding and the head")
     if inspection.checkpoint.layout is Layout.SHARDED and len(inspection.checkpoint.files) > 1:
         return error("load_model reads one file, and the tensors of the other shards are missing from it")
-    odd = next((name for group in groups(inspection) if (name := misshapen(inspection, group))), None)
+    odd = misshapen(inspection)
     if odd is not None:
         return error(f"{shown(odd)} has another shape than the tensor that it is tied to", odd)
     renamed = next((stored for stored, memory in inspection.family.renames if stored != memory), None)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, unknown
 from tieconv.loaders.questions import Pair, verdict
 from tieconv.text import shown
 
-_READ = ("LlamaForCausalLM", "Qwen2ForCausalLM", "MistralForCausalLM")
-"""Decoder classes that load through the code that was read."""
-
 
 def _unclear(inspection: Inspection) -> Verdict | None:
     found = files.by_pattern(
         inspection, "TensorRT-LLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pth"
     )
-    if found is None and (inspection.family.architecture not in _READ or facts.pair(inspection) is None):
+    if found is None and (
+        inspection.family.architecture not in measured.names("tensorrt-llm", "read") or facts.pair(inspection) is None
+    ):
         return unknown(f"what TensorRT-LLM does with {facts.class_name(inspection)} is not known")
     return found
 

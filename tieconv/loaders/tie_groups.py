@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.architectures.flag_levels import text_config
-from tieconv.checkpoint.family import Role
+from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
+from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State
 from tieconv.checkpoint.value_type import record
+from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders.loaded import Absence, Parameter
 
 
 @record
@@ -20,21 +22,6 @@ class Group:
     members: tuple[Member, ...]
     gated: bool
     declared: bool
-
-
-@record
-class Loaded:
-    """Parameters after loading: ``owner`` gives each name of the table its parameter, ``content`` what that holds.
-
-    ``content`` is the stored name whose values it took, ``None`` where it keeps those of its initialisation.
-    """
-
-    owner: dict[str, int]
-    content: dict[int, str | None]
-
-    def value(self, name: str) -> str | None:
-        """The stored name whose values the parameter ``name`` holds."""
-        return self.content[self.owner[name]]
 
 
 def groups(inspection: Inspection) -> Iterator[Group]:
@@ -52,30 +39,53 @@ def groups(inspection: Inspection) -> Iterator[Group]:
             yield Group(group.role, names, absent, group.gated, gated if group.gated else True)
 
 
-def alone(inspection: Inspection, loaded: Loaded) -> Loaded:
-    """``loaded`` with the embedding and the head added, where they are in no group."""
+def untied(inspection: Inspection, release: str) -> dict[str, Parameter]:
+    """Every parameter before anything is tied: each stored tensor, and each name that the architecture has for more."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    for name in (family.input_embedding, family.output_head):
-        if name is not None and name not in loaded.owner:
-            stored = facts.in_file(inspection, name)
-            loaded.owner[name] = len(loaded.content)
-            loaded.content[len(loaded.content)] = stored if stored in tensors else None
-    return loaded
+    parameters = {name: Parameter(name, name) for name in tensors}
+    biases = {member.name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for member in group.members}
+    biases |= {facts.in_file(inspection, name) for name in family.output_biases}
+    pair = [facts.in_file(inspection, name) for name in (family.input_embedding, family.output_head) if name]
+    members = (member.name for group in groups(inspection) for member in group.members)
+    unset = family.text_class in measured.names(release, "unset bias")
+    for name in (*members, *pair, *sorted(biases)):
+        absence = (Absence.UNSET if unset else Absence.ZERO) if name in biases else Absence.RANDOM
+        parameters.setdefault(name, Parameter(None, name, absence))
+    return parameters
 
 
-def misshapen(inspection: Inspection, group: Group) -> str | None:
-    """A stored name of another shape than the group's first one: loaders stop at it."""
+def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> float:
+    """What the forward pass multiplies the head by; 1 where the flag is about storage alone."""
+    if meaning is FlagMeaning.STORAGE:
+        return 1.0
+    config = text_config(inspection)
+    declared = levels(inspection).get(inspection.family.text_level, config.get(FLAG))
+    on = default if declared is None else bool(declared)
+    if meaning is FlagMeaning.DERIVES and DERIVED_KEY in config:
+        on = bool(config[DERIVED_KEY])
+    width = config.get("d_model")
+    return float(width) ** -0.5 if on and isinstance(width, int) and width > 0 else 1.0
+
+
+def misshapen(inspection: Inspection) -> str | None:
+    """A stored name of another shape than its group's first one: loaders stop at it."""
     tensors, apart = inspection.checkpoint.tensors, two_vocabularies(inspection)
-    stored = [member.name for member in group.members if member.stored]
-    held = [name for name in stored if not (apart and "encoder" in name.split("."))]
-    return next((name for name in held if tensors[name].shape != tensors[held[0]].shape), None)
+    for group in groups(inspection):
+        stored = [member.name for member in group.members if member.stored]
+        held = [name for name in stored if not (apart and "encoder" in name.split("."))]
+        odd = next((name for name in held if tensors[name].shape != tensors[held[0]].shape), None)
+        if odd is not None:
+            return odd
+    return None
 
 
 def two_vocabularies(inspection: Inspection) -> bool:
     """Whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
+    if inspection.family.text_type not in measured.names("transformers-5", "two vocabularies"):
+        return False
     config = text_config(inspection)
     both = (config.get("src_vocab_size"), config.get("tgt_vocab_size"))
-    return inspection.family.text_type == "fsmt" and None not in both and both[0] != both[1]
+    return None not in both and both[0] != both[1]
 
 
 def biases(inspection: Inspection) -> Group | None:

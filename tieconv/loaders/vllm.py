@@ -16,7 +16,7 @@ from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.loaders import classes
+from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
@@ -33,7 +33,7 @@ def judge(inspection: Inspection, *, release: str) -> Verdict:
     )
     if found is not None:
         return found
-    kind, pair = classes.kind(f"vllm {release}", inspection.family.architecture), facts.pair(inspection)
+    kind, pair = measured.kind(f"vllm-{release}", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
         return unknown(f"what vLLM {release} does with {facts.class_name(inspection)} is not known")
     tied = inspection.config.effective

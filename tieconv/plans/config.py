@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, text_config
 from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
@@ -14,9 +14,6 @@ from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
 from tieconv.formats.json.edit import set_value
 from tieconv.text import shown
-
-FLAG = "tie_word_embeddings"
-DERIVED_KEY = "scale_decoder_outputs"
 
 
 def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tuple[SetConfig, ...]]:

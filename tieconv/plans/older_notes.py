@@ -8,7 +8,8 @@ from tieconv.architectures import locate
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Role, TieGroup
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.transformers.ties4 import NO_VALUES, TIES_V4, source_name, sources
+from tieconv.loaders import measured
+from tieconv.loaders.transformers.ties4 import NO_VALUES, source_name, sources
 from tieconv.text import shown
 
 _BUT = "not function-preserving in transformers 4, which"
@@ -20,14 +21,14 @@ def older_notes(inspection: Inspection, stored: Collection[str], tied: bool | No
     if before is None:
         return
     after = before if tied is None else tied
-    if family.text_class in TIES_V4 and before is not after:
+    if family.text_class in measured.names("transformers-4.57", "head tied here alone") and before is not after:
         yield f"{_BUT} ties the head of {shown(family.architecture)} while the flag is true"
     for group in family.groups:
         if group.role is not Role.WORD_EMBEDDING:
             continue
         had = _lacks_values(inspection, group, inspection.checkpoint.tensors, before)
         if not had and _lacks_values(inspection, group, stored, after):
-            name = source_name(family, (group.canonical, *group.members))
+            name = source_name(family, (group.canonical, *group.members), "4.57")
             yield f"{_BUT} takes the tied values from {shown(name)} alone: without it the model has none"
 
 

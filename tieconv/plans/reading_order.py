@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders.transformers.shared_tables import one_table
+from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.text import shown
 
 
 def order_notes(inspection: Inspection) -> Iterator[str]:
     """Where another order may be another model."""
     yield from _types(inspection)
-    names = ", ".join(map(shown, one_table(inspection)))
+    names = ", ".join(map(shown, load(inspection, TRANSFORMERS_4).in_order))
     if names:
         yield (
             f"not function-preserving in transformers 4, which makes one table of {names} and keeps the one that it "

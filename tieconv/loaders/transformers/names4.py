@@ -10,39 +10,7 @@ from collections.abc import Collection, Iterator
 
 from tieconv.architectures.stored_names import locate
 from tieconv.checkpoint.family import Family
-
-_EITHER = frozenset(
-    (
-        "aria",
-        "aya_vision",
-        "emu3",
-        "fuyu",
-        "gemma3",
-        "got_ocr2",
-        "internvl",
-        "llava",
-        "llava_next",
-        "llava_next_video",
-        "llava_onevision",
-        "mistral3",
-        "mllama",
-        "paligemma",
-        "qwen2_5_vl",
-        "qwen2_vl",
-        "video_llava",
-        "vipllava",
-    )
-)
-"""Types of which 4.57 takes names in memory too, by `_checkpoint_conversion_mapping`; 4.48 takes those of no type."""
-
-_PREFIX_448 = {"fuyu": "fuyu", "jetmoe": "transformer"}
-_PREFIX_457 = {
-    **_PREFIX_448,
-    **dict.fromkeys(_EITHER - {"fuyu", "qwen2_5_vl", "qwen2_vl"}, ""),
-    **dict.fromkeys(("cohere2_vision", "florence2", "glm4v_moe", "granite_speech", "lfm2_vl", "llama4"), ""),
-    "gemma3_text": "language_model",
-}
-"""Where `base_model_prefix` is another one than in transformers 5; where it is empty, names are taken as they are."""
+from tieconv.loaders import measured
 
 
 def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:
@@ -71,8 +39,10 @@ class _Reader:
     """How one release takes the names of one file: as they are, with the prefix added, or with it taken away."""
 
     def __init__(self, family: Family, stored: Collection[str], version: str) -> None:
-        prefix = (_PREFIX_457 if version == "4.57" else _PREFIX_448).get(family.model_type, family.prefix)
-        self.memory = dict(family.renames) if version == "4.57" and family.model_type in _EITHER else {}
+        release = f"transformers-{version}"
+        prefix = measured.by_type(release, "prefix").get(family.model_type, family.prefix)
+        in_memory = family.model_type in measured.names(release, "names in memory")
+        self.memory = dict(family.renames) if in_memory else {}
         self.start = f"{prefix}."
         # Without the dot, as its source has it.
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in stored)

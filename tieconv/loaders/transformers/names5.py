@@ -11,53 +11,9 @@ from itertools import chain
 
 from tieconv.architectures.stored_names import locate, variants
 from tieconv.checkpoint.family import Family, Role
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.loaders import measured
 
-REFUSES_TIED = ("dbrx",)
-"""Types whose config refuses a true flag."""
-
-TAKES_ANY_FLAG = frozenset(
-    (
-        *("audioflamingo3", "blip-2", "encoder-decoder", "gemma3", "inkling2", "inkling2_text", "inkling_text"),
-        *("instructblip", "instructblipvideo", "mllama", "muse_glimmer", "muse_spark", "musicflamingo"),
-        *("nemo_speechlm", "nemotron_h_omni", "nomic_bert", "perceiver", "perception_lm", "pp_formulanet"),
-        *("qwen2_audio", "speech-encoder-decoder", "step3p7", "t5", "umt5", "vibevoice", "vibevoice_asr"),
-        *("vision-encoder-decoder", "voxtral"),
-    )
-)
-"""Types whose config takes another value than true and false at its top level; every other type refuses it."""
-
-_DECODER_FIRST = ("bart", "florence2", "m2m_100", "marian", "mbart", "pegasus")
-"""Types that tie the decoder's table before the encoder's; the others keep the order of the table."""
-
-_HEAD_FIRST = ("seamless_m4t", "seamless_m4t_v2")
-"""Types that tie the head first although the tables of both halves stand outside the base model as well."""
-
-_VISION = ("embed_tokens.weight", "model.model.language_model.embed_tokens.weight", "model.lm_head.weight")
-_OCR = ("language_model.embed_tokens.weight", "model.model.language_model.embed_tokens.weight")
-_UNREAD = {
-    "bailing_hybrid": ("word_embeddings.weight", "model.model.word_embeddings.weight"),
-    "cosmos3_edge": ("model.embed_tokens.weight",),
-    "cosmos3_omni": ("model.embed_tokens.weight",),
-    "deepseek_ocr2": _OCR,
-    "hunyuan_vl": _VISION,
-    "hyperclovax_vision_v2": ("model.model.language_model.lm_head.weight",),
-    "inkling2": ("llm.embed.weight", "model.model.llm.embed.weight"),
-    "inkling2_text": ("llm.embed.weight",),
-    "llama4": ("model.language_model.model.embed_tokens.weight",),
-    "mistral_large4": ("model.tok_embeddings.weight",),
-    "nemo_speechlm": ("model.llm.model.embed_tokens.weight",),
-    "nemotron_h_omni": (".language_model.backbone.embeddings.weight",),
-    "paddleocr_vl": _VISION,
-    "qwen2_5_omni_thinker": _VISION,
-    "qwen2_5_vl": _VISION,
-    "qwen2_vl": _VISION,
-    "qwen3_omni_moe_thinker": _VISION,
-    "step3p7": ("embed_tokens.weight", "model.model.embed_tokens.weight"),
-    "t5gemma2": ("model.model.encoder.embed_tokens.weight",),
-    "unlimited_ocr": _OCR,
-}
-"""By type: names that `locate` takes and this loader does not, since one of its renamings takes them elsewhere."""
+RELEASE = "transformers-5"
 
 _PASSAGE = frozenset(("language_model", "model", "transformer"))
 """Parts of a name that this loader's renamings add and take away."""
@@ -66,7 +22,13 @@ _PASSAGE = frozenset(("language_model", "model", "transformer"))
 def unread(family: Family, stored: Collection[str]) -> frozenset[str]:
     """The stored names of the table's tensors that transformers 5 does not know."""
     found = {locate(family, name, stored) for name in _told(family)}
-    return frozenset(name for name in _UNREAD.get(family.model_type, ()) if name in found)
+    return frozenset(name for name in _not_taken(family) if name in found)
+
+
+def _not_taken(family: Family) -> Sequence[str]:
+    """Names that `locate` takes and this loader does not."""
+    names: Sequence[str] = measured.by_type(RELEASE, "unread names").get(family.model_type, ())
+    return names
 
 
 def stranger(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
@@ -94,7 +56,7 @@ def stranger(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
 
 def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:
     """Stored names, more than one, that the loader takes for the same tensor; empty where there are none."""
-    lost = _UNREAD.get(family.model_type, ())
+    lost = _not_taken(family)
     told = list(_told(family))
     for name in told:
         held = [other for other in dict.fromkeys(variants(family, name)) if other in stored and other not in lost]
@@ -123,10 +85,12 @@ def in_order(family: Family, names: Sequence[str]) -> list[str]:
     What a class declares comes before what its body does.
     """
     start = f"{family.text_start}{family.text_prefix}."
+    head_first = family.text_type in measured.names(RELEASE, "head first")
+    decoder_first = family.text_type in measured.names(RELEASE, "decoder first")
 
     def rank(name: str) -> tuple[bool, bool]:
-        late = name != family.output_head if family.text_type in _HEAD_FIRST else name.startswith(start)
-        return late, family.text_type in _DECODER_FIRST and "encoder" in name.removeprefix(family.text_start).split(".")
+        late = name != family.output_head if head_first else name.startswith(start)
+        return late, decoder_first and "encoder" in name.removeprefix(family.text_start).split(".")
 
     return sorted(names[1:], key=rank)
 
@@ -143,22 +107,3 @@ def steps(family: Family, names: Sequence[str], stored: Sequence[bool]) -> Itera
             give, take = (target, source) if source in missing else (source, target)
         yield give, take, take not in missing
         missing.discard(take)
-
-
-def sources(family: Family, names: Sequence[str], stored: Sequence[bool]) -> tuple[int | None, ...]:
-    """For each name of a group that is tied the place of the stored name whose values it has; ``None``: random."""
-    found = {name: place if held else None for place, (name, held) in enumerate(zip(names, stored, strict=True))}
-    for give, take, both in steps(family, names, stored):
-        if not both:
-            found[take] = found[give]
-    return tuple(found[name] for name in names)
-
-
-def giver(inspection: Inspection, tie: Tie, name: str) -> str | None:
-    """The stored name whose values transformers 5 gives to ``name``, a name of a group that is tied."""
-    family, tensors = inspection.family, inspection.checkpoint.tensors
-    told = [(group.canonical, *group.members) for group in family.groups]
-    held = [names for names in told if any(locate(family, one, tensors) is not None for one in names)]
-    places = sources(family, held[inspection.ties.index(tie)], [member.stored for member in tie.members])
-    found = next(place for place, member in zip(places, tie.members, strict=True) if member.name == name)
-    return None if found is None else tie.members[found].name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.transformers import ties5 as symmetric
+from tieconv.loaders.transformers.judge5 import judge
 
 CONSUMERS = (
     Consumer(
@@ -13,6 +13,6 @@ CONSUMERS = (
         before=None,
         measured=True,
         cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
-        judge=symmetric.judge,
+        judge=judge,
     ),
 )

@@ -7,8 +7,7 @@ from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
-from tieconv.loaders.transformers.names5 import giver
-from tieconv.loaders.transformers.shared_tables import twin
+from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import ALIKE, build
@@ -91,13 +90,11 @@ def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
 
 
 def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorRecord) -> TensorRecord:
-    """The tensor whose values an absent name has: which of several that differ, transformers 5 tells while it ties."""
-    tensors, other = inspection.checkpoint.tensors, twin(inspection, tie, member.name)
+    """The tensor whose values an absent name has: transformers 5 tells while it ties, else transformers 4."""
     if member.stored:
         return source
-    if tie.declared:
-        return tensors[giver(inspection, tie, member.name) or source.name]
-    return tensors[other.name] if other else source
+    loaded = load(inspection, TRANSFORMERS_5 if tie.declared else TRANSFORMERS_4)
+    return inspection.checkpoint.tensors[loaded.source(member.name) or source.name]
 
 
 def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) -> None:

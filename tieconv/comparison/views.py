@@ -1,0 +1,127 @@
+"""A model as one loader sees it: each parameter, and the stored tensor that it takes its values from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.loaders.load import bias_unset, load, releases
+from tieconv.loaders.loaded import Cause, Loaded
+from tieconv.loaders.questions import in_file
+from tieconv.text import shown
+
+HEAD_BIAS = "head bias"
+"""The name under which every head bias is compared, whatever it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a parameter's values come from; ``scale`` is what the forward pass multiplies them by."""
+
+    record: TensorRecord
+    scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
+
+    ``bias_unset``: a head bias that is absent does not start at zero. ``trouble`` says why the parameters that the
+    table tells are not the whole model; empty where they are. ``refused``: the loader makes no model of the file.
+    ``in_order`` are tables that differ and of which the one that is read last stays.
+    """
+
+    loader: str
+    sources: dict[str, Source]
+    bias_unset: bool
+    trouble: str = ""
+    refused: bool = False
+    in_order: tuple[str, ...] = ()
+
+
+def views(inspection: Inspection) -> tuple[View, ...]:
+    """The model in transformers 5, and in 4 where that has its class."""
+    return tuple(_view(inspection, release) for release in releases(inspection))
+
+
+def _view(inspection: Inspection, release: str) -> View:
+    loaded, key = load(inspection, release), _Keys(inspection)
+    refused = loaded.refused is not None and loaded.refused.cause is Cause.NAMES
+    return View(
+        loaded.loader.partition(".")[0],
+        _sources(inspection, loaded, key),
+        bias_unset(inspection.family, release),
+        _trouble(inspection, loaded, key),
+        refused,
+        loaded.in_order,
+    )
+
+
+def _trouble(inspection: Inspection, loaded: Loaded, key: _Keys) -> str:
+    """What the loader stops at, or leaves without values; names as both models of a comparison have them."""
+    if loaded.refused is not None and loaded.refused.cause in (Cause.CONFIG, Cause.NAMES):
+        return f"it refuses it: {loaded.refused.sentence}"
+    empty = [shown(key.of(name)) for name in loaded.unset if name not in _biases(inspection)]
+    return f"{', '.join(empty)}: left without values" if empty else ""
+
+
+def _biases(inspection: Inspection) -> list[str]:
+    """The names of the head bias, the one beside the head's weight last."""
+    bias = inspection.head.output_bias
+    names = [in_file(inspection, name) for name in inspection.family.output_biases]
+    return names or ([bias.name] if bias is not None else [])
+
+
+def _sources(inspection: Inspection, loaded: Loaded, key: _Keys) -> dict[str, Source]:
+    tensors, biases = inspection.checkpoint.tensors, _biases(inspection)
+    found = {
+        key.of(name): Source(tensors[parameter.stored], parameter.factor)
+        for name, parameter in loaded.parameters.items()
+        if parameter.stored is not None and name not in biases
+    }
+    read = loaded.source(biases[-1]) if biases else None
+    if read is not None and not _starts_so(inspection, loaded, read):
+        found[HEAD_BIAS] = Source(tensors[read])
+    return found
+
+
+def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
+    """Whether a stored bias is all zero, and the class starts it at zero: it may as well be absent."""
+    bias = inspection.head.output_bias
+    zero = bias is not None and bias.name == name and bias.state is BiasState.ZERO
+    return zero and not bias_unset(inspection.family)
+
+
+class _Keys:
+    """File names as names that both models share: without the base model's prefix, a rename undone."""
+
+    def __init__(self, inspection: Inspection) -> None:
+        family, names = inspection.family, inspection.checkpoint.tensors
+        self.stored = {memory: stored for stored, memory in family.renames}
+        self.start = f"{family.prefix}." if family.prefix else ""
+        short = [self._short(name) for name in names]
+        self.unique = len(set(short)) == len(short)
+
+    def of(self, name: str) -> str:
+        return self._short(name) if self.unique else name
+
+    def _short(self, name: str) -> str:
+        return self.stored.get(name, name).removeprefix(self.start)
+
+
+def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:
+    """Both models in each loader that makes a model of one of them; two files that it refuses differ in nothing."""
+    pairs = zip(views(a), views(b), strict=False)
+    return ((one, two) for one, two in pairs if not (one.refused and two.refused))
+
+
+def untold(inspection: Inspection) -> Iterator[str]:
+    """Why what ties in this model may be more than is seen through."""
+    if not inspection.family.trusted:
+        label = inspection.family.architecture or "its architecture"
+        yield (
+            f"{inspection.checkpoint.source}: the table does not know {label}, so tied names are guessed: "
+            "--embed and --head name them"
+        )

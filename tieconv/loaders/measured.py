@@ -1,0 +1,41 @@
+"""What was measured of each loader release, or read from its source: one JSON file a release in ``data/``.
+
+A file says with which release and how; ``about`` explains each entry of ``tables``: names of classes or model types,
+or names by model type. `fixtures/loaders.py` writes the files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+
+@cache
+def _tables(release: str) -> Mapping[str, Any]:
+    # The loader's own method: it works from a zip too.
+    assert __spec__ is not None
+    loader: Any = __spec__.loader
+    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", f"{release}.json"))
+    tables: Mapping[str, Any] = json.loads(data)["tables"]
+    return tables
+
+
+@cache
+def names(release: str, table: str) -> frozenset[str]:
+    """Return the classes or model types of one table; none where the release has no such table."""
+    return frozenset(_tables(release).get(table, ()))
+
+
+def by_type(release: str, table: str) -> Mapping[str, Any]:
+    """Return what one table gives for each model type."""
+    found: Mapping[str, Any] = _tables(release)[table]
+    return found
+
+
+def kind(release: str, name: str) -> str | None:
+    """Return the table that lists a class; ``None`` where the source of its class was not read."""
+    lists = ((table, entry) for table, entry in _tables(release).items() if isinstance(entry, list))
+    return next((table for table, entry in lists if name in entry), None)

@@ -1,0 +1,162 @@
+"""What transformers 4 makes of a model: it ties by the flag alone, under the embedding's name, whatever is stored.
+
+From `tie_weights` and `_load_pretrained_model` of transformers 4.48.3 and 4.57.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.family import Role, Tying
+from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.loaders import measured
+from tieconv.loaders import questions as facts
+from tieconv.loaders.as_read import as_read
+from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal
+from tieconv.loaders.tie_groups import Group, groups, head_factor, misshapen, untied
+from tieconv.loaders.transformers.names4 import corrupt, unread
+from tieconv.loaders.transformers.ties4 import NO_VALUES, last_wins, sources
+from tieconv.text import shown
+
+_EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
+
+
+def load(inspection: Inspection, version: str) -> Loaded:
+    """The model in transformers ``version``, `4.48` or `4.57`."""
+    family, stored = inspection.family, inspection.checkpoint.tensors
+    lost = unread(family, stored, version) | _unindexed(inspection)
+    reading = as_read(inspection, lost)
+    parameters = untied(reading, f"transformers-{version}")
+    open_pairs = [_tie(reading, group, parameters, version) for group in groups(reading)]
+    head, embedding = (
+        facts.in_file(reading, name) if name else "" for name in (family.output_head, family.input_embedding)
+    )
+    if ties_alone(reading, version):
+        source = parameters[embedding]
+        absence = None if source.stored else Absence.UNSET
+        parameters |= {name: Parameter(source.stored, embedding, absence) for name in (head, embedding)}
+    if head in parameters:
+        factor = head_factor(reading, family.meaning_v4, bool(family.default_v4))
+        parameters[head] = replace(parameters[head], factor=factor)
+    refused = _refusal(inspection, reading, version)
+    undecided = next(filter(None, open_pairs), None)
+    return Loaded(f"transformers {version}", parameters, lost, refused, _in_order(reading, version), undecided)
+
+
+def _unindexed(inspection: Inspection) -> frozenset[str]:
+    """Tensors that a shard holds and the index does not name, which transformers 4 does not read."""
+    cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
+    return frozenset(name for caution in cautions for name in caution.tensors)
+
+
+def ties_alone(inspection: Inspection, version: str) -> bool:
+    """Whether the flag ties the head, which it does not in transformers 5."""
+    listed = inspection.family.text_class in measured.names(f"transformers-{version}", "head tied here alone")
+    return listed and bool(reading_v4(inspection))
+
+
+def _tie(
+    inspection: Inspection, group: Group, parameters: dict[str, Parameter], version: str
+) -> tuple[str, str] | None:
+    """Give the names of one group their values; return a stored pair that was not compared and becomes one."""
+    if group.role is Role.OUTPUT_BIAS:
+        _tie_biases(inspection, group, parameters, version)
+        return None
+    members, undecided = group.members, None
+    held = [member.stored for member in members]
+    last = last_read(inspection, group.names, [member.name for member in members])
+    tied = is_tied(inspection, group)
+    taken = sources(inspection.family, group.names, held, version, tied=tied, last=last)
+    for own, (member, place) in enumerate(zip(members, taken, strict=True)):
+        if place is None or place == NO_VALUES:
+            absence = Absence.RANDOM if place is None else Absence.UNSET
+            parameters[member.name] = Parameter(None, member.name, absence)
+            continue
+        base = members[place]
+        parameters[member.name] = Parameter(base.name, base.name)
+        if place != own or len(set(taken)) < len(taken):
+            undecided = undecided or _not_compared(base, member)
+    return undecided if group.role is Role.WORD_EMBEDDING else None
+
+
+def _not_compared(base: Member, member: Member) -> tuple[str, str] | None:
+    if State.UNREAD not in (base.state, member.state):
+        return None
+    return (base.name, member.name) if member.state is State.UNREAD else (member.name, base.name)
+
+
+def is_tied(inspection: Inspection, group: Group) -> bool:
+    """Whether a group is tied. The flag decides over the head of every class."""
+    family, older = inspection.family, reading_v4(inspection)
+    if older is None or family.tying is Tying.NEVER:
+        return group.declared
+    return older if family.output_head in group.names else older or not group.gated
+
+
+def last_read(inspection: Inspection, told: Sequence[str], names: Sequence[str]) -> int | None:
+    """The place of the stored table, no head, that comes last in the files; ``told`` are its names in the table."""
+    order = {name: place for place, name in enumerate(inspection.checkpoint.tensors)}
+    held = [place for place, name in enumerate(names) if name in order and told[place] != inspection.family.output_head]
+    return max(held, key=lambda place: order[names[place]], default=None)
+
+
+def _in_order(inspection: Inspection, version: str) -> tuple[str, ...]:
+    """The stored tables, not all equal, of which the one that is read last stays."""
+    head = inspection.head.output_head
+    for tie in inspection.ties if last_wins(inspection.family, version) else ():
+        stored = [member for member in tie.stored_members if head is None or member.name != head.name]
+        if tie.role is Role.WORD_EMBEDDING and any(member.state not in _EQUAL for member in stored):
+            return tuple(member.name for member in stored) if len(stored) > 1 else ()
+    return ()
+
+
+def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Parameter], version: str) -> None:
+    """Both names of the head bias have the values that reach the logits.
+
+    4.48 sets the head's whole module to zero where it counts a name of it as missing; a missing embedding turns that
+    off. Measured, with torch 2.13.
+    """
+    outer, inner = group.members[0], group.members[-1]
+    prefers_inner = inspection.family.text_type in measured.names(f"transformers-{version}", "inner bias")
+    pair = facts.pair(inspection)
+    if version == "4.48" and (pair is None or not pair.has_embedding):
+        order: tuple[Member, ...] = (inner, outer)
+    elif version == "4.48":
+        order = (inner,) if prefers_inner else (outer,)
+    else:
+        order = (inner, outer) if prefers_inner else (outer,)
+    used = next((member for member in order if member.stored), None)
+    left = version == "4.57" and any(member.stored for member in group.members)
+    for member in group.members:
+        if used is not None:
+            parameters[member.name] = Parameter(used.name, used.name)
+        else:
+            absence = Absence.UNSET if left else parameters[member.name].absence or Absence.ZERO
+            parameters[member.name] = Parameter(None, outer.name, absence)
+
+
+def _refusal(inspection: Inspection, reading: Inspection, version: str) -> Refusal | None:
+    return next(_refusals(inspection, reading, version), None)
+
+
+def _refusals(inspection: Inspection, reading: Inspection, version: str) -> Iterator[Refusal]:
+    family = inspection.family
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == facts.SAFETENSORS else ():
+        if file.refused_format is not None:
+            said = f"the format {shown(file.refused_format)}" if file.refused_format else "no format"
+            sentence = f"the metadata of {shown(file.name)} names {said}, which transformers 4 refuses"
+            yield Refusal(Cause.METADATA, sentence)
+    odd = corrupt(family, inspection.checkpoint.tensors, version)
+    if odd is not None:
+        what = f"{shown(odd)} is stored and no name starts with {shown(f'{family.prefix}.')}"
+        yield Refusal(Cause.NAMES, f"{what}: transformers 4 takes that for a corrupted file", (odd,))
+    nested = "text_config" in inspection.checkpoint.config_values
+    if nested and family.model_type in measured.names(f"transformers-{version}", "flat config"):
+        sentence = f"the config of {shown(family.model_type)} has no text_config in transformers {version}"
+        yield Refusal(Cause.CONFIG, sentence)
+    mismatch = None if family.misfit and not reading_v4(inspection) else misshapen(reading)
+    if mismatch is not None:
+        sentence = f"{shown(mismatch)} has another shape than the tensor that it is tied to"
+        yield Refusal(Cause.SHAPES, sentence, (mismatch,))

@@ -1,0 +1,139 @@
+"""What transformers 5 makes of a model: each declared pair is tied in turn, by which of the two the file holds.
+
+From `PreTrainedModel.tie_weights` of transformers 5.23.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tieconv.architectures.flag_levels import FLAG, cannot_build
+from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.loaders import measured
+from tieconv.loaders import questions as facts
+from tieconv.loaders.as_read import as_read
+from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal
+from tieconv.loaders.tie_groups import Group, groups, head_factor, misshapen, untied
+from tieconv.loaders.transformers.names5 import RELEASE, steps, unread
+from tieconv.text import shown
+
+_DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
+_COARSER = {"F16": 1 << 13, "BF16": 1 << 16}
+"""float32 steps in one step of a narrower type: copies that lie further apart stay apart when they are rounded."""
+
+Guesses = Mapping[tuple[str, str], bool]
+
+
+class _UndecidedError(Exception):
+    """Whether two tensors are equal once loaded does not follow from what was compared."""
+
+
+def load(inspection: Inspection, guesses: Guesses | None = None) -> Loaded:
+    """The model. ``guesses`` says of stored pairs that were not compared whether they are equal; else not."""
+    lost = unread(inspection.family, inspection.checkpoint.tensors)
+    reading = as_read(inspection, lost)
+    parameters = untied(reading, RELEASE)
+    open_pairs = [_tie(reading, group, parameters, guesses or {}) for group in groups(reading)]
+    head = facts.in_file(reading, reading.family.output_head) if reading.family.output_head else ""
+    if head in parameters:
+        own, factor = parameters[head], head_factor(reading, reading.family.meaning_v5, reading.family.default_v5)
+        parameters[head] = Parameter(own.stored, own.parameter, own.absence, factor)
+    return Loaded("transformers 5", parameters, lost, _refusal(reading), undecided=next(filter(None, open_pairs), None))
+
+
+def _tie(
+    inspection: Inspection, group: Group, parameters: dict[str, Parameter], guesses: Guesses
+) -> tuple[str, str] | None:
+    """Tie the names of one group; the first stored pair of which nobody knows whether it is equal."""
+    names = {name: member.name for name, member in zip(group.names, group.members, strict=True)}
+    held = [member.stored for member in group.members]
+    undecided = None
+    for give, take, both in steps(inspection.family, group.names, held) if group.declared else ():
+        source, target = parameters[names[give]], parameters[names[take]]
+        if both:
+            try:
+                equal = _equal(inspection, group, source.stored, target.stored, guesses)
+            except _UndecidedError as pair:
+                undecided, equal = undecided or pair.args, False
+            if not equal:
+                continue  # both are stored and differ: each stays as it is
+            parameters[names[take]] = Parameter(target.stored, source.parameter)
+        else:
+            parameters[names[take]] = Parameter(source.stored, source.parameter, source.absence)
+    return undecided
+
+
+def _equal(inspection: Inspection, group: Group, one: str | None, two: str | None, guesses: Guesses) -> bool:
+    members = {member.name: member for member in group.members}
+    if one == two or one is None or two is None:
+        return True
+    if (one, two) in guesses:
+        return guesses[one, two]
+    try:
+        return _compared(inspection, members[one], members[two])
+    except _UndecidedError:
+        raise _UndecidedError(one, two) from None
+
+
+def _compared(inspection: Inspection, first: Member, second: Member) -> bool:
+    if State.CANONICAL not in (first.state, second.state):
+        one_is, two_is = _as_reference(inspection, first), _as_reference(inspection, second)
+        if not one_is and not two_is:
+            raise _UndecidedError
+        return one_is and two_is
+    return _as_reference(inspection, second if first.state is State.CANONICAL else first)
+
+
+def _as_reference(inspection: Inspection, member: Member) -> bool:
+    """Whether a stored member equals the group's reference by value, in the type that the model is loaded in."""
+    dtype = load_dtype(inspection)
+    match member.state:
+        case State.CANONICAL | State.ALIASED | State.IDENTICAL:
+            return not member.detail.get("nan")
+        case State.CAST if member.detail.get("lossless"):
+            return True
+        case State.CAST if dtype is not None:
+            narrow = inspection.checkpoint.tensors[str(member.detail["narrow"])].dtype
+            return dtype == narrow
+        case State.UNREAD | State.CAST:
+            raise _UndecidedError
+    if member.detail.get("sign_of_zero_only"):
+        return True
+    if _may_round_to_equal(inspection, member, dtype):
+        raise _UndecidedError
+    return False
+
+
+def _may_round_to_equal(inspection: Inspection, member: Member, dtype: str | None) -> bool:
+    stored = inspection.checkpoint.tensors[member.name].dtype
+    if stored != "F32" or dtype not in _COARSER or member.state is not State.NEAR:
+        return False
+    distance = member.detail.get("max_ulp")
+    return not isinstance(distance, int) or distance < _COARSER[dtype]
+
+
+def load_dtype(inspection: Inspection) -> str | None:
+    """The type that ``dtype="auto"`` loads in; ``None`` where the config names none."""
+    values = inspection.checkpoint.config_values
+    named = values.get("dtype") or values.get("torch_dtype")
+    return _DTYPES.get(str(named).removeprefix("torch."))
+
+
+def _refusal(inspection: Inspection) -> Refusal | None:
+    family, declared = inspection.family, inspection.config.declared
+    if family.model_type in measured.names(RELEASE, "refuses true flag") and any(one.value is True for one in declared):
+        return Refusal(Cause.CONFIG, f"the config of {shown(family.model_type)} refuses {FLAG} true")
+    if cannot_build(inspection):
+        sentence = f"{_whole(family)} cannot be built with {FLAG} true: its embedding has another name"
+        return Refusal(Cause.CONFIG, sentence)
+    odd = None if family.misfit else misshapen(inspection)
+    if odd is not None:
+        return Refusal(Cause.SHAPES, f"{shown(odd)} has another shape than the tensor that it is tied to", (odd,))
+    return None
+
+
+def _whole(family: Family) -> str:
+    """The class and its text part."""
+    part = shown(family.part.model_type) if family.part is not None else "its text part"
+    return f"{shown(family.architecture)} with a {part} text part"
