@@ -48,21 +48,21 @@ def views(inspection: Inspection) -> tuple[View, ...]:
 
 def _view(inspection: Inspection, release: str) -> View:
     loaded, key = load(inspection, release), _Keys(inspection)
-    refused = loaded.refused is not None and loaded.refused.cause is Cause.NAMES
     return View(
         loaded.loader.partition(".")[0],
         _sources(inspection, loaded, key),
         bias_unset(inspection.family, release),
         _trouble(inspection, loaded, key),
-        refused,
+        loaded.refused(Cause.NAMES) is not None,
         loaded.in_order,
     )
 
 
 def _trouble(inspection: Inspection, loaded: Loaded, key: _Keys) -> str:
     """What the loader stops at, or leaves without values; names as both models of a comparison have them."""
-    if loaded.refused is not None and loaded.refused.cause in (Cause.CONFIG, Cause.NAMES):
-        return f"it refuses it: {loaded.refused.sentence}"
+    refused = loaded.refused(Cause.CONFIG, Cause.NAMES)
+    if refused is not None:
+        return f"it refuses it: {refused.sentence}"
     empty = [shown(key.of(name)) for name in loaded.unset if name not in _biases(inspection)]
     return f"{', '.join(empty)}: left without values" if empty else ""
 
@@ -81,10 +81,19 @@ def _sources(inspection: Inspection, loaded: Loaded, key: _Keys) -> dict[str, So
         for name, parameter in loaded.parameters.items()
         if parameter.stored is not None and name not in biases
     }
-    read = loaded.source(biases[-1]) if biases else None
+    known = {*loaded.parameters, *loaded.unread, *biases}
+    found |= {key.of(name): Source(record) for name, record in tensors.items() if name not in known}
+    read = _bias(inspection, loaded, biases)
     if read is not None and not _starts_so(inspection, loaded, read):
         found[HEAD_BIAS] = Source(tensors[read])
     return found
+
+
+def _bias(inspection: Inspection, loaded: Loaded, biases: list[str]) -> str | None:
+    """The stored bias whose values reach the logits; of a class that has none, the one beside its head."""
+    if inspection.family.output_biases or not biases:
+        return loaded.source(biases[-1]) if biases else None
+    return biases[-1] if biases[-1] in inspection.checkpoint.tensors and biases[-1] not in loaded.unread else None
 
 
 def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:

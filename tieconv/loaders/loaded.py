@@ -52,18 +52,25 @@ class Parameter:
 class Loaded:
     """One release's model. Names are those of the file, or those under which it would hold an absent tensor.
 
-    ``parameters`` holds every stored tensor that the release knows, and every name of the architecture's groups, its
-    embedding, head and head biases. ``unread`` are the stored names that the release does not know. ``in_order`` are
-    stored tables that differ and of which the one that is read last stays. ``undecided`` are two stored tensors that
-    are one parameter if they are equal, and that were not compared.
+    ``names`` are the names of the architecture's groups, embedding, head and head biases, as the table spells them,
+    and the file's; ``parameters`` are these. Any other stored tensor is a parameter of its own, unless it is one of the
+    ``unread``, the stored names that the release does not know. ``discarded`` are the stored names whose values no
+    parameter gets, ``refusals`` why the release makes no model. ``in_order`` are stored tables that differ and of which the one that is read last stays.
+    ``undecided`` are two stored tensors that are one parameter if they are equal, and that were not compared.
     """
 
     loader: str
+    names: Mapping[str, str]
     parameters: Mapping[str, Parameter]
     unread: frozenset[str] = frozenset()
-    refused: Refusal | None = None
+    discarded: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
     in_order: tuple[str, ...] = ()
     undecided: tuple[str, str] | None = None
+
+    def refused(self, *causes: Cause) -> Refusal | None:
+        """Return why the release makes no model of the files, of ``causes`` the first; ``None`` where it makes one."""
+        return next((refusal for refusal in self.refusals if refusal.cause in causes or not causes), None)
 
     def source(self, name: str) -> str | None:
         """Return the stored tensor whose values the parameter ``name`` gets; ``None`` for none."""
@@ -77,12 +84,6 @@ class Loaded:
     def one(self, name: str, other: str) -> bool:
         """Return whether two names are one parameter."""
         return self.parameters[name].parameter == self.parameters[other].parameter
-
-    @property
-    def discarded(self) -> tuple[str, ...]:
-        """The stored names whose values no parameter gets."""
-        used = {parameter.stored for parameter in self.parameters.values()}
-        return tuple(name for name in (*self.parameters, *sorted(self.unread)) if name not in used)
 
     @property
     def unset(self) -> tuple[str, ...]:

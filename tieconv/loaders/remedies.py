@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.loaders.as_read import as_read
 from tieconv.loaders.interface import Consumer
 
 _DROPS = ("retie", "dedup")
@@ -51,26 +52,4 @@ def _without_copies(inspection: Inspection) -> Inspection | None:
     """The evidence that a model without the identical copies of its word embedding would give."""
     tie = inspection.word_tie
     copies = {member.name for member in tie.members if member.state is State.IDENTICAL} if tie else set()
-    if tie is None or not copies:
-        return None
-    checkpoint, head = inspection.checkpoint, inspection.head.output_head
-    files = tuple(
-        replace(file, tensors=tuple(tensor for tensor in file.tensors if tensor.name not in copies))
-        for file in checkpoint.files
-    )
-    if head is not None and head.name in copies:
-        head = replace(head, stored=False, tied_to=tie.canonical)
-    return replace(
-        inspection,
-        checkpoint=replace(checkpoint, files=files),
-        head=replace(inspection.head, output_head=head),
-        ties=tuple(_absent(one, copies) for one in inspection.ties),
-    )
-
-
-def _absent(tie: Tie, names: set[str]) -> Tie:
-    members = tuple(
-        replace(member, stored=False, state=State.ABSENT, detail={}) if member.name in names else member
-        for member in tie.members
-    )
-    return replace(tie, members=members)
+    return as_read(inspection, copies) if copies else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
 from tieconv.checkpoint.family import FlagMeaning, Role
@@ -39,19 +39,39 @@ def groups(inspection: Inspection) -> Iterator[Group]:
             yield Group(group.role, names, absent, group.gated, gated if group.gated else True)
 
 
+def file_names(inspection: Inspection) -> dict[str, str]:
+    """The names of the architecture's groups, embedding, head and head biases, and those that the file has for them."""
+    family = inspection.family
+    names = {
+        name: member.name
+        for group in groups(inspection)
+        for name, member in zip(group.names, group.members, strict=True)
+    }
+    for name in (family.input_embedding, family.output_head, *family.output_biases):
+        if name is not None and name not in names:
+            names[name] = facts.in_file(inspection, name)
+    return names
+
+
 def untied(inspection: Inspection, release: str) -> dict[str, Parameter]:
-    """Every parameter before anything is tied: each stored tensor, and each name that the architecture has for more."""
+    """Every parameter of the architecture's names before anything is tied."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    parameters = {name: Parameter(name, name) for name in tensors}
-    biases = {member.name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for member in group.members}
-    biases |= {facts.in_file(inspection, name) for name in family.output_biases}
-    pair = [facts.in_file(inspection, name) for name in (family.input_embedding, family.output_head) if name]
-    members = (member.name for group in groups(inspection) for member in group.members)
-    unset = family.text_class in measured.names(release, "unset bias")
-    for name in (*members, *pair, *sorted(biases)):
-        absence = (Absence.UNSET if unset else Absence.ZERO) if name in biases else Absence.RANDOM
-        parameters.setdefault(name, Parameter(None, name, absence))
-    return parameters
+    biases = {name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for name in group.names}
+    biases.update(family.output_biases)
+    unset = Absence.UNSET if family.text_class in measured.names(release, "unset bias") else Absence.ZERO
+    return {
+        stored: Parameter(stored, stored)
+        if stored in tensors
+        else Parameter(None, stored, unset if name in biases else Absence.RANDOM)
+        for name, stored in file_names(inspection).items()
+    }
+
+
+def discarded(inspection: Inspection, parameters: Mapping[str, Parameter], unread: Iterable[str]) -> tuple[str, ...]:
+    """The stored names whose values none of ``parameters`` gets, those that are ``unread`` among them."""
+    used = {parameter.stored for parameter in parameters.values()}
+    stored = [name for name in parameters if name in inspection.checkpoint.tensors]
+    return tuple(name for name in (*stored, *sorted(unread)) if name not in used)
 
 
 def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> float:

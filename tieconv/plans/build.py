@@ -24,9 +24,10 @@ from tieconv.checkpoint.operation import (
 from tieconv.checkpoint.output import OutputText
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.config import set_flag
+from tieconv.plans.described import described
 from tieconv.plans.edits import Edits, with_text
 from tieconv.plans.guards import guard_lone_config
-from tieconv.plans.older_notes import older_notes
+from tieconv.plans.loader_changes import change_notes
 from tieconv.plans.prefix import give_prefix
 from tieconv.text import count, shown
 
@@ -56,10 +57,13 @@ def build(
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
     guard_lone_config(inspection, bool(changes))
     promises, prefixed = give_prefix(inspection, edits, promises)
-    notes = (*notes, *prefixed, *older_notes(inspection, edits.after(), tied))
     files = edits.files()
     if text is not None:
         files = with_text(files, text, changes)
+    notes = (*notes, *prefixed)
+    if checkpoint.config is not None:
+        after = described(inspection, files.weights, files.texts, files.removed)
+        notes = (*notes, *change_notes(inspection, after, files.weights, " ".join(notes)))
     if tied is not None and checkpoint.config is None:
         value = str(tied).lower()
         advice = f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"

@@ -13,11 +13,11 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
 from tieconv.checkpoint.plan import Promises
-from tieconv.loaders.transformers.names4 import corrupt
+from tieconv.loaders.load import TRANSFORMERS_4, load
+from tieconv.loaders.loaded import Cause
+from tieconv.plans.described import described
 from tieconv.plans.edits import Edits
 from tieconv.text import shown
-
-_RELEASE = "4.57"
 
 Rename = Callable[[str], str]
 
@@ -28,8 +28,10 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     The promises, renamed, and what the user should know of it.
     """
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    after = edits.after()
-    if corrupt(family, after, _RELEASE) is None or corrupt(family, tensors, _RELEASE) is not None:
+    if (not edits.additions and not edits.renames) or _is_refused(inspection):
+        return promises, ()
+    files = replace(edits, operations=[]).files()
+    if not _is_refused(described(inspection, files.weights, files.texts, files.removed)):
         return promises, ()
     start = f"{family.prefix}."
     outside = {name for name in _told(family) if not name.startswith(start)}
@@ -48,6 +50,10 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     edits.kept_copies = {to(name) for name in edits.kept_copies}
     why = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
     return _promises(promises, to), (why,)
+
+
+def _is_refused(inspection: Inspection) -> bool:
+    return load(inspection, TRANSFORMERS_4).refused(Cause.NAMES) is not None
 
 
 def _told(family: Family) -> Iterator[str]:

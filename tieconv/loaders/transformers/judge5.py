@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
 from tieconv.loaders.interface import Verdict, error, unknown
 from tieconv.loaders.loaded import Cause
-from tieconv.loaders.questions import listed
+from tieconv.loaders.questions import Pair, listed
 from tieconv.loaders.transformers.load5 import Guesses, load
 from tieconv.loaders.transformers.names5 import RELEASE, stranger, twice
 from tieconv.loaders.transformers.verdict import refused, weights, words
@@ -62,8 +61,8 @@ def _decide(inspection: Inspection, reading: Inspection, guesses: Guesses) -> Ve
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
     if loaded.undecided is None:
-        found = weights(reading, loaded, pair, list(dict.fromkeys((pair.head, pair.embedding, *words(reading)))))
-        return _untied(reading, found) if found.outcome is Outcome.UNTIED else found
+        names = list(dict.fromkeys((pair.head, pair.embedding, *words(reading))))
+        return weights(reading, loaded, pair, names, _apart(reading, pair))
     two = loaded.undecided
     apart, equal = (_decide(inspection, reading, {**guesses, two: same}) for same in (False, True))
     if (apart.outcome, apart.dropped) == (equal.outcome, equal.dropped):
@@ -71,14 +70,9 @@ def _decide(inspection: Inspection, reading: Inspection, guesses: Guesses) -> Ve
     return unknown(f"{shown(two[1])} was not compared with the tensor that it is tied to")
 
 
-def _untied(inspection: Inspection, found: Verdict) -> Verdict:
-    """The verdict with what else an untied head means."""
-    head = found.tensors[0]
-    tie = next((tie for tie in inspection.ties if any(member.name == head for member in tie.members)), None)
+def _apart(inspection: Inspection, pair: Pair) -> str:
+    """What else an untied head means."""
+    tie = next((tie for tie in inspection.ties if any(member.name == pair.head for member in tie.members)), None)
     if tie is not None and tie.declared:
-        more = ": they count as tied, but their values differ, which is warned of"
-    elif inspection.family.meaning_v5 is FlagMeaning.SCALES:
-        more = ", and the logits are not scaled"
-    else:
-        return found
-    return Verdict(found.outcome, f"{found.detail}{more}", found.tensors, found.dropped)
+        return ": they count as tied, but their values differ, which is warned of"
+    return ", and the logits are not scaled" if inspection.family.meaning_v5 is FlagMeaning.SCALES else ""

@@ -15,9 +15,9 @@ from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal
-from tieconv.loaders.tie_groups import Group, groups, head_factor, misshapen, untied
+from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied
 from tieconv.loaders.transformers.names4 import corrupt, unread
-from tieconv.loaders.transformers.ties4 import NO_VALUES, last_wins, sources
+from tieconv.loaders.transformers.ties4 import NO_VALUES, last_wins, source_name, sources
 from tieconv.text import shown
 
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
@@ -40,9 +40,16 @@ def load(inspection: Inspection, version: str) -> Loaded:
     if head in parameters:
         factor = head_factor(reading, family.meaning_v4, bool(family.default_v4))
         parameters[head] = replace(parameters[head], factor=factor)
-    refused = _refusal(inspection, reading, version)
-    undecided = next(filter(None, open_pairs), None)
-    return Loaded(f"transformers {version}", parameters, lost, refused, _in_order(reading, version), undecided)
+    return Loaded(
+        f"transformers {version}",
+        file_names(reading),
+        parameters,
+        unread=lost,
+        discarded=discarded(reading, parameters, lost),
+        refusals=tuple(_refusals(inspection, reading, version)),
+        in_order=_in_order(reading, version),
+        undecided=next(filter(None, open_pairs), None),
+    )
 
 
 def _unindexed(inspection: Inspection) -> frozenset[str]:
@@ -69,10 +76,11 @@ def _tie(
     last = last_read(inspection, group.names, [member.name for member in members])
     tied = is_tied(inspection, group)
     taken = sources(inspection.family, group.names, held, version, tied=tied, last=last)
+    source = members[group.names.index(source_name(inspection.family, group.names, version))].name
     for own, (member, place) in enumerate(zip(members, taken, strict=True)):
         if place is None or place == NO_VALUES:
-            absence = Absence.RANDOM if place is None else Absence.UNSET
-            parameters[member.name] = Parameter(None, member.name, absence)
+            random = Parameter(None, member.name, Absence.RANDOM)
+            parameters[member.name] = random if place is None else Parameter(None, source, Absence.UNSET)
             continue
         base = members[place]
         parameters[member.name] = Parameter(base.name, base.name)
@@ -135,10 +143,6 @@ def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Para
         else:
             absence = Absence.UNSET if left else parameters[member.name].absence or Absence.ZERO
             parameters[member.name] = Parameter(None, outer.name, absence)
-
-
-def _refusal(inspection: Inspection, reading: Inspection, version: str) -> Refusal | None:
-    return next(_refusals(inspection, reading, version), None)
 
 
 def _refusals(inspection: Inspection, reading: Inspection, version: str) -> Iterator[Refusal]:

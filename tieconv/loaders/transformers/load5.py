@@ -5,7 +5,7 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from tieconv.architectures.flag_levels import FLAG, cannot_build
 from tieconv.checkpoint.family import Family
@@ -14,7 +14,7 @@ from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal
-from tieconv.loaders.tie_groups import Group, groups, head_factor, misshapen, untied
+from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied
 from tieconv.loaders.transformers.names5 import RELEASE, steps, unread
 from tieconv.text import shown
 
@@ -39,7 +39,15 @@ def load(inspection: Inspection, guesses: Guesses | None = None) -> Loaded:
     if head in parameters:
         own, factor = parameters[head], head_factor(reading, reading.family.meaning_v5, reading.family.default_v5)
         parameters[head] = Parameter(own.stored, own.parameter, own.absence, factor)
-    return Loaded("transformers 5", parameters, lost, _refusal(reading), undecided=next(filter(None, open_pairs), None))
+    return Loaded(
+        "transformers 5",
+        file_names(reading),
+        parameters,
+        unread=lost,
+        discarded=discarded(reading, parameters, lost),
+        refusals=tuple(_refusals(reading)),
+        undecided=next(filter(None, open_pairs), None),
+    )
 
 
 def _tie(
@@ -120,17 +128,16 @@ def load_dtype(inspection: Inspection) -> str | None:
     return _DTYPES.get(str(named).removeprefix("torch."))
 
 
-def _refusal(inspection: Inspection) -> Refusal | None:
+def _refusals(inspection: Inspection) -> Iterator[Refusal]:
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in measured.names(RELEASE, "refuses true flag") and any(one.value is True for one in declared):
-        return Refusal(Cause.CONFIG, f"the config of {shown(family.model_type)} refuses {FLAG} true")
+        yield Refusal(Cause.CONFIG, f"the config of {shown(family.model_type)} refuses {FLAG} true")
     if cannot_build(inspection):
         sentence = f"{_whole(family)} cannot be built with {FLAG} true: its embedding has another name"
-        return Refusal(Cause.CONFIG, sentence)
+        yield Refusal(Cause.CONFIG, sentence)
     odd = None if family.misfit else misshapen(inspection)
     if odd is not None:
-        return Refusal(Cause.SHAPES, f"{shown(odd)} has another shape than the tensor that it is tied to", (odd,))
-    return None
+        yield Refusal(Cause.SHAPES, f"{shown(odd)} has another shape than the tensor that it is tied to", (odd,))
 
 
 def _whole(family: Family) -> str:

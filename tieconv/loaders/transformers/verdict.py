@@ -17,8 +17,8 @@ from tieconv.text import shown
 
 def refused(loaded: Loaded, *causes: Cause) -> Verdict | None:
     """The verdict where the release refuses the model for one of ``causes``."""
-    found = loaded.refused
-    return error(found.sentence, *found.tensors) if found is not None and found.cause in causes else None
+    found = loaded.refused(*causes)
+    return None if found is None else error(found.sentence, *found.tensors)
 
 
 def unset(loaded: Loaded, names: list[str]) -> Verdict | None:
@@ -30,8 +30,11 @@ def unset(loaded: Loaded, names: list[str]) -> Verdict | None:
     return error(f"{detail}{listed(empty)} are left without values", *empty)
 
 
-def weights(inspection: Inspection, loaded: Loaded, pair: Pair, names: list[str]) -> Verdict:
-    """The verdict about ``names``, those of the word embeddings and of the ``pair``, and what becomes of the bias."""
+def weights(inspection: Inspection, loaded: Loaded, pair: Pair, names: list[str], apart: str = "") -> Verdict:
+    """The verdict about ``names``, those of the word embeddings and of the ``pair``, and what becomes of the bias.
+
+    ``apart`` is what else to say of two parameters.
+    """
     random = [name for name in names if loaded.source(name) is None]
     lost = [member.name for member, base in _replaced(inspection, loaded) if _differs(base, member)]
     dropped = lost_biases(inspection, loaded)
@@ -44,7 +47,7 @@ def weights(inspection: Inspection, loaded: Loaded, pair: Pair, names: list[str]
         detail = f"{listed(lost)} {verb} silently replaced by {shown(loaded.source(lost[0]))}"
         return verdict(Outcome.DISCARDED, detail, lost, dropped)
     if not loaded.one(*both):
-        return verdict(Outcome.UNTIED, facts.separate(pair), both, dropped)
+        return verdict(Outcome.UNTIED, f"{facts.separate(pair)}{apart}", both, dropped)
     holder = loaded.holder(pair.head)
     tied = facts.tied(pair) if holder == pair.embedding else f"{listed(both)} are one parameter, from {shown(holder)}"
     return verdict(Outcome.TIED, tied, both, dropped)

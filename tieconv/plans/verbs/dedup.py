@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tieconv.architectures.flag_levels import reading_v4
-from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.output import OutputStorage
 from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.loaders.as_read import as_read
+from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load, releases
+from tieconv.loaders.loaded import Absence, Parameter
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
-from tieconv.plans.meaning import reads_false
 from tieconv.text import shown
 
 _EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
@@ -116,25 +117,35 @@ def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
     reference = next((member for member in tie.members if member.state is State.CANONICAL), None)
     if not equal or reference is None:
         return None
-    why = _not_restored(inspection, tie)
+    why = _not_restored(inspection, tie, {member.name for member in equal})
     if why:
         return SharedGroup((), ((reference.name, ""), *((member.name, why) for member in equal)))
     return SharedGroup(tuple(member.name for member in equal), ((reference.name, ""),))
 
 
-def _not_restored(inspection: Inspection, tie: Tie) -> str:
-    """Why loaders would not restore a dropped member of the group; empty where they do."""
+def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) -> str:
+    """Why loaders would not restore the ``dropped`` members of the group; empty where they do."""
     label = inspection.family.architecture or "the architecture"
     if not inspection.family.trusted:
         return f"the table does not know {shown(label)}, so a loader may need it"
     if not tie.canonical_stored:
         return f"{shown(tie.canonical)} is not stored: give it its name back with tieconv retie"
-    if not tie.declared:
+    lost = {release: _lost(inspection, dropped, release) for release in releases(inspection)}
+    if lost[TRANSFORMERS_5]:
         return f"{label} reads it as a tensor of its own while the flag is false"
-    gated = tie.gated and inspection.family.tying is Tying.CAN and reading_v4(inspection) is False
-    if gated or (inspection.family.tying is Tying.ALWAYS and reads_false(inspection)):
-        return "transformers 4 reads the flag as false: tieconv retie writes it at every level"
-    return ""
+    older = lost.get(TRANSFORMERS_4, []) if reading_v4(inspection) is not None else []
+    empty = next((one for one in older if one.absence is Absence.UNSET), None)
+    if empty is not None:
+        return f"transformers 4 takes the tied values from {shown(empty.parameter)} alone"
+    return "transformers 4 reads the flag as false: tieconv retie writes it at every level" if older else ""
+
+
+def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> list[Parameter]:
+    """The parameters that a release finds no values for once the ``dropped`` tensors are not stored."""
+    before, after = load(inspection, release), load(as_read(inspection, dropped), release)
+    names = (name for name, stored in before.names.items() if before.source(stored) is not None)
+    found = (after.parameters[after.names[name]] for name in names)
+    return [parameter for parameter in found if parameter.stored is None]
 
 
 def _needed(name: str) -> str:
@@ -149,7 +160,7 @@ def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
         for member in tie.stored_members:
             if not _is_empty(inspection, member):
                 continue
-            why = _not_restored(inspection, tie)
+            why = _not_restored(inspection, tie, {member.name})
             if why:
                 notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
             else:

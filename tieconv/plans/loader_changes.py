@@ -1,0 +1,138 @@
+"""What a plan makes of a model in each release: the parameters that do not get the values that they had.
+
+The loaders judge the model before and the one that the plan describes; what differs, and no note says, is a note.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.output import Content, OutputWeights, Padded, Scaled, Zeros
+from tieconv.loaders.load import TRANSFORMERS_5, load, releases
+from tieconv.loaders.loaded import Absence, Parameter
+from tieconv.text import shown
+
+Value = tuple[object, ...]
+_EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
+_ZERO: Value = ("zeros",)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A parameter of one release before and after; ``name`` is the file's before."""
+
+    name: str
+    before: Parameter
+    after: Parameter
+
+
+def change_notes(before: Inspection, after: Inspection, weights: Sequence[OutputWeights], told: str) -> Iterator[str]:
+    """Yield a note for each release's changes of the parameters that ``told``, the notes so far, does not name."""
+    for release in releases(before):
+        if release == TRANSFORMERS_5 or reading_v4(before) is not None:
+            yield from _notes(before, after, weights, release, told)
+
+
+def changes(before: Inspection, after: Inspection, weights: Sequence[OutputWeights], release: str) -> Iterator[Change]:
+    """Yield the parameters of the architecture's names that lose the values which one release gave them."""
+    one, two = load(before, release), load(after, release)
+    values = _Values(before, weights)
+    for name, old in one.names.items():
+        was, comes = one.parameters[old], two.parameters[two.names[name]]
+        had_some = was.absence in (None, Absence.ZERO)
+        if had_some and values.before(was) != values.after(comes):
+            yield Change(old, was, comes)
+
+
+def _notes(
+    before: Inspection, after: Inspection, weights: Sequence[OutputWeights], release: str, told: str
+) -> Iterator[str]:
+    start = f"not function-preserving in transformers {release.partition('.')[0]}, which"
+    was, comes = load(before, release).refused(), load(after, release).refused()
+    if was is None and comes is not None:
+        yield f"{start} refuses the result: {comes.sentence}"
+    found = [] if was is not None else list(changes(before, after, weights, release))
+    values = _Values(before, weights)
+    unset = [change for change in found if change.after.absence is Absence.UNSET]
+    for source in dict.fromkeys(change.after.parameter for change in unset):
+        yield f"{start} takes the tied values from {shown(source)} alone: without it the model has none"
+    for change in found:
+        sources = (change.name, *values.equal(change.before.stored or change.name))
+        if change not in unset and not any(shown(name) in told for name in sources):
+            had, gets = _values(change.name, change.before), _values(change.name, change.after)
+            yield f"{start} gave {shown(change.name)} {had} and gives it {gets}"
+
+
+def _values(name: str, parameter: Parameter) -> str:
+    match parameter.absence:
+        case None if parameter.stored == name:
+            return "its own values"
+        case None:
+            return f"the values of {shown(parameter.stored)}"
+        case Absence.RANDOM:
+            return "random numbers"
+        case Absence.ZERO:
+            return "zeros"
+        case Absence.UNSET:
+            return "no values"
+
+
+class _Values:
+    """Values as something that is equal where they are proved equal, before a plan and after it."""
+
+    def __init__(self, before: Inspection, weights: Sequence[OutputWeights]) -> None:
+        self.tensors = before.checkpoint.tensors
+        self.made = {tensor.name: tensor for output in weights for tensor in output.tensors}
+        self.names: dict[ByteRange, str] = {}
+        for name, record in self.tensors.items():
+            self.names.setdefault(record.range, name)
+        equal = [[one.name for one in tie.members if one.state in _EQUAL and one.stored] for tie in before.ties]
+        equal += [list(found.tensors) for found in before.duplicates if found.kind in _EQUAL]
+        self.first = {name: group[0] for group in reversed(equal) for name in group}
+        bias = before.head.output_bias
+        self.zero = bias.name if bias is not None and bias.state is BiasState.ZERO else None
+
+    def before(self, parameter: Parameter) -> Value:
+        if parameter.stored is None:
+            return self._absent(parameter)
+        return self._stored(parameter.stored, parameter.factor)
+
+    def after(self, parameter: Parameter) -> Value:
+        if parameter.stored is None:
+            return self._absent(parameter)
+        tensor = self.made.get(parameter.stored)
+        if tensor is None:
+            return self._stored(parameter.stored, parameter.factor)
+        return self._content(tensor.content, parameter.factor)
+
+    def equal(self, name: str) -> Iterator[str]:
+        """Yield the stored names that are proved to hold what ``name`` holds, itself among them."""
+        first = self.first.get(name, name)
+        yield from (other for other in self.tensors if self.first.get(other, other) == first)
+
+    def _absent(self, parameter: Parameter) -> Value:
+        return _ZERO if parameter.absence is Absence.ZERO else (parameter.absence,)
+
+    def _stored(self, name: str, factor: float) -> Value:
+        return _ZERO if name == self.zero else (self.first.get(name, name), factor)
+
+    def _content(self, content: Content | Padded, factor: float) -> Value:
+        if isinstance(content, Padded):
+            return self._content(content.range, factor)  # a table of more rows has those that it had
+        if isinstance(content, Scaled):
+            return self._content(content.range, factor * 2.0**content.exponent)
+        if isinstance(content, Zeros):
+            return _ZERO
+        name = self._name(content) if isinstance(content, ByteRange) else None
+        return self._stored(name, factor) if name is not None else (content, factor)
+
+    def _name(self, span: ByteRange) -> str | None:
+        """The tensor whose bytes these are, or whose first rows."""
+        if span in self.names:
+            return self.names[span]
+        starts = ((name, (other.file, other.start)) for other, name in self.names.items())
+        return next((name for name, start in starts if start == (span.file, span.start)), None)
