@@ -61,6 +61,13 @@ def _record(stem: str, name: str) -> Mapping[str, Any] | None:
     return found
 
 
+@cache
+def exceptions(table: str) -> Mapping[str, Any]:
+    """What holds of a few model types alone, by type: ``names`` or ``flag``, as the file explains them."""
+    found: Mapping[str, Any] = json.loads(_text("exceptions"))[table]
+    return found
+
+
 def measured_with(version: int) -> str:
     """The transformers release that the table of a major version was measured with."""
     header = record(version, "")

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from tieconv.architectures.class_table import exceptions
 from tieconv.checkpoint.family import Family
-
-_MORE = {
-    "cohere_asr": {"log_softmax.mlp.layer0.weight": "model.log_softmax.mlp.layer0.weight"},
-    "deepseek_v4": {"model.embed_tokens.weight": "embed.weight"},
-    "kimi_k25": {"language_model.lm_head.weight": "model.language_model.lm_head.weight"},
-}
-"""By type: one more name of a tensor that transformers 5 reads, which no rule gives."""
 
 
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
@@ -50,4 +44,4 @@ def variants(family: Family, name: str) -> Iterator[str]:
         yield spelling.removeprefix(start) if spelling.startswith(start) else start + spelling
     # transformers 5 takes the prefix away once, whatever follows it.
     yield from (start + spelling for spelling in spellings if family.prefix and spelling.startswith(start))
-    yield from (more for told, more in _MORE.get(family.model_type, {}).items() if told == name)
+    yield from (more for told, more in exceptions("names").get(family.model_type, {}).items() if told == name)

@@ -56,10 +56,7 @@ def fits(inspection: Inspection, head: Member, tied: bool) -> bool:
 
 def unheeded_false(inspection: Inspection) -> bool:
     """Whether the class ties whatever the config says, and transformers 4 reads the config as untied."""
-    if inspection.family.tying is not Tying.ALWAYS:
-        return False
-    found = levels(inspection)
-    return False in found.values() or (not found and inspection.family.default_v4 is False)
+    return inspection.family.tying is Tying.ALWAYS and reading_v4(inspection) is False
 
 
 def _flag_decides(inspection: Inspection) -> bool:

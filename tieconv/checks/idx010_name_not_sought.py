@@ -30,12 +30,12 @@ from collections.abc import Iterator
 from tieconv.architectures.draft_models import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.model_files import WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
+from tieconv.loaders.weight_files import opened
 from tieconv.text import shown
 
-_NAMEABLE = (".safetensors", ".safetensors.index.json")
 _OF_DIFFUSERS = "diffusion_pytorch_model"
 """What diffusers looks for, beside a config.json of its own."""
 
@@ -51,12 +51,13 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return  # other loaders read it, some under a name of their own
     named = checkpoint.config_values.get(WEIGHTS_KEY)
-    there = {*checkpoint.states, *checkpoint.companions}
-    if named is not None and not (isinstance(named, str) and named in there and named.endswith(_NAMEABLE)):
+    if opened(checkpoint) is not None:
+        return
+    if named is not None:
         yield RULE.finding(
             f"the config names {shown(named)} as {WEIGHTS_KEY}, and no safetensors file or index here has that name"
         )
-    elif named is None and checkpoint.entry and there.isdisjoint(OPENED) and not _is_of_diffusers(checkpoint):
+    elif checkpoint.entry and not _is_of_diffusers(checkpoint):
         yield RULE.finding(
             f"transformers does not look for {shown(checkpoint.entry)}: it finds no weights here, and other loaders "
             "may find none either",

@@ -23,13 +23,14 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
+from tieconv.loaders.weight_files import stops_at_index
 from tieconv.text import shown
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     index = inspection.checkpoint.index
-    if index is not None and not isinstance(index.value.get("metadata"), dict):
+    if index is not None and stops_at_index(inspection.checkpoint):
         yield RULE.finding(
             f"{shown(index.name)} has no metadata: transformers reads it and stops without",
             remedy=remedies.reindex(inspection, safe=True),

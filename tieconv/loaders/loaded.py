@@ -55,8 +55,9 @@ class Loaded:
     ``names`` are the names of the architecture's groups, embedding, head and head biases, as the table spells them,
     and the file's; ``parameters`` are these. Any other stored tensor is a parameter of its own, unless it is one of the
     ``unread``, the stored names that the release does not know. ``discarded`` are the stored names whose values no
-    parameter gets, ``refusals`` why the release makes no model. ``in_order`` are stored tables that differ and of which the one that is read last stays.
-    ``undecided`` are two stored tensors that are one parameter if they are equal, and that were not compared.
+    parameter gets, ``refusals`` why the release makes no model. ``in_order`` are stored tables that differ and of which
+    the one that is read last stays. ``undecided`` are two stored tensors that are one parameter if they are equal, and
+    that were not compared.
     """
 
     loader: str

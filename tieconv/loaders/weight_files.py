@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import OPENED, TWO_FORMATS, WEIGHTS_KEY, Layout
+from tieconv.checkpoint.model_files import OPENED, TWO_FORMATS, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Verdict, error, unknown
 from tieconv.loaders.questions import listed
 from tieconv.text import shown
 
 _BOTH = (facts.SAFETENSORS, facts.TORCH)
+_NAMEABLE = (".safetensors", ".safetensors.index.json")
 
 
 def by_name(inspection: Inspection, *, configured: bool = True) -> Verdict | None:
@@ -53,24 +54,36 @@ def _is_directory(inspection: Inspection, formats: tuple[str, ...]) -> bool:
     return checkpoint.layout is not Layout.FILE and checkpoint.format in formats
 
 
+def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
+    """The file of a directory that transformers opens, weights or their index; ``None`` where it finds none."""
+    there = {*checkpoint.states, *checkpoint.companions}
+    named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
+    if named is not None:
+        return named if isinstance(named, str) and named in there and named.endswith(_NAMEABLE) else None
+    return next((name for name in OPENED if name in there), None)
+
+
+def stops_at_index(checkpoint: Checkpoint) -> bool:
+    """Whether the index lacks what transformers reads of it."""
+    return checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict)
+
+
 def _opened(inspection: Inspection, configured: bool) -> Verdict | None:
     checkpoint = inspection.checkpoint
     if not _is_directory(inspection, _BOTH):
         return None
-    there = {*checkpoint.states, *checkpoint.companions}
     named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
-    wanted = (named,) if named is not None else OPENED
-    if named is not None and not str(named).endswith((".safetensors", ".safetensors.index.json")):
+    if named is not None and not str(named).endswith(_NAMEABLE):
         return error(f"{WEIGHTS_KEY} in the config names {shown(named)}, neither a safetensors file nor an index")
-    opened = next((name for name in wanted if name in there), None)
-    if opened is None:
-        sought = listed(str(name) for name in wanted) if named is not None else "model.safetensors or its index"
+    file = opened(checkpoint, configured=configured)
+    if file is None:
+        sought = shown(named) if named is not None else "model.safetensors or its index"
         held = shown(checkpoint.entry or checkpoint.files[0].name)
         return error(f"transformers looks for {sought}, and finds no weights: the directory holds {held}")
-    if opened != checkpoint.entry:
-        return unknown(f"transformers opens {shown(opened)}, which is not what was read here")
-    if checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict):
-        return error(f"{shown(opened)} has no metadata, and transformers stops there")
+    if file != checkpoint.entry:
+        return unknown(f"transformers opens {shown(file)}, which is not what was read here")
+    if stops_at_index(checkpoint):
+        return error(f"{shown(file)} has no metadata, and transformers stops there")
     return None
 
 
