@@ -62,7 +62,7 @@ def _trouble(inspection: Inspection, loaded: Loaded, key: _Keys) -> str:
     """What the loader stops at, or leaves without values; names as both models of a comparison have them."""
     refused = loaded.refused(Cause.CONFIG, Cause.NAMES)
     if refused is not None:
-        return f"it refuses it: {refused.sentence}"
+        return refused.sentence
     empty = [shown(key.of(name)) for name in loaded.unset if name not in _biases(inspection)]
     return f"{', '.join(empty)}: left without values" if empty else ""
 

@@ -1,0 +1,54 @@
+"""What a plan makes of a model in each release of transformers: what a parameter had before and has not after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save
+from tieconv import api
+
+FSMT = {"architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt", "tie_word_embeddings": True}
+DECODER, ENCODER = "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"
+OUTPUT = "model.decoder.output_projection.weight"
+
+
+def test_a_plan_that_keeps_every_value_says_nothing(tmp_path: Path) -> None:
+    """Untying, re-tying and dedup of equal tables are the same function in both releases."""
+    tied = save(tmp_path / "tied", flagged(LLAMA, True), llama())
+    both = save(tmp_path / "both", flagged(LLAMA, True), {**llama(), HEAD: llama()[EMBED]})
+    for planned in (api.plan_untie(tied), api.plan_retie(both), api.plan_dedup(both)):
+        assert planned.plan.notes == ()
+
+
+def test_values_for_what_was_random_are_no_loss(tmp_path: Path) -> None:
+    """A head that was not stored had none to lose: the note about it is the only one."""
+    model = save(tmp_path / "m", flagged(LLAMA, False), llama())
+    (note,) = api.plan_retie(model).plan.notes
+    assert note.startswith("lm_head.weight was not stored although the config says untied")
+
+
+def test_a_head_that_begins_to_count_in_transformers_4(tmp_path: Path) -> None:
+    """Luke's flag ties its head in transformers 4 alone."""
+    config = {"architectures": ["LukeForMaskedLM"], "model_type": "luke", "tie_word_embeddings": True}
+    table = "luke.embeddings.word_embeddings.weight"
+    tensors = {table: matrix(), "lm_head.decoder.weight": matrix(seed=1)}
+    (note,) = api.plan_set_tie("false", save(tmp_path / "m", config, tensors)).plan.notes
+    assert note == (
+        "not function-preserving in transformers 4, which gave lm_head.decoder.weight the values of "
+        f"{table} and gives it its own values"
+    )
+
+
+def test_dedup_keeps_the_table_that_transformers_4_takes(tmp_path: Path) -> None:
+    """FSMT's tied tables are the encoder's there; without it the model has no values."""
+    tensors = dict.fromkeys((DECODER, ENCODER, OUTPUT), matrix())
+    notes = api.plan_dedup(save(tmp_path / "m", FSMT, tensors)).plan.notes
+    assert any(f"kept: {ENCODER}, transformers 4 takes the tied values from {ENCODER} alone" in note for note in notes)
+
+
+def test_a_result_that_a_release_refuses(tmp_path: Path) -> None:
+    """DBRX's config refuses a true flag in transformers 5: the plan that writes it says so."""
+    config = {"architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "tie_word_embeddings": False}
+    tensors = dict.fromkeys(("transformer.wte.weight", "lm_head.weight"), matrix())
+    notes = api.plan_set_tie("true", save(tmp_path / "m", config, tensors), force=True).plan.notes
+    assert any("transformers 5, which refuses the result: the config of dbrx refuses" in note for note in notes)
