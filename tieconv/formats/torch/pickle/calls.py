@@ -42,8 +42,8 @@ def _find(machine: Machine, module: str, name: str) -> Global:
 
 def _refuse_global(module: str, name: str) -> NoReturn:
     # Only this knows where a pickle of Python 2 would end up; both names are worth showing as they stand.
-    name_ = f"{shown(module, 100)}.{shown(name, 100)}"
-    refuse(f"asks to import {name_}: refused; nothing was run", "pickle.global", HINT)
+    global_name = f"{shown(module, 100)}.{shown(name, 100)}"
+    refuse(f"asks to import {global_name}: refused; nothing was run", "pickle.global", HINT)
 
 
 def _instance(machine: Machine) -> None:
