@@ -58,7 +58,7 @@ def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
     for matrix in outcome.matrices:
         if matrix.done:
             form = f"{matrix.dtype} {list(matrix.shape)}"
-            yield "stored", f"{shown(matrix.kept)} once: {size(matrix.stored_after)}, {form}"
+            yield "stored", f"{shown(matrix.initializer)} once: {size(matrix.stored_after)}, {form}"
         elif matrix.left:
             yield "left", shown(matrix.left, 300)
 
