@@ -92,13 +92,13 @@ def _within(
     make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
 ) -> Plan:
     """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
-    from tieconv.analysis.retie_cost.permit import permit
+    from tieconv.analysis.retie_cost.kl_budget import check_kl_budget
 
     plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
-        told = permit(evidence, files, survivor, max_kl, text)
+        told = check_kl_budget(evidence, files, survivor, max_kl, text)
     return replace(plan, notes=(*plan.notes, told), proofs=(*plan.proofs, *proofs))
 
 

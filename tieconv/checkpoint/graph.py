@@ -27,7 +27,8 @@ class SharedMatrix:
     """One matrix of a graph that is stored, or held by a session, more than once.
 
     ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
-    replaces by a second matrix). ``initializer`` is the copy that stays, ``dropped`` are the others, ``nodes`` were rewritten.
+    replaces by a second matrix). ``initializer`` is the copy that stays, ``dropped`` are the others, ``nodes``
+    those that were rewritten.
     ``left`` says why copies stay (empty: none do), ``rounded`` what beside a head the CPU provider may round otherwise
     afterwards (empty: nothing). ``form`` is that of its rewritten heads (``None``: no head was rewritten), chosen where
     ``gemm`` may round differently beside ``avoided`` (empty: it does not).
