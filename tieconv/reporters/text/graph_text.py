@@ -66,5 +66,5 @@ def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
         else:
             yield "drop", shown(name), f"{' and '.join(matrix.kinds)} of {shown(matrix.initializer)}"
     if matrix.nodes:
-        how = f", head as {matrix.form}" if matrix.form else ""
-        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{how}"
+        head_form = f", head as {matrix.form}" if matrix.form else ""
+        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"
