@@ -74,7 +74,7 @@ OTHER = {
 
 @pytest.mark.parametrize("case", GOOD)
 def test_a_frame(case: str) -> None:
-    """The frame names its input and its three nodes."""
+    """It has the input and the three nodes."""
     framed = Framed()
     GOOD[case](framed)
     found = reshaped_gemm_of(framed.gemm)
