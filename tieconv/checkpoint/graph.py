@@ -102,9 +102,9 @@ class GraphPlan:
         done = sum(matrix.done for matrix in self.matrices)
         if not done:
             return "nothing to change"
-        one, many = ("gets", "get") if self.command == "untie" else ("is", "are")
-        what = "a copy for its heads" if self.command == "untie" else "stored once"
-        return f"1 matrix {one} {what}" if done == 1 else f"{done} matrices {many} {what}"
+        singular, plural = ("gets", "get") if self.command == "untie" else ("is", "are")
+        outcome = "a copy for its heads" if self.command == "untie" else "stored once"
+        return f"1 matrix {singular} {outcome}" if done == 1 else f"{done} matrices {plural} {outcome}"
 
 
 @record
@@ -165,22 +165,22 @@ def _document(outcome: GraphOutcome) -> dict[str, object]:
 
 
 def _operations(plan: GraphPlan) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+    operations: list[dict[str, object]] = []
     for matrix in plan.matrices:
         if not matrix.done:
             continue
-        found.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
+        operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
         if plan.command == "untie":
-            found += [
+            operations += [
                 {"op": "CopyTensor", "name": name, "source": matrix.initializer, "file": matrix.graph}
                 for name in matrix.dropped
             ]
             continue
         because = f"{' and '.join(matrix.kinds)} of {matrix.initializer}"
-        found += [
+        operations += [
             {"op": "DropTensor", "name": name, "because": because, "file": matrix.graph} for name in matrix.dropped
         ]
-    return found
+    return operations
 
 
 def _matrix(matrix: SharedMatrix) -> dict[str, object]:
