@@ -11,8 +11,8 @@ from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, Te
 from tieconv.checkpoint.results.comparison import Contrast
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
-from tieconv.inspection.values import bias_summary
-from tieconv.inspection.views import readable
+from tieconv.inspection.tensor_values import bias_summary
+from tieconv.inspection.view_reader import readable
 from tieconv.loaders.views import Source
 from tieconv.sources.digest import same_hash
 

@@ -103,7 +103,7 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
-    from tieconv.inspection.values import has_nan
+    from tieconv.inspection.tensor_values import has_nan
 
     if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
         return tie

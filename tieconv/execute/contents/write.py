@@ -15,9 +15,9 @@ from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full, write_zeros
 from tieconv.execute.contents.file_layout import file_layout
-from tieconv.execute.contents.gather import write_gathered
 from tieconv.execute.contents.mean import averaged_blocks
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import write_gathered
 from tieconv.execute.contents.sync import EARLY, Syncer
 from tieconv.execute.system_errors import writing
 from tieconv.sources.local.files import FileSet, file_state, open_files, open_regular

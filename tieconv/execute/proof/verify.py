@@ -15,10 +15,10 @@ from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.copy import BLOCK, Tick, read_full
 from tieconv.execute.contents.file_layout import checksum, file_layout, places
-from tieconv.execute.contents.gather import blocks
 from tieconv.execute.contents.layout import Piece
 from tieconv.execute.contents.mean import averaged_blocks
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import blocks
 from tieconv.execute.contents.write import SCALE_BLOCK, Record, Shared
 from tieconv.formats.safetensors.header import read_weight_file
 from tieconv.formats.torch.write import torch_metadata

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.sources import is_hub
-from tieconv.sources.hub.names import RepoPath, parse
+from tieconv.sources.hub.repo_path import RepoPath, parse
 from tieconv.text import path_word, shell_word, shown
 
 if TYPE_CHECKING:
