@@ -55,9 +55,9 @@ def _differs(path: Path, text: str) -> bool:
     lines = difflib.unified_diff(
         old.splitlines(), text.splitlines(), path.name, f"{path.name} (generated)", "", "", 1, ""
     )
-    found = list(lines)
-    print(*found, sep="\n", end="\n" if found else "")
-    return bool(found)
+    differences = list(lines)
+    print(*differences, sep="\n", end="\n" if differences else "")
+    return bool(differences)
 
 
 if __name__ == "__main__":

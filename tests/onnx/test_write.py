@@ -268,7 +268,7 @@ def test_untie(tmp_path: Path, name: str) -> None:
         assert all(len(matrix.dropped) == 1 for matrix in planned.plan.matrices) and planned.plan.matrices
         matrix = planned.plan.matrices[0]
         stored = dict(onnx_tensors(out))
-        assert np.array_equal(stored[matrix.dropped[0]], stored[matrix.kept].T)
+        assert np.array_equal(stored[matrix.dropped[0]], stored[matrix.initializer].T)
         operators = {node.op_type for node in onnx.load(out, load_external_data=False).graph.node}
         assert (name in SCALED) == ("Gemm" in operators)
     for shape in SHAPES:
