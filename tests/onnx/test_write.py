@@ -21,6 +21,7 @@ from tests.onnx.stored import copies, disk
 from tieconv import api
 from tieconv.checkpoint.graph import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
+from tieconv.install import install_command
 from tieconv.onnx.graph import packages as graph_packages
 from tieconv.onnx.write import plan as graph_planned
 from tieconv.onnx.write import session_proof as graph_proof
@@ -168,7 +169,7 @@ def test_a_missing_package_is_one_sentence(graph: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         "error: an ONNX graph is read with onnx and onnx-ir, not installed here",
-        "hint: pip install 'tieconv[onnx]'",
+        f"hint: {install_command('onnx')}",
     ]
 
 

@@ -24,6 +24,7 @@ from tieconv.execute.publish.interrupts import interrupts
 from tieconv.execute.publish.owned import owning
 from tieconv.execute.publish.swap import publish_new
 from tieconv.execute.staging import Staging
+from tieconv.install import install_command
 from tieconv.reporters.html.analyze_page import render
 from tieconv.text import shown
 
@@ -41,7 +42,7 @@ def run(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise RefusedError(
-            f"the demo trains with {', '.join(missing)}, which is not installed", 'pip install "tieconv[torch]"'
+            f"the demo trains with {', '.join(missing)}, which is not installed", install_command("torch")
         )
     if os.path.lexists(out):
         raise DestinationError(f"{shown(out)} exists", "name a directory that does not: -o OUT")

@@ -16,6 +16,7 @@ from typing import Any
 
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
+from tieconv.install import install_command
 from tieconv.onnx.export.axes import name_axes
 from tieconv.reference.model import quiet
 from tieconv.reference.packages import need
@@ -92,7 +93,7 @@ def _exporter(inputs: dict[str, Any], opset: int | None) -> tuple[Any, Any]:
         return exporter(), config
     except ImportError as error:
         message = f"transformers' exporter does not start: {shown(error, 300)}"
-        raise RefusedError(message, "pip install 'tieconv[onnx,torch]'", "export.packages") from error
+        raise RefusedError(message, install_command("onnx", "torch"), "export.packages") from error
 
 
 def versions() -> dict[str, str]:

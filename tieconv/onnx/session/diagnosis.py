@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from tieconv.install import install_command
 from tieconv.text import shown
 
-INSTALL = "pip install --upgrade 'tieconv[gpu]'"
+INSTALL = install_command("gpu", upgrade=True)
 UNKNOWN = "session.fallback"
 """The code where nothing is found that stands against CUDA."""
 _DRIVER = "nvidia-smi must list a GPU: install the NVIDIA driver; in a container, start it with its GPU (--gpus all)"

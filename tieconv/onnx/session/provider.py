@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tieconv.errors import MissingPackageError, NotRunError
+from tieconv.install import install_command
 from tieconv.reference.packages import need
 from tieconv.text import shown
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-_CLASH = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'tieconv[gpu]'"
+_CLASH = f"pip uninstall -y onnxruntime onnxruntime-gpu && {install_command('gpu')}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def _no_provider(ort: Any) -> NotRunError:
         if package.name == "onnxruntime-gpu" and package.directory != here:
             message += f"; {package} has one and comes behind it on Python's path"
             hint = f"pip uninstall -y onnxruntime, or PYTHONPATH={shown(os.path.dirname(package.directory))}"
-    return NotRunError(message, hint or "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'", "session.no-cuda")
+    return NotRunError(message, hint or f"pip uninstall -y onnxruntime && {install_command('gpu')}", "session.no-cuda")
 
 
 def _clash_notes(provider: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from tieconv.checkpoint.graph import SessionProof, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.errors import VerificationError
+from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, read_graph
 from tieconv.onnx.graph.packages import has_onnxruntime
@@ -19,7 +20,7 @@ from tieconv.text import shown
 
 _DUMP = "tieconv-proof.onnx"
 _HINT = "nothing was written; please report this with the graph's exporter and its version"
-NOT_INSTALLED = "onnxruntime is not installed: pip install 'tieconv[onnx]'"
+NOT_INSTALLED = f"onnxruntime is not installed: {install_command('onnx')}"
 
 
 def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix]) -> SessionProof:
