@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tieconv.checkpoint.model_files import ByteRange, FileState
-from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
@@ -97,7 +97,7 @@ class Writer:
                     self._scale(files, content, descriptor, offset)
                 case Averaged() as content:
                     self._average(files, content, descriptor, offset)
-                case Given(data):
+                case InlineBytes(data):
                     write_full(descriptor, data, offset)
                     self.tick(len(data))
                 case Gathered() as view:

@@ -72,7 +72,7 @@ def _is_zero(block: bytes | bytearray, dtype: str) -> bool:
 
 
 def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytearray]:
-    """The tensor's elements in order, ``step`` bytes at a time (strided: `strided_write.BLOCK`). Blocks may be reused."""
+    """The tensor's elements in order, ``step`` bytes at a time (strided: `strided_write.BLOCK`). Blocks are reused."""
     if record.stride is not None:
         view = Gathered(record.range, record.dtype, record.shape, record.stride)
         yield from (block for _, block in strided_write.blocks(descriptor, view))
