@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
+from tieconv.errors import UnreadableError
 from tieconv.families import effective, gate
 from tieconv.families.own_flag import own_flag
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
+MAX_FLAGS = 1_000
+"""Levels of a config that may declare the flag. Models of several parts have fewer than ten."""
 _MAX_DEPTH = 6
 _ABSENT = object()
 
@@ -58,6 +61,12 @@ def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | No
 
 def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared]:
     found = dict(_flags(config, "", 0))
+    if len(found) > MAX_FLAGS:
+        raise UnreadableError(
+            f"config.json declares {FLAG} at {len(found):,} levels, more than the {MAX_FLAGS:,} that are read",
+            "remove the levels that no loader reads",
+            "config.flags",
+        )
     for level in ("", *family.levels):
         path = f"{level}.{FLAG}" if level else FLAG
         if path not in found and nested(config, level) is not None:
