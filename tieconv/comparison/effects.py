@@ -10,7 +10,7 @@ from tieconv.checkpoint.push import Effect
 from tieconv.checkpoint.records import ByteReader, TensorRecord
 from tieconv.comparison.configs import compare_configs
 from tieconv.comparison.pair import Pair, Relations
-from tieconv.comparison.views import Source
+from tieconv.comparison.parameters import Source
 from tieconv.text import count, shown, size
 
 _EQUAL = (State.IDENTICAL, State.ALIASED)
