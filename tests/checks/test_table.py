@@ -30,7 +30,7 @@ from tieconv import api
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
 from tieconv.checks import run_checks
-from tieconv.checks.table import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
+from tieconv.checks.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 
 
 def _moved(tensor: Array) -> Array:

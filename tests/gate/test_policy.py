@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Entry
 from tieconv.gate.policy import Policy

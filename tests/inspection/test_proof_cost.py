@@ -10,7 +10,7 @@ import pytest
 
 PROLOGUE = """
 import os, resource, sys
-from tieconv.checkpoint.records import ByteRange, TensorRecord
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.relation import relate
 from tieconv.inspection.values import bias_summary, has_nan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.inspection import Relation, State
-from tieconv.checkpoint.records import TensorRecord
+from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.inspection.relation import relate
 
 from .stored import FLOAT_DTYPES, INFINITY, MANTISSA, Array, Memory, bits_of, normal, values_of

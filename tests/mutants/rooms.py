@@ -46,10 +46,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "checks": ("tests/checks",),
     "cli": ("tests/cli", "tests/output"),
     "comparison": ("tests/cli", "tests/reporters"),
-    "consumers": ("tests/consumers",),
+    "loaders": ("tests/consumers",),
     "demo": ("tests/demo",),
     "execute": EXECUTE,
-    "families": ("tests/families", "tests/checks"),
+    "architectures": ("tests/families", "tests/checks"),
     "formats": ("tests/formats", "tests/hostile"),
     "gate": ("tests/gate", "tests/cli"),
     "inspection": ("tests/inspection", "tests/checks", "tests/cli/test_inspect.py", "tests/hub/test_inspect.py"),
@@ -63,7 +63,7 @@ TESTS: dict[str, tuple[str, ...]] = {
 
 
 def room_of(file: str) -> str:
-    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/table.py``."""
+    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/states.py``."""
     folder = Path(file).parent.relative_to("tieconv").as_posix()
     parts = [] if folder == "." else folder.split("/")
     rooms = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))

@@ -13,8 +13,8 @@ import torch
 
 from fixtures import zoo
 from tests.reload.layouts import Subject
+from tieconv.architectures import find
 from tieconv.checkpoint.family import FlagMeaning
-from tieconv.families import find
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from tieconv.text import count, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.comparison import Comparison
     from tieconv.checkpoint.inspection import Inspection
+    from tieconv.checkpoint.results.comparison import Comparison
 
 MAX_COMPARED = 250_000
 """Tensors, and storages of a torch file, of one model: two such models and what differs take 300 MiB."""

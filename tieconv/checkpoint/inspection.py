@@ -8,9 +8,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
-from tieconv.checkpoint.plain import Printed, plain
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import Adapter, Checkpoint
+from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.model_files import Adapter, Checkpoint
+from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
 INSPECT_SCHEMA = "tieconv.inspect/1"

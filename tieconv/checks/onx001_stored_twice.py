@@ -26,9 +26,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.graph_record import MIN_ELEMENTS
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
-from tieconv.checks import evidence, graphs
+from tieconv.checks import evidence
+from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size
 

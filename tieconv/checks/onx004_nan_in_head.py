@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checks import graphs
+from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.comparison import (
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
     Contrast,
@@ -12,14 +14,12 @@ from tieconv.checkpoint.comparison import (
     TensorDifference,
     Weight,
 )
-from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
 from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
-from tieconv.comparison.parameters import Source, parameters
-from tieconv.comparison.views import HEAD_BIAS, View, loaded, untold
-from tieconv.families.last import one_table
+from tieconv.loaders.parameters import Source, parameters
+from tieconv.loaders.transformers.shared_tables import one_table
+from tieconv.loaders.views import HEAD_BIAS, View, loaded, untold
 from tieconv.text import count, shown
 
 __all__ = ["compare"]

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import frexp
 
-from tieconv.checkpoint.comparison import Contrast
 from tieconv.checkpoint.inspection import BiasState, Detail, State
-from tieconv.checkpoint.records import ByteRange, ByteReader, Checkpoint, TensorRecord
-from tieconv.comparison.parameters import Source
+from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.results.comparison import Contrast
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
 from tieconv.inspection.values import bias_summary
 from tieconv.inspection.views import readable
+from tieconv.loaders.parameters import Source
 from tieconv.sources.digest import same_hash
 
 _CONTRASTS = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.git_files import LARGEST
-from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.safetensors.model import SAFETENSORS
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.records import Checkpoint, Files, Listing
+    from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
     from tieconv.formats.interface import Format
 
     FORMATS: tuple[Format, ...]
@@ -37,7 +37,7 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
     if is_safetensors_alone(listing):
         return SAFETENSORS.read(listing, files)
     if holds_graphs(listing):
-        from tieconv.formats.onnx_model import ONNX  # most models are no graphs
+        from tieconv.formats.onnx.model import ONNX  # most models are no graphs
 
         return ONNX.read(listing, files)
     from tieconv.formats.choice import choose  # most models give no choice

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
 from tieconv.checkpoint.inspection import Detail, Relation, State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.equality import common_prefix, equal
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposed
@@ -17,7 +17,7 @@ from tieconv.inspection.values import NanWatch
 from tieconv.inspection.views import readable
 
 if TYPE_CHECKING:
-    from tieconv.inspection.numeric_rows import Difference
+    from tieconv.inspection.numeric.rows import Difference
 
 NEAR_RMS = 1e-2
 """Largest rms of the difference, relative to the canonical rms, at which tensors are near."""
@@ -58,8 +58,8 @@ def relate_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> Rel
     """
     if one.dtype == two.dtype or one.shape != two.shape or _incomparable(one, two):
         return None
-    from tieconv.inspection.numeric import Pair
-    from tieconv.inspection.numeric_cast import cast_direction
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.cast import cast_direction
 
     found = cast_direction(Pair(reader, one, two))
     if found is None:
@@ -69,8 +69,8 @@ def relate_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> Rel
 
 
 def _relate_values(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
-    from tieconv.inspection.numeric import Pair
-    from tieconv.inspection.numeric_rows import difference
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.rows import difference
 
     cast = relate_cast(reader, canonical, other)
     if cast:
@@ -127,8 +127,8 @@ def _incomparable(canonical: TensorRecord, other: TensorRecord) -> str:
 
 
 def _scaling_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail | None:
-    from tieconv.inspection.numeric import Pair
-    from tieconv.inspection.numeric_scale import scaling
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.scale import scaling
 
     found = scaling(Pair(reader, canonical, other))
     if found is None:

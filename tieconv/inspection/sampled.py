@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Relation, State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import SAMPLE, announced
 from tieconv.inspection.equality import same_file_range
 

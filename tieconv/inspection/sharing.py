@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import Relation, State
-from tieconv.checkpoint.records import TensorRecord
+from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.sources.strided import StridedRange, row_major
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import SetConfig
 from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
-from tieconv.families.own_flag import own_flag
-from tieconv.families.reading import text_config
-from tieconv.formats.json_edit import set_values
+from tieconv.formats.json.edit import set_values
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"

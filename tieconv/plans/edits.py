@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tieconv.checkpoint import kept_copies
 from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.model_files import ByteRange, Checkpoint, Layout, TensorRecord, WeightFile
 from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
@@ -35,7 +36,6 @@ from tieconv.checkpoint.output import (
     Zeros,
 )
 from tieconv.checkpoint.proof import AllZero, Equal, Proof
-from tieconv.checkpoint.records import ByteRange, Checkpoint, Layout, TensorRecord, WeightFile
 from tieconv.formats.index import edit_index
 
 HEAD_SHARDS = {"safetensors": "model-head.safetensors", "torch": "pytorch_model-head.bin"}
