@@ -178,7 +178,7 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
                 work.spend(*pair)
                 relation = None if reported.joins(one, two) else relate_cast(reader, *pair)
                 if relation:
-                    narrow = one[0] if relation.detail["narrow"] == one[0].name else two[0]
+                    narrow = one[0] if relation.narrow == one[0].name else two[0]
                     narrowed.add(narrow.name)
                     names = tuple(sorted((one[0].name, two[0].name)))
                     yield Duplicate(State.CAST, names, min(one[0].nbytes, two[0].nbytes))

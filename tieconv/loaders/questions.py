@@ -139,7 +139,7 @@ def same(member: Member) -> bool | None:
             return True
         case State.UNREAD | State.ABSENT | State.CAST:
             return None
-    return bool(member.detail.get("sign_of_zero_only"))
+    return member.relation.sign_of_zero_only
 
 
 def flags_agree(inspection: Inspection) -> bool | None:

@@ -117,7 +117,7 @@ def _casts(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
 def _exact_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> bool:
     reader, (one, two) = readable(reader, (one, two))
     relation = relate_cast(reader, one, two)
-    if relation is None or not relation.detail["lossless"]:
+    if relation is None or not relation.lossless:
         return False
     # A runtime's Cast need not keep the payload of a NaN.
     return not any(is_nan(block, FORMATS[one.dtype]).any() for block, _ in Pair(reader, one, two).pieces())
