@@ -41,9 +41,12 @@ def difference(member: Member, noun: str = "rows") -> str:
             return f"it is {factor} times as large"
         case Near(figures=figures) | Different(figures=figures):
             return "only in the sign of zeros" if figures.sign_of_zero_only else _rows(figures, noun)
-        case OtherBytes(reason=reason) | Unread(reason=reason) if reason:
-            return shown(reason)
-    return "in its bytes"
+        case OtherBytes(reason=reason) | Unread(reason=reason):
+            return shown(reason) or "in its bytes"
+        case Canonical() | Absent() | Aliased() | Identical() | Empty() | OtherSample():
+            return "in its bytes"
+        case _:
+            assert_never(member.relation)
 
 
 def is_apart(member: Member) -> str:
@@ -106,9 +109,14 @@ def measured(relation: Relation) -> str:
             return ", ".join(_measures(figures, *(() if cosine is None else (f"cosine {cosine:.2g}",))))
         case OtherSample(ranges_differing=ranges):
             return f"its bytes {', '.join(f'{start:,} to {end:,}' for start, end in ranges)} differ"
-        case OtherBytes(reason=reason):
-            return shown(reason)
-    return "its bytes differ"
+        case OtherBytes(reason=reason) | Unread(reason=reason):
+            return shown(reason) or "its bytes differ"
+        case OtherShape() | Empty() | Scaled() | Cast() | Transposed():
+            return "its bytes differ"
+        case Canonical() | Absent() | Aliased() | Identical():
+            return "its bytes differ"
+        case _:
+            assert_never(relation)
 
 
 def _measures(figures: RowFigures, *similarity: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import assert_never
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
@@ -52,6 +53,8 @@ def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
             step = BLOCK if record.stride is None and place.stride is None else gather.BLOCK
             pairs = zip_longest(_blocks(descriptor, record, step), _blocks(kept, place, step), fillvalue=b"")
             return all(_is_multiple(one, two, place.dtype, proof.exponent) for one, two in pairs)
+        case _:
+            assert_never(proof)
 
 
 def _is_multiple(dropped: bytes | bytearray, kept: bytes | bytearray, dtype: str, exponent: int) -> bool:
@@ -125,6 +128,8 @@ def _changed(proof: Proof) -> StalePlanError:
             was = "found to be all zero"
         case Digest():
             was = "measured"
+        case _:
+            assert_never(proof)
     return StalePlanError(
         f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
         "end that program, then run the command again",

@@ -5,12 +5,27 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from tieconv.architectures.flag_levels import cannot_build
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.checkpoint.relation.interface import Aliased, Canonical
-from tieconv.checkpoint.relation.proved import Cast, Identical, Near, Unread
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    RowFigures,
+    Scaled,
+    Transposed,
+    Unread,
+)
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
@@ -156,19 +171,22 @@ def _as_reference(inspection: Inspection, member: Member) -> bool:
             return dtype == inspection.checkpoint.tensors[narrow].dtype
         case Unread() | Cast():
             raise _UndecidedError
-    if member.relation.sign_of_zero_only:
-        return True
-    if _may_round_to_equal(inspection, member, dtype):
-        raise _UndecidedError
-    return False
+        case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:
+            return True
+        case Near(figures=figures):
+            if _may_round_to_equal(inspection, member, figures, dtype):
+                raise _UndecidedError
+            return False
+        case Absent() | Transposed() | Scaled() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample():
+            return False
+        case _:
+            assert_never(member.relation)
 
 
-def _may_round_to_equal(inspection: Inspection, member: Member, dtype: str | None) -> bool:
-    stored = inspection.checkpoint.tensors[member.name].dtype
-    if stored != "F32" or dtype not in _COARSER or not isinstance(member.relation, Near):
+def _may_round_to_equal(inspection: Inspection, member: Member, figures: RowFigures, dtype: str | None) -> bool:
+    if inspection.checkpoint.tensors[member.name].dtype != "F32" or dtype not in _COARSER:
         return False
-    steps = member.relation.figures.max_ulp
-    return steps is None or steps < _COARSER[dtype]
+    return figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
 
 
 def load_dtype(inspection: Inspection) -> str | None:

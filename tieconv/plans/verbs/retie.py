@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NoReturn
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
@@ -172,7 +173,7 @@ def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, odd: list
         )
 
 
-def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> None:
+def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
     sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (

@@ -6,7 +6,21 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from tieconv.checkpoint.phrases import measured
-from tieconv.checkpoint.relation.proved import Cast, Relation, Scaled, Transposed
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    Relation,
+    Scaled,
+    Transposed,
+    Unread,
+)
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
@@ -85,7 +99,12 @@ def _relation(contrast: Contrast, relation: Relation) -> str:
             return f"equal after a cast, {exact} holds the full precision"
         case Scaled(factor=factor):
             return f"B is {factor} times A"
-    return f"{contrast}: {measured(relation)}"
+        case Near() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample() | Unread():
+            return f"{contrast}: {measured(relation)}"
+        case Canonical() | Absent() | Aliased() | Identical():
+            return str(contrast)
+        case _:
+            assert_never(relation)
 
 
 def _config(found: ConfigDifference) -> tuple[str, ...]:
