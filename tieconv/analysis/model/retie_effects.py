@@ -65,9 +65,11 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table)
         return Flip(third=third)
     if third:
         return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
-    found = relate(reader, embed.record, head.record)
+    relation = relate(reader, embed.record, head.record)
     alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
-    return Flip(exponent, alike and isinstance(found, Scaled) and found.exact and found.factor == 2.0**exponent)
+    return Flip(
+        exponent, alike and isinstance(relation, Scaled) and relation.exact and relation.factor == 2.0**exponent
+    )
 
 
 def says_untied(evidence: Inspection) -> bool:

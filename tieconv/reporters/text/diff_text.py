@@ -51,7 +51,7 @@ def render(comparison: Comparison, paint: Paint = plain, width: int | None = Non
     if comparison.config:
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
-        rows = ((shown(found.name), str(found.contrast).replace("_", " ")) for found in comparison.files)
+        rows = ((shown(file.name), str(file.contrast).replace("_", " ")) for file in comparison.files)
         blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
@@ -72,23 +72,23 @@ def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
     return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
 
 
-def _tensor(found: TensorDifference) -> tuple[str, ...]:
-    loaders = "" if len(found.loaders) > 1 else f" (as {found.loaders[0]} loads it)"
-    return shown(found.name), _contrast(found) + loaders
+def _tensor(difference: TensorDifference) -> tuple[str, ...]:
+    loaders = "" if len(difference.loaders) > 1 else f" (as {difference.loaders[0]} loads it)"
+    return shown(difference.name), _contrast(difference) + loaders
 
 
-def _contrast(found: TensorDifference) -> str:
-    match found.evidence:
+def _contrast(difference: TensorDifference) -> str:
+    match difference.evidence:
         case OnlyHere(shape=shape, dtype=dtype):
-            return f"only in {'A' if found.contrast is Contrast.ONLY_A else 'B'}: {list(shape)} {shown(dtype)}"
+            return f"only in {'A' if difference.contrast is Contrast.ONLY_A else 'B'}: {list(shape)} {shown(dtype)}"
         case Shapes(a=a, b=b):
             return f"shape {list(a)} against {list(b)}"
         case ForwardScale(reason=reason):
             return shown(reason)
         case Values(relation=relation):
-            return _relation(found.contrast, relation)
+            return _relation(difference.contrast, relation)
         case _:
-            assert_never(found.evidence)
+            assert_never(difference.evidence)
 
 
 def _relation(contrast: Contrast, relation: Relation) -> str:
@@ -107,9 +107,9 @@ def _relation(contrast: Contrast, relation: Relation) -> str:
             assert_never(relation)
 
 
-def _config(found: ConfigDifference) -> tuple[str, ...]:
-    one, two = _value(found.a, found.in_a), _value(found.b, found.in_b)
-    return shown(found.path), f"{one} → {two}", _WEIGHTS[found.weight]
+def _config(difference: ConfigDifference) -> tuple[str, ...]:
+    old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+    return shown(difference.path), f"{old} → {new}", _WEIGHTS[difference.weight]
 
 
 def _value(value: object, present: bool) -> str:
