@@ -71,7 +71,7 @@ def test_cast() -> None:
     views, pair = readable(reader, (record("narrow", narrow), record("wide", wide, turned=True)))
     reader.read = 0
     found = relate_cast(views, *pair)
-    assert found is not None and found.detail["lossless"]
+    assert found is not None and found.lossless
     assert reader.read <= 2 * (narrow.nbytes + wide.nbytes)
 
 

@@ -178,7 +178,7 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
                 work.spend(*pair)
                 relation = None if reported.joins(left, right) else relate_cast(reader, *pair)
                 if relation:
-                    narrow = left[0] if relation.detail["narrow"] == left[0].name else right[0]
+                    narrow = left[0] if relation.narrow == left[0].name else right[0]
                     narrowed.add(narrow.name)
                     names = tuple(sorted((left[0].name, right[0].name)))
                     yield Duplicate(State.CAST, names, min(left[0].nbytes, right[0].nbytes))

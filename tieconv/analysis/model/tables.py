@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ def open_table(reader: ByteReader, record: TensorRecord) -> Table:
     return Table(reader, record)
 
 
-def _refuse(record: TensorRecord, why: str) -> None:
+def _refuse(record: TensorRecord, why: str) -> NoReturn:
     raise UnreadableError(
         f"{shown(record.range.file)}: {shown(record.name)} {why}, so nothing is computed from it",
         "analyse the model that it was quantised or cut from",

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, FileState
 from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
@@ -102,6 +103,8 @@ class Writer:
                     self.tick(len(data))
                 case Gathered() as view:
                     write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
+                case _:
+                    assert_never(piece.content)
         for offset, literal in whole.literals(descriptor):
             write_full(descriptor, literal, offset)
         return shared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import assert_never
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
@@ -54,6 +55,8 @@ def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
                 _blocks(descriptor, record, step), _blocks(kept_descriptor, survivor, step), fillvalue=b""
             )
             return all(_is_multiple(left, right, survivor.dtype, proof.exponent) for left, right in pairs)
+        case _:
+            assert_never(proof)
 
 
 def _is_multiple(dropped: bytes | bytearray, survivor: bytes | bytearray, dtype: str, exponent: int) -> bool:
@@ -127,6 +130,8 @@ def _changed(proof: Proof) -> StalePlanError:
             was = "found to be all zero"
         case Digest():
             was = "measured"
+        case _:
+            assert_never(proof)
     return StalePlanError(
         f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
         "end that program, then run the command again",

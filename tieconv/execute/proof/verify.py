@@ -7,7 +7,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, WeightFile
 from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
@@ -67,6 +67,8 @@ class Verifier:
                 offset = _first_other([(0, data)], descriptor, start, self.tick)
             case Gathered() as view:
                 offset = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
+            case _:
+                assert_never(piece.content)
         if offset is not None:
             tensor = _tensor_at(file, offset)
             _fail(

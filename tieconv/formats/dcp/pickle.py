@@ -6,6 +6,7 @@ Every class and function that the file may name becomes an `Instance`, which hol
 from __future__ import annotations
 
 from functools import partial
+from typing import NoReturn
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch.pickle.machine import run
@@ -74,7 +75,7 @@ def parse(data: bytes, name: str, size: int) -> object:
         raise _read_error(problem, name) from None
 
 
-def _persistent(_pid: object) -> object:
+def _persistent(_pid: object) -> NoReturn:
     refuse("refers to a storage, which metadata has none of", "pickle.persistent")
 
 

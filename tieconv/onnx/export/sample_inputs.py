@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -56,8 +56,10 @@ def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
         types = int(getattr(config, "type_vocab_size", 0) or 0) > 1 and "token_type_ids" in _accepts(reference.model)
         kinds = torch.zeros_like(encoder.ids) if types else None
         inputs = reference.inputs(Batch(encoder.ids, encoder.mask, types=kinds, placed=False))
-    else:
+    elif kind is Kind.PLAIN:
         inputs = reference.inputs(encoder)
+    else:
+        assert_never(kind)
     return inputs | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
 
 
