@@ -24,7 +24,12 @@ WORDS = frozenset(
 """Words that say how a thing was come by or that it is another one, and never what it is."""
 ALLOWED = {
     ("tieconv/checkpoint/family.py", "OTHER"): "a role of the JSON",
-    ("tieconv/checkpoint/inspection.py", "NEAR"): "a state of the JSON",
+    (
+        "tieconv/checkpoint/model_files.py",
+        "other",
+    ): "the second operand of `__eq__`, as Python's documentation names it",
+    ("tieconv/checkpoint/relation/interface.py", "NEAR"): "a state of the JSON",
+    ("tieconv/checkpoint/relation/proved.py", "Near"): "the value type of that state",
     ("tieconv/checkpoint/results/comparison.py", "NEAR"): "a state of the JSON",
     ("tieconv/checkpoint/results/parity.py", "found"): "a key of parity's JSON",
     ("tieconv/checkpoint/results/parity.py", "how"): "a key of parity's JSON",
