@@ -8,7 +8,7 @@ from math import frexp
 
 from tieconv.checkpoint.inspection import BiasState, State
 from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
-from tieconv.checkpoint.relation.proved import Identical, Scaled
+from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
@@ -68,7 +68,9 @@ MAX_SMALL_MEASURED = 10_000
 """Tensors of less than `_KEPT` bytes whose difference is measured: each takes a third of a millisecond."""
 _UNMEASURED = (
     Contrast.DISTINCT,
-    {"reason": f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured"},
+    Values(
+        OtherBytes(f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured")
+    ),
 )
 
 
