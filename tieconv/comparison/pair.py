@@ -12,8 +12,8 @@ from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
-from tieconv.inspection.values import bias_summary
-from tieconv.inspection.views import readable
+from tieconv.inspection.tensor_values import bias_summary
+from tieconv.inspection.view_reader import readable
 from tieconv.loaders.parameters import Source
 from tieconv.sources.digest import same_hash
 

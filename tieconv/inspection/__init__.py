@@ -104,7 +104,7 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
     from tieconv.checkpoint.relation.proved import Identical
-    from tieconv.inspection.values import has_nan
+    from tieconv.inspection.tensor_values import has_nan
 
     if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
         return tie

@@ -31,7 +31,7 @@ from tieconv.inspection.pair_work import PairWork, cross_pairs
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take together."""

@@ -131,7 +131,7 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
     if depth is Depth.CANDIDATES and is_sampled(reader):
         return _sampled(reader, one, two, turned=embedding.turned != head.turned)
     from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
-    from tieconv.inspection.views import one_way
+    from tieconv.inspection.view_reader import one_way
 
     if embedding.turned == head.turned:
         return _with_nan(relate(reader, one, two), one, reader)
@@ -157,7 +157,7 @@ def _sampled(reader: ByteReader, one: TensorRecord, two: TensorRecord, *, turned
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
     if not isinstance(relation, Identical | Transposed | Cast):
         return relation
-    from tieconv.inspection.values import has_nan
+    from tieconv.inspection.tensor_values import has_nan
 
     return replace(relation, nan=True) if has_nan(reader, record) else relation
 
@@ -221,6 +221,6 @@ def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) 
         return None
     if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
         return OutputBias(name, BiasState.UNREAD)
-    from tieconv.inspection.values import bias_summary
+    from tieconv.inspection.tensor_values import bias_summary
 
     return OutputBias(name, *bias_summary(reader, tensors[name]))

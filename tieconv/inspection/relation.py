@@ -24,9 +24,9 @@ from tieconv.checkpoint.relation.proved import (
 )
 from tieconv.inspection.equality import common_prefix, equal
 from tieconv.inspection.sharing import sharing
+from tieconv.inspection.tensor_values import NanWatch
 from tieconv.inspection.transposition import transposed
-from tieconv.inspection.values import NanWatch
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 if TYPE_CHECKING:
     from tieconv.inspection.numeric.rows import Difference

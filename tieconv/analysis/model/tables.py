@@ -13,7 +13,7 @@ from tieconv.checkpoint.dtypes import FLOATS, nbytes
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, decode
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.text import shown
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch.pickle.machine import run
-from tieconv.formats.torch.pickle.state import Truncated
+from tieconv.formats.torch.pickle.machine_state import Truncated
 from tieconv.formats.torch.pickle.values import Global, Globals, Instance, PickleProblem, refuse
 from tieconv.text import shown
 

@@ -273,7 +273,7 @@ ALLOWED: Globals = {
                 for core in ("core", "_core")
                 for name in ("scalar", "_reconstruct")
             ),
-            *(_unsupported(f"torch._utils.{name}", what, _HINT) for name, what in _REBUILT.items()),
+            *(_unsupported(f"torch._utils.{name}", noun, _HINT) for name, noun in _REBUILT.items()),
         ]
     ),
     **{f"torch.{name}Storage": Global(f"torch.{name}Storage") for name in _QUANTISED},

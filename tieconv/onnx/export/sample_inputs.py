@@ -12,14 +12,14 @@ from tieconv.reference import Batch, Reference
 from tieconv.text import shown
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
-_OTHER = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
+_MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
 
 
 def kind_of(model: Any) -> Kind:
     """What a graph of the model computes. Raises `RefusedError` for a model that takes or gives more than tokens."""
     name = type(model).__name__
     accepts = _accepts(model)
-    input_name = next((name for name in _OTHER if name in accepts), None)
+    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
     input_name = input_name or (model.main_input_name if model.main_input_name != "input_ids" else None)
     if input_name or model.get_output_embeddings() is None:
         why = f"takes {input_name}" if input_name else "has no head"

@@ -12,7 +12,7 @@ from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast
-from tieconv.inspection.views import one_way, readable
+from tieconv.inspection.view_reader import one_way, readable
 from tieconv.onnx.graph.initializers import Stored
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.formats.torch.pickle.state import HINT, Machine, Opcodes, refuse_opcode
+from tieconv.formats.torch.pickle.machine_state import HINT, Machine, Opcodes, refuse_opcode
 from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs, describe, refuse
 from tieconv.text import shown
 
