@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
     Contrast,
+    OnlyHere,
     Side,
     TensorDifference,
     Weight,
@@ -111,11 +112,7 @@ def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_i
     assert source is not None  # the name comes from one of the two
     if zero_is_absent and relations.is_zero(source.record, in_a=a is not None):
         return None
-    return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), _form(source.record)
-
-
-def _form(record: TensorRecord) -> dict[str, object]:
-    return {"shape": list(record.shape), "dtype": record.dtype}
+    return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), OnlyHere(source.record.shape, source.record.dtype)
 
 
 def _reasons(

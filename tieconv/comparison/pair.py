@@ -6,13 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import frexp
 
-from tieconv.checkpoint.inspection import BiasState, Detail, State
+from tieconv.checkpoint.inspection import BiasState, State
 from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
-from tieconv.checkpoint.results.comparison import Contrast
+from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
+from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
-from tieconv.inspection.values import bias_summary
-from tieconv.inspection.views import readable
+from tieconv.inspection.tensor_values import bias_summary
+from tieconv.inspection.view_reader import readable
 from tieconv.loaders.parameters import Source
 from tieconv.sources.digest import same_hash
 
@@ -55,7 +56,7 @@ class Pair:
                 tell(pieces)
 
 
-Outcome = tuple[Contrast, Detail] | None
+Outcome = tuple[Contrast, OnlyHere | Shapes | ForwardScale | Values] | None
 """How two tensors differ; ``None`` where they do not."""
 
 
@@ -67,7 +68,9 @@ MAX_SMALL_MEASURED = 10_000
 """Tensors of less than `_KEPT` bytes whose difference is measured: each takes a third of a millisecond."""
 _UNMEASURED = (
     Contrast.DISTINCT,
-    {"reason": f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured"},
+    Values(
+        OtherBytes(f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured")
+    ),
 )
 
 
@@ -138,21 +141,20 @@ class Relations:
     def _scaled(self, a: TensorRecord, b: TensorRecord, factor: float, same: bool) -> Outcome:
         """Equal where B's values are A's times ``factor``, exactly: the forward pass of A applies it."""
         if same:
-            detail = {"forward_factor": factor, "reason": "equal bytes, but one forward pass scales the logits"}
-            return Contrast.SCALED, detail
+            return Contrast.SCALED, ForwardScale(factor)
         relation = relate(self.reader, a, b)
-        exact = relation.state is State.SCALED and relation.detail.get("exact") is True
-        if exact and relation.detail.get("factor") == factor and frexp(factor)[0] == 0.5:
+        exact = isinstance(relation, Scaled) and relation.exact and relation.factor == factor
+        if exact and frexp(factor)[0] == 0.5:
             return None
-        return _CONTRASTS[relation.state], {**relation.detail, "forward_factor": factor}
+        return _CONTRASTS[relation.state], Values(relation, factor)
 
     def _contrast(self, a: TensorRecord, b: TensorRecord) -> Outcome:
         relation = relate(self.reader, a, b)
-        if relation.state is State.IDENTICAL:
+        if isinstance(relation, Identical):
             return None
-        if "shape" in relation.detail or relation.detail.get("empty"):
-            return Contrast.SHAPE, {"a": list(a.shape), "b": list(b.shape)}
-        return _CONTRASTS[relation.state], relation.detail
+        if relation.shape_differs or relation.is_empty:
+            return Contrast.SHAPE, Shapes(a.shape, b.shape)
+        return _CONTRASTS[relation.state], Values(relation)
 
 
 def _place(record: TensorRecord) -> object:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tieconv.analysis.model.tables import Table
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.errors import RefusedError
 from tieconv.inspection.relation import relate
 from tieconv.inspection.ties import EQUAL
@@ -66,8 +67,9 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table)
         return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
     relation = relate(reader, embed.record, head.record)
     alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
-    exact = alike and relation.state is State.SCALED and relation.detail.get("exact") is True
-    return Flip(exponent, exact and relation.detail.get("factor") == 2.0**exponent)
+    return Flip(
+        exponent, alike and isinstance(relation, Scaled) and relation.exact and relation.factor == 2.0**exponent
+    )
 
 
 def says_untied(evidence: Inspection) -> bool:

@@ -8,7 +8,7 @@ import click
 
 from tieconv.api.analysis import analyze
 from tieconv.cli.options import common_options, json_option, model_argument, name_options
-from tieconv.cli.output import guard_output
+from tieconv.cli.report_output import guard_output
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import document, show
 

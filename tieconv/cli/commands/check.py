@@ -16,8 +16,8 @@ from tieconv.checkpoint.plan import Outcome
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import MODEL_PATH, common_options, name_options
-from tieconv.cli.output import guard_output
 from tieconv.cli.progress import count_progress
+from tieconv.cli.report_output import guard_output
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import echo, formatted
 from tieconv.errors import SettingsError
@@ -25,7 +25,7 @@ from tieconv.gate.assemble import find_settings, load_baseline, load_settings, m
 from tieconv.gate.policy import Policy
 from tieconv.gate.settings import Settings
 from tieconv.reporters.ci.formats import FORMATS, render
-from tieconv.sources.hub.names import is_pattern
+from tieconv.sources.hub.repo_path import is_pattern
 from tieconv.sources.texts import write_text
 from tieconv.text import count, shell_word, shown
 

@@ -12,7 +12,7 @@ from tieconv.cli.options import common_options, json_option
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import document, echo
 from tieconv.gate.known import rules
-from tieconv.gate.selection import ALL, Selection, selectors
+from tieconv.gate.rule_selection import ALL, Selection, selectors
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 

@@ -15,9 +15,9 @@ from tieconv.formats.torch.archive_directory import Pread
 from tieconv.formats.torch.disguise import check_disguise
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle.machine import run
-from tieconv.formats.torch.pickle.state import Truncated, allowance
+from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
 from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, refuse
-from tieconv.formats.torch.state import find_state
+from tieconv.formats.torch.state_dict import find_state
 from tieconv.text import count, shown, size
 
 PICKLE_LIMIT = 128_000_000
