@@ -61,7 +61,7 @@ def plan_push(
         before = inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
         after = inspected(near, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
-        found = changes(far[1].found, near[0], near[1], used, kept_back)  # type: ignore[arg-type]
+        found = changes(far[1].snapshot, near[0], near[1], used, kept_back)  # type: ignore[arg-type]
         left_out = grouped((*kept_back, *near[0].special), near[0].root)
         same = set(near[0].entries) - {change.name for change in found}
         told = effects(before, after, (far[1], near[1]), same, compares=compares)

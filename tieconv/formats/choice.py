@@ -37,14 +37,14 @@ def choose(listing: Listing, files: Files) -> Checkpoint:
         claims = [TORCH]
     if not claims or (listing.named and is_trainer_state(listing.named)):
         raise _unclaimed(listing, files)
-    kept = side_by_side.preferred(claims, listing)
-    if kept is TORCH:
+    chosen = side_by_side.preferred(claims, listing)
+    if chosen is TORCH:
         check_slices(listing)
-    checkpoint = kept.read(listing, files)
-    others, cautions = side_by_side.others(kept, listing, files)
+    checkpoint = chosen.read(listing, files)
+    others, cautions = side_by_side.others(chosen, listing, files)
     if not cautions:
         return checkpoint
-    twins = side_by_side.twins(kept, listing, files) if others else ()
+    twins = side_by_side.twins(chosen, listing, files) if others else ()
     return replace(checkpoint, others=others, twins=twins, cautions=(*checkpoint.cautions, *cautions))
 
 
@@ -66,7 +66,7 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
         if listing.named or kind:
             kind = by_content(files.pread(name, WINDOW, 0)) or kind
         if kind:
-            return UnreadableError(f"{shown(name)} {kind.what}", kind.hint, "format.unsupported")
+            return UnreadableError(f"{shown(name)} {kind.sentence_end}", kind.hint, "format.unsupported")
     states = [name for name in names if is_trainer_state(name)]
     if states:
         verb = "is" if len(states) == 1 else f"and {count(len(states) - 1, 'more file')} are"
@@ -82,10 +82,10 @@ def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
             f"give the model's directory: {folder}",
             "format.beside-weights",
         )
-    what = "is not a weight file" if listing.named else "holds no weight file"
+    problem = "is not a weight file" if listing.named else "holds no weight file"
     special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
     if special and not listing.named:
         files.state(special)  # says what is wrong with it
     return UnreadableError(
-        f"{shown(listing.source)} {what}", "give a model directory, a weight file or an index", "format.none"
+        f"{shown(listing.source)} {problem}", "give a model directory, a weight file or an index", "format.none"
     )

@@ -112,9 +112,9 @@ def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
 def index_name(checkpoint: Checkpoint) -> str:
     """The name that the index has or is to have."""
     naming = _naming(checkpoint)
-    found = [name for name in checkpoint.states if naming.is_index(name)]
-    if found:
-        return found[0]
+    indices = [name for name in checkpoint.states if naming.is_index(name)]
+    if indices:
+        return indices[0]
     matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
     match = next((match for match in matches if match), None)
     if match is None or not match["prefix"].startswith(_DIFFUSERS):
@@ -209,9 +209,9 @@ def _check_complete(listing: Listing, numbered: _Set, entries: set[str], documen
 
 
 def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
-    what = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
+    reason = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
-        f"{shown(listing.source)} has no shards to index: {what}",
+        f"{shown(listing.source)} has no shards to index: {reason}",
         "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),
         ONE_FILE,
     )

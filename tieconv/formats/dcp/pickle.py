@@ -71,14 +71,14 @@ def parse(data: bytes, name: str, size: int) -> object:
     except Truncated:
         raise UnreadableError(f"{shown(name)} ends too early", "save the checkpoint again", "dcp.malformed") from None
     except PickleProblem as problem:
-        raise _told(problem, name) from None
+        raise _read_error(problem, name) from None
 
 
 def _persistent(_pid: object) -> object:
     refuse("refers to a storage, which metadata has none of", "pickle.persistent")
 
 
-def _told(problem: PickleProblem, name: str) -> UnreadableError:
+def _read_error(problem: PickleProblem, name: str) -> UnreadableError:
     if problem.code == "pickle.global":
         return UnreadableError(
             f"{shown(name)} {problem}", "do not load this checkpoint with torch unless you trust it", "dcp.global"

@@ -108,10 +108,10 @@ def _insert(text: str, start: int, key: str, encoded: str) -> str:
     keys = [entry.key for entry in entries]
     later = [entry for entry in entries if entry.key > key]
     if later and keys == sorted(keys):
-        place = later[0].key_start
-        return f"{text[:place]}{pair},{gap or ' '}{text[place:]}"
-    place = entries[-1].value_end
-    return f"{text[:place]},{gap or ' '}{pair}{text[place:]}"
+        offset = later[0].key_start
+        return f"{text[:offset]}{pair},{gap or ' '}{text[offset:]}"
+    offset = entries[-1].value_end
+    return f"{text[:offset]},{gap or ' '}{pair}{text[offset:]}"
 
 
 def _skip(text: str, position: int) -> int:

@@ -40,8 +40,8 @@ def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
     length = _header_length(pread, size, name)
     with collector_paused():
         data_start = 8 + length
-        metadata, found = _tensors(_batches(pread, length, name), name, data_start)
-        records = sorted(found.values(), key=lambda record: (record.range.start, record.range.end))
+        metadata, tensors = _tensors(_batches(pread, length, name), name, data_start)
+        records = sorted(tensors.values(), key=lambda record: (record.range.start, record.range.end))
         _check_coverage(records, data_start, size, name)
         return WeightFile(name, size, data_start, tuple(records), metadata)
 

@@ -84,8 +84,8 @@ def _tensor(arguments: Arguments) -> StoredTensor:
     return _view(storage, storage.dtype, arguments[1:4])
 
 
-def _view(storage: StorageRef, dtype: Dtype, place: Arguments) -> StoredTensor:
-    offset, shape, stride = place
+def _view(storage: StorageRef, dtype: Dtype, arguments: Arguments) -> StoredTensor:
+    offset, shape, stride = arguments
     if type(offset) is not int or not natural(offset):
         refuse(f"has a tensor that starts outside of storage {storage.key}", "torch.offset")
     sides, steps = _sizes(shape, "shape"), _sizes(stride, "stride")
@@ -94,9 +94,9 @@ def _view(storage: StorageRef, dtype: Dtype, place: Arguments) -> StoredTensor:
     return StoredTensor(storage, dtype, offset, sides, steps)
 
 
-def _sizes(value: object, what: str) -> tuple[int, ...]:
+def _sizes(value: object, noun: str) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > MAX_RANK or not all(map(natural, value)):
-        refuse(f"has a tensor whose {what} is no list of sizes", f"torch.{what}")
+        refuse(f"has a tensor whose {noun} is no list of sizes", f"torch.{noun}")
     return value
 
 
@@ -115,9 +115,9 @@ def _v3(arguments: Arguments) -> StoredTensor:
     return _view(storage, dtype.value, arguments[1:4])
 
 
-def _check_metadata(given: Arguments) -> None:
+def _check_metadata(arguments: Arguments) -> None:
     """Bits such as `conj` and `neg` change what the stored bytes mean."""
-    for metadata in given:
+    for metadata in arguments:
         if metadata is not None and not (isinstance(metadata, Pairs) and not metadata.items):
             refuse("has a tensor that stands conjugated or negated", "torch.lazy-bits", "resolve it before saving")
 
@@ -154,9 +154,9 @@ def _pairs(arguments: Arguments) -> Pairs:
     (entries,) = arguments
     if isinstance(entries, Pairs):
         return Pairs(list(entries.items))
-    given = entries if isinstance(entries, list) else [entries]
-    pairs = [entry for entry in given if isinstance(entry, tuple | list) and len(entry) == 2]
-    if given is not entries or len(pairs) != len(given):
+    items = entries if isinstance(entries, list) else [entries]
+    pairs = [entry for entry in items if isinstance(entry, tuple | list) and len(entry) == 2]
+    if items is not entries or len(pairs) != len(items):
         refuse("makes a dictionary of other than pairs", "pickle.malformed")
     return Pairs([(key, value) for key, value in pairs])
 
@@ -184,7 +184,7 @@ def _opaque(name: str) -> tuple[str, Global]:
 
 def _encoded(arguments: Arguments) -> Opaque:
     """Bytes, as Python 2 pickles them: a text and the names of its encoding and of what to do about errors."""
-    if not all(type(one) is str for one in arguments):
+    if not all(type(argument) is str for argument in arguments):
         refuse("encodes other than text", "pickle.arguments")
     return Opaque("_codecs.encode")
 
@@ -217,9 +217,9 @@ def _device(arguments: Arguments) -> Opaque:
     return Opaque("torch.device")
 
 
-def _unsupported(name: str, what: str, hint: str) -> tuple[str, Global]:
+def _unsupported(name: str, noun: str, hint: str) -> tuple[str, Global]:
     def stop(_arguments: Arguments) -> object:
-        refuse(f"holds {what}, which is not read", "torch.unsupported", hint)
+        refuse(f"holds {noun}, which is not read", "torch.unsupported", hint)
 
     return name, Global(name, stop)
 

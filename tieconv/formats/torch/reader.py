@@ -169,8 +169,8 @@ class _Used:
         if elements > span:
             _check_amplified(name, span * width, elements * width, size)
         whole = not start and end == size
-        place = where if whole else ByteRange(self.file, first + start, first + end)
-        return TensorRecord(name, dtype, shape, place, None if dense or not elements else stride, reference.key)
+        stored = where if whole else ByteRange(self.file, first + start, first + end)
+        return TensorRecord(name, dtype, shape, stored, None if dense or not elements else stride, reference.key)
 
     def _storage(self, reference: StorageRef) -> Storage:
         """The storage that ``reference`` describes, in the same way each time."""

@@ -36,7 +36,7 @@ class StateDict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Candidate:
     """A dictionary of the file, the keys that lead to it, and how many tensors it holds by name."""
 
     path: tuple[str, ...]
@@ -44,16 +44,18 @@ class _Place:
     number: int
 
 
-def _place(path: tuple[str, ...], pairs: Pairs) -> _Place:
-    return _Place(path, pairs, sum([type(key) is str and type(value) is StoredTensor for key, value in pairs.items]))
+def _candidate(path: tuple[str, ...], pairs: Pairs) -> _Candidate:
+    return _Candidate(
+        path, pairs, sum([type(key) is str and type(value) is StoredTensor for key, value in pairs.items])
+    )
 
 
 def find_state(value: object) -> StateDict:
     """The state dict that ``value`` is or holds. Raises `PickleProblem` where there is none."""
     if not isinstance(value, Pairs):
         refuse(f"holds {describe(value)}, no dictionary of tensors", "torch.no-state", "save model.state_dict()")
-    every = list(_places(value))
-    places = [place for place in every if place.number] + [*_nested(every)]
+    every = list(_candidates(value))
+    places = [candidate for candidate in every if candidate.number] + [*_nested(every)]
     if not places:
         if value.items:
             refuse("holds no tensor by name", "torch.no-state", "save model.state_dict()")
@@ -65,7 +67,7 @@ def find_state(value: object) -> StateDict:
     tensors |= joined
     left = _other_models(chosen, places, bool(joined))
     where = (*([".".join(chosen.path)] if chosen.path else []), *([_WITH] if joined else []))
-    dotted = not any(place is chosen for place in every)
+    dotted = not any(candidate is chosen for candidate in every)
     cautions = [
         *_training(where, chosen, value, left, dotted),
         *_extra(extra, chosen.pairs, metadata),
@@ -74,69 +76,79 @@ def find_state(value: object) -> StateDict:
     return StateDict(tensors, metadata, tuple(cautions))
 
 
-def _output_layer(chosen: _Place, places: list[_Place], tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+def _output_layer(
+    chosen: _Candidate, places: list[_Candidate], tensors: dict[str, StoredTensor]
+) -> dict[str, StoredTensor]:
     """OpenNMT-py's output layer, which lies beside the model's other tensors, under the names of the whole model."""
     if chosen.path != ("model",):
         return {}
-    beside = next((place for place in places if place.path == (_WITH,)), None)
-    found = _split(beside.pairs)[0] if beside is not None else {}
-    return {f"{_WITH}.{name}": tensor for name, tensor in found.items() if f"{_WITH}.{name}" not in tensors}
+    beside = next((candidate for candidate in places if candidate.path == (_WITH,)), None)
+    layer = _split(beside.pairs)[0] if beside is not None else {}
+    return {f"{_WITH}.{name}": tensor for name, tensor in layer.items() if f"{_WITH}.{name}" not in tensors}
 
 
-def _other_models(chosen: _Place, places: list[_Place], joined: bool) -> tuple[str, ...]:
+def _other_models(chosen: _Candidate, places: list[_Candidate], joined: bool) -> tuple[str, ...]:
     """Where further tensors lie by name that are no state of an optimizer and the like."""
     depth = len(chosen.path)
-    others = [place.path for place in places if place.path and place.path[:depth] != chosen.path]
+    others = [candidate.path for candidate in places if candidate.path and candidate.path[:depth] != chosen.path]
     if joined:
         others = [path for path in others if path != (_WITH,)]
     return tuple(".".join(path) for path in others if not any(_OF_TRAINING.search(key.lower()) for key in path))
 
 
-def _places(top: Pairs) -> Iterator[_Place]:
+def _candidates(top: Pairs) -> Iterator[_Candidate]:
     """Dictionaries under text keys, outermost first; each of them once, however often it is referred to."""
     seen = {id(top)}
-    level = [_place((), top)]
+    level = [_candidate((), top)]
     for _ in range(_DEEPEST):
         yield from level
-        inner: list[_Place] = []
-        for place in level:
-            for key, value in place.pairs.items:
+        inner: list[_Candidate] = []
+        for candidate in level:
+            for key, value in candidate.pairs.items:
                 if type(key) is str and isinstance(value, Pairs) and id(value) not in seen:
                     seen.add(id(value))
-                    inner.append(_place((*place.path, key), value))
+                    inner.append(_candidate((*candidate.path, key), value))
         if len(seen) > _MOST_DICTIONARIES:
             refuse(f"holds more than {_MOST_DICTIONARIES:,} dictionaries", "torch.too-deep")
         level = inner
 
 
-def _nested(places: list[_Place]) -> Iterator[_Place]:
+def _nested(places: list[_Candidate]) -> Iterator[_Candidate]:
     """A model that is a dictionary for each module, as Megatron-LM writes it: its tensors under dotted names."""
     for outer in places:
         if outer.number or not outer.path or outer.path[-1] not in _NAMED:
             continue
         depth = len(outer.path)
-        inner = [place for place in places if place.path[:depth] == outer.path and place.number]
+        inner = [candidate for candidate in places if candidate.path[:depth] == outer.path and candidate.number]
         pairs = Pairs(
-            [(".".join((*place.path[depth:], key)), value) for place in inner for key, value in _tensors(place)]
+            [
+                (".".join((*candidate.path[depth:], key)), value)
+                for candidate in inner
+                for key, value in _tensors(candidate)
+            ]
         )
         if inner:
-            yield _place(outer.path, pairs)
+            yield _candidate(outer.path, pairs)
 
 
-def _tensors(place: _Place) -> Iterator[tuple[str, StoredTensor]]:
-    for key, value in place.pairs.items:
+def _tensors(candidate: _Candidate) -> Iterator[tuple[str, StoredTensor]]:
+    for key, value in candidate.pairs.items:
         if type(key) is str and type(value) is StoredTensor:
             yield key, value
 
 
-def _choose(places: list[_Place]) -> _Place:
+def _choose(places: list[_Candidate]) -> _Candidate:
     """The dictionary with most tensors; one with a usual name before others, the file's own before both.
 
     A random state or a step count beside a model is a tensor too, so that the file's own has to hold more.
     """
-    own = [place for place in places if not place.path]
-    named = [place for place in places if place.path and place.path[-1] in _NAMED and "optim" not in place.path[0]]
-    return max([*own, *(named or places)], key=lambda place: place.number)
+    own = [candidate for candidate in places if not candidate.path]
+    named = [
+        candidate
+        for candidate in places
+        if candidate.path and candidate.path[-1] in _NAMED and "optim" not in candidate.path[0]
+    ]
+    return max([*own, *(named or places)], key=lambda candidate: candidate.number)
 
 
 def _split(pairs: Pairs) -> tuple[dict[str, StoredTensor], list[object]]:
@@ -172,7 +184,7 @@ def _plain(pair: tuple[object, object]) -> bool:
 
 
 def _training(
-    keys: tuple[str, ...], chosen: _Place, top: Pairs, others: tuple[str, ...], dotted: bool
+    keys: tuple[str, ...], chosen: _Candidate, top: Pairs, others: tuple[str, ...], dotted: bool
 ) -> Iterator[Caution]:
     """What says that the file holds more than the model; another code where it may not be the model that was meant."""
     if not chosen.path:

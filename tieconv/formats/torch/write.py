@@ -190,8 +190,8 @@ class _Pickler:
         if known is not None:
             self.out.append(b"h" + bytes([known]))
             return
-        place = self.places[f"{module} {name}"] = len(self.places)
-        self.out.append(f"c{module}\n{name}\n".encode() + b"q" + bytes([place]))
+        number = self.places[f"{module} {name}"] = len(self.places)
+        self.out.append(f"c{module}\n{name}\n".encode() + b"q" + bytes([number]))
 
     def ordered(self) -> None:
         self.name("collections", "OrderedDict")

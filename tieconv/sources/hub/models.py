@@ -22,8 +22,8 @@ def expand(source: str, task: str | None = None, limit: int | None = None) -> tu
     client = Client()
 
     def ask() -> tuple[str, ...]:
-        found = client.api.list_models(author=owner, pipeline_tag=task, limit=limit if pattern == "*" else None)
-        names = (model.id for model in found)
+        models = client.api.list_models(author=owner, pipeline_tag=task, limit=limit if pattern == "*" else None)
+        names = (model.id for model in models)
         return tuple(islice(_matching(names, owner, pattern), limit))
 
     models = client.call(shown(source), ask)

@@ -22,7 +22,7 @@ _PATTERN = re.compile(rf"({_PART})/([A-Za-z0-9._?*-]{{1,96}})")
 
 
 @record
-class Place:
+class RepoPath:
     """A repository and, where they were given, a branch, a tag or a commit, and a file or directory in it."""
 
     repo: str
@@ -34,7 +34,7 @@ class Place:
         return f"{PREFIX}{self.repo}{revision}{f'/{self.path}' if self.path else ''}"
 
 
-def parse(source: str) -> Place:
+def parse(source: str) -> RepoPath:
     """``hf://org/name[@revision][/path]``. Raises `UnreadableError` for anything else."""
     match = _NAMED.fullmatch(source.removeprefix(PREFIX))
     repo = match["repo"] if match else ""
@@ -53,7 +53,7 @@ def parse(source: str) -> Place:
     path = match["path"] or ""
     if path and not is_inside(path):
         raise UnreadableError(f"{shown(source)} names no file of a repository", _SYNTAX, "hub.path")
-    return Place(repo, revision, path)
+    return RepoPath(repo, revision, path)
 
 
 _SYNTAX = "write hf://org/name, hf://org/name@revision (a branch, a tag or a commit), or a file below: …/model.gguf"

@@ -171,32 +171,32 @@ class Machine:
         self.below -= len(stack)
         return values
 
-    def remember(self, place: int) -> None:
+    def remember(self, number: int) -> None:
         memo, value = self.memo, self.stack[-1]
-        if place == len(memo):
+        if number == len(memo):
             memo.append(value)
             if self.scattered:
-                self.scattered.pop(place, None)
-        elif place < len(memo):
-            memo[place] = value
+                self.scattered.pop(number, None)
+        elif number < len(memo):
+            memo[number] = value
         else:
-            self._scatter(place, value)
+            self._scatter(number, value)
 
-    def _scatter(self, place: int, value: object) -> None:
-        if place == 1 and not self.memo:
+    def _scatter(self, number: int, value: object) -> None:
+        if number == 1 and not self.memo:
             self.memo = [_NEVER, value]
             return
-        if len(self.scattered) >= MAX_SCATTERED and place not in self.scattered:
+        if len(self.scattered) >= MAX_SCATTERED and number not in self.scattered:
             refuse(f"remembers more than {MAX_SCATTERED:,} values in no order", "pickle.memo")
-        self.scattered[place] = value
+        self.scattered[number] = value
 
     @property
     def remembered(self) -> int:
         """How many places of the memo are taken."""
         return len(self.memo) - (self.memo[:1] == [_NEVER]) + len(self.scattered)
 
-    def recall(self, place: int) -> None:
-        value = self.memo[place] if place < len(self.memo) else self.scattered.get(place, _NEVER)
+    def recall(self, number: int) -> None:
+        value = self.memo[number] if number < len(self.memo) else self.scattered.get(number, _NEVER)
         if value is _NEVER:
             refuse("recalls a value that it never stored", "pickle.malformed")
         if value is INNER:
