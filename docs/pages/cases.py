@@ -73,8 +73,8 @@ def _section(name: str, case: Case, folder: Path) -> str:
 def _message(message: Message) -> str:
     where = message.seen
     if message.thread:
-        place = message.thread.replace("#", "/issues/")
-        where = f"told in [{message.thread.partition('/')[2]}](https://github.com/{place})"
+        path = message.thread.replace("#", "/issues/")
+        where = f"told in [{message.thread.partition('/')[2]}](https://github.com/{path})"
     return f"{_code(message.text)} ({where})"
 
 

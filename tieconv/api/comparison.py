@@ -24,8 +24,8 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
 
     refuse_graphs(a, b)
     with opened(str(a)) as model_a, opened(str(b)) as model_b:
-        one, two = (inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
-        for evidence in (one, two):
+        evidence_a, evidence_b = (inspected(model, Depth.CANDIDATES, embed, head) for model in (model_a, model_b))
+        for evidence in (evidence_a, evidence_b):
             refuse_far_graphs(evidence.checkpoint)
             if evidence.checkpoint.headers_only:
                 raise UnreadableError(
@@ -34,4 +34,4 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
                     "convert it to safetensors first",
                     "diff.headers-only",
                 )
-        return compare(one, two, model_a[1], model_b[1])
+        return compare(evidence_a, evidence_b, model_a[1], model_b[1])

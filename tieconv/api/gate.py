@@ -94,14 +94,14 @@ def expand(
     from tieconv.sources import is_hub
     from tieconv.sources.hub.names import is_pattern
 
-    found: list[str] = []
+    expanded: list[str] = []
     for model in models:
         if is_pattern(model):
             from tieconv.sources.hub.models import expand as ask
 
-            found += ask(model, task, limit)
+            expanded += ask(model, task, limit)
         elif is_hub(model):
-            found.append(model)
+            expanded.append(model)
         else:
-            found += models_of(model, recursive=recursive)
-    return tuple(dict.fromkeys(found))
+            expanded += models_of(model, recursive=recursive)
+    return tuple(dict.fromkeys(expanded))

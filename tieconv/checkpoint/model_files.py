@@ -309,9 +309,9 @@ class Checkpoint(_Tensors):
         try:
             return self._tensors
         except AttributeError:
-            found = {tensor.name: tensor for file in self.files for tensor in file.tensors}
-            _set(self, "_tensors", found)
-            return found
+            by_name = {tensor.name: tensor for file in self.files for tensor in file.tensors}
+            _set(self, "_tensors", by_name)
+            return by_name
 
     @property
     def entry(self) -> str | None:
@@ -334,8 +334,8 @@ class Checkpoint(_Tensors):
     @property
     def native(self) -> str:
         """The first weight file in Mistral's own format, at any depth; empty where there is none."""
-        found = (name for name in (*self.states, *self.companions) if re.fullmatch(_NATIVE, name))
-        return min(found, key=lambda name: (name.count("/"), name), default="")
+        names = (name for name in (*self.states, *self.companions) if re.fullmatch(_NATIVE, name))
+        return min(names, key=lambda name: (name.count("/"), name), default="")
 
     def file(self, name: str) -> WeightFile:
         """The weight file with this name; ``KeyError`` where there is none."""

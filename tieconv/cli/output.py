@@ -12,10 +12,10 @@ from tieconv.text import shown
 
 def guard_output(path: str, models: Iterable[str]) -> None:
     """A report never replaces a file of a model. Raises `DestinationError`."""
-    place = place_of(path)
+    resolved = place_of(path)
     for model in models:
         root = place_of(model)
-        if os.path.isfile(place) and (place == root or place.startswith(os.path.join(root, ""))):
+        if os.path.isfile(resolved) and (resolved == root or resolved.startswith(os.path.join(root, ""))):
             raise DestinationError(
                 f"{shown(path)} is a file of the model {shown(model)}", "write it somewhere else", "out.in-model"
             )

@@ -33,7 +33,7 @@ def generate(steps: int, seed: int) -> Text:
     made = grammar(WORDS, seed)
     passages = HELD_OUT + steps * BATCH
     each = -(-passages // _STREAMS) * CONTEXT
-    found = sample(made, _STREAMS, each, seed + 1).reshape(-1, CONTEXT)
-    chosen = np.random.default_rng(seed + 2).permutation(len(found))[:passages]
-    train, held_out = found[chosen[HELD_OUT:]], found[chosen[:HELD_OUT]]
+    sampled = sample(made, _STREAMS, each, seed + 1).reshape(-1, CONTEXT)
+    chosen = np.random.default_rng(seed + 2).permutation(len(sampled))[:passages]
+    train, held_out = sampled[chosen[HELD_OUT:]], sampled[chosen[:HELD_OUT]]
     return Text(made.words, train, held_out, np.bincount(train.ravel(), minlength=WORDS))

@@ -24,6 +24,7 @@ from tieconv.execute.publish.interrupts import interrupts
 from tieconv.execute.publish.owned import owning
 from tieconv.execute.publish.swap import publish_new
 from tieconv.execute.staging import Staging
+from tieconv.install import install_command
 from tieconv.reporters.html.analyze_page import render
 from tieconv.text import shown
 
@@ -41,7 +42,7 @@ def run(
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
         raise RefusedError(
-            f"the demo trains with {', '.join(missing)}, which is not installed", 'pip install "tieconv[torch]"'
+            f"the demo trains with {', '.join(missing)}, which is not installed", install_command("torch")
         )
     if os.path.lexists(out):
         raise DestinationError(f"{shown(out)} exists", "name a directory that does not: -o OUT")
@@ -49,10 +50,10 @@ def run(
 
     def write(directory: Path) -> Analysis:
         losses = {name: _train(name, text, steps, directory, step_done) for name in settings.MODELS}
-        found = _analysis(out, directory, text, losses)
-        (directory / "report.json").write_text(f"{found}\n", "utf-8")
-        (directory / "report.html").write_text(render(found), "utf-8")
-        return found
+        analysis = _analysis(out, directory, text, losses)
+        (directory / "report.json").write_text(f"{analysis}\n", "utf-8")
+        (directory / "report.html").write_text(render(analysis), "utf-8")
+        return analysis
 
     return _whole(out, write)
 
@@ -135,7 +136,7 @@ def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) ->
         f"Held out, the tied toy has {losses['tied'][1]:.2f} nats per word and the untied one "
         f"{losses['untied'][1]:.2f}; word frequencies alone give {chance:.2f}.",
         measures,
-        {f"loss {name}": _smooth(found) for name, (found, _) in losses.items()},
+        {f"loss {name}": _smooth(curve) for name, (curve, _) in losses.items()},
         {
             "words": len(text.words),
             "trained_on": int(text.train.size),

@@ -145,12 +145,12 @@ class Fixer:
                 planned, reason = None, error.message
             if planned is not None:
                 self.applied.append(action)
-                self.now = Fix(self._told(action, model).command, rules)
+                self.now = Fix(self._on_named_model(action, model).command, rules)
                 return planned
             self.refused.setdefault(key, reason)
         return None
 
-    def _told(self, action: Action, model: CheckedModel) -> Action:
+    def _on_named_model(self, action: Action, model: CheckedModel) -> Action:
         """The action on the model that the user named: a later step reads what the one before it left."""
         if os.path.normpath(model.source) == os.path.normpath(self.source):
             return action
@@ -189,12 +189,12 @@ class Fixer:
 
 def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple[str, ...]]]:
     """The safe remedies of the findings that count, each once, and the rules that ask for it."""
-    found: dict[Action, list[str]] = {}
+    rules_of: dict[Action, list[str]] = {}
     for entry in filter(counts, model.findings):
         remedy = entry.finding.remedy
         if remedy is not None and remedy.safe and remedy.action is not None:
-            found.setdefault(remedy.action, []).append(entry.finding.rule)
-    for action, rules in found.items():
+            rules_of.setdefault(remedy.action, []).append(entry.finding.rule)
+    for action, rules in rules_of.items():
         yield action, tuple(dict.fromkeys(rules))
 
 

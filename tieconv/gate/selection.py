@@ -47,12 +47,12 @@ def longest(selectors: Iterable[str], code: str) -> str | None:
 
 def selectors(words: Iterable[str], where: str) -> tuple[str, ...]:
     """The selectors in ``words``, each of which may hold several, with commas. Raises `SettingsError`."""
-    found = tuple(part.strip().upper() for word in words for part in word.split(","))
-    codes = [rule.code for rule in rules()] if found else []
-    for selector in found:
+    named = tuple(part.strip().upper() for word in words for part in word.split(","))
+    codes = [rule.code for rule in rules()] if named else []
+    for selector in named:
         if selector != ALL and not (selector and any(code.startswith(selector) for code in codes)):
             raise unknown(selector, where)
-    return found
+    return named
 
 
 def _weight(selector: str) -> int:

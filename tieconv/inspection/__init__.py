@@ -48,9 +48,9 @@ def inspect_checkpoint(
     played = {member.name for tie in ties for member in tie.stored_members}
     storage = _storage(checkpoint, reader, depth)
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
-    wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
+    wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     wasted += storage.unused if storage else 0
-    found = Inspection(
+    inspection = Inspection(
         checkpoint=checkpoint,
         family=family,
         depth=depth,
@@ -65,7 +65,7 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
-    return replace(found, config=replace(config, effect=effect(found)))
+    return replace(inspection, config=replace(config, effect=effect(inspection)))
 
 
 def _wrapped_ties(

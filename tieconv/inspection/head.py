@@ -33,10 +33,10 @@ def view_head(
 
 def _pieces(family: Family, tensors: Mapping[str, TensorRecord]) -> tuple[TensorView, ...]:
     """The stored tensors that a loader joins to the input embedding; empty where one of them is missing."""
-    found = [tensors[name] for name in family.pieces if name in tensors]
-    if len(found) < len(family.pieces):
+    records = [tensors[name] for name in family.pieces if name in tensors]
+    if len(records) < len(family.pieces):
         return ()
-    return tuple(TensorView(record.name, record.shape, record.dtype) for record in found)
+    return tuple(TensorView(record.name, record.shape, record.dtype) for record in records)
 
 
 def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> TensorView | None:

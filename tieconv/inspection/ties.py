@@ -36,17 +36,19 @@ def _survey_one(
     depth: Depth,
     tied: bool,
 ) -> Tie | None:
-    found = {name: locate(family, name, tensors) for name in (group.canonical, *group.members)}
-    stored = [actual for actual in found.values() if actual is not None]
+    located = {name: locate(family, name, tensors) for name in (group.canonical, *group.members)}
+    stored = [actual for actual in located.values() if actual is not None]
     if not stored:
         return None
     reference = tensors[stored[0]]
-    members = tuple(_member(family, name, actual, reference, tensors, reader, depth) for name, actual in found.items())
+    members = tuple(
+        _member(family, name, actual, reference, tensors, reader, depth) for name, actual in located.items()
+    )
     declared = tied if group.gated else True
     return Tie(
         role=group.role,
-        canonical=found[group.canonical] or spelled(family, group.canonical, tensors),
-        canonical_stored=found[group.canonical] is not None,
+        canonical=located[group.canonical] or spelled(family, group.canonical, tensors),
+        canonical_stored=located[group.canonical] is not None,
         declared=declared,
         consistent=_consistent(members, declared),
         gated=group.gated,

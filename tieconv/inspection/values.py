@@ -87,20 +87,20 @@ class NanWatch:
     """Whether there is a NaN in the blocks of a tensor that pass by, for a reader that keeps it (``nans``)."""
 
     def __init__(self, reader: ByteReader, record: TensorRecord) -> None:
-        self._kept: dict[ByteRange, bool] | None = getattr(reader, "nans", None)
-        self._layout = _LAYOUTS.get(record.dtype) if self._kept is not None else None
-        self._range, self._found, self._seen = record.range, False, 0
+        self._known_ranges: dict[ByteRange, bool] | None = getattr(reader, "nans", None)
+        self._layout = _LAYOUTS.get(record.dtype) if self._known_ranges is not None else None
+        self._range, self._holds_nan, self._seen = record.range, False, 0
 
     def __call__(self, block: bytearray) -> None:
         layout = self._layout
         self._seen += len(block)
-        if layout is not None and not self._found:
-            self._found = _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
+        if layout is not None and not self._holds_nan:
+            self._holds_nan = _may_hold_nan(block, layout) and _largest(block, layout) > layout.infinity
 
     def keep(self) -> None:
         """Keep it if all blocks have passed."""
-        if self._kept is not None and self._layout is not None and self._seen == self._range.size:
-            self._kept[self._range] = self._found
+        if self._known_ranges is not None and self._layout is not None and self._seen == self._range.size:
+            self._known_ranges[self._range] = self._holds_nan
 
 
 def _may_hold_nan(block: bytearray, layout: _Layout) -> bool:

@@ -43,14 +43,14 @@ class ViewReader:
             return start, band
         first = offset - offset % span.width
         wanted = size + offset % span.width if size < _SMALL else BAND
-        last = min(first + -(-wanted // span.width) * span.width, span.end)
-        found = (first, gather(self._read_at(span), span, first, last, REQUEST_COST if self._travels else None))
+        end = min(first + -(-wanted // span.width) * span.width, span.end)
+        read_band = (first, gather(self._read_at(span), span, first, end, REQUEST_COST if self._travels else None))
         if size >= _SMALL:
             self._bands.pop(span, None)
             while len(self._bands) >= _HELD:
                 self._bands.pop(next(iter(self._bands)))
-            self._bands[span] = found
-        return found
+            self._bands[span] = read_band
+        return read_band
 
     def _read_at(self, span: StridedRange) -> ReadAt:
         def read(position: int, buffer: memoryview) -> None:
@@ -61,20 +61,20 @@ class ViewReader:
 
 def readable(reader: ByteReader, records: Iterable[TensorRecord]) -> tuple[ByteReader, tuple[TensorRecord, ...]]:
     """The records with ranges that read densely, and the reader for them."""
-    given = tuple(records)
-    laid_out = tuple(map(dense, given))
-    if laid_out == given and not any(isinstance(record.range, StridedRange) for record in given):
-        return reader, given
+    originals = tuple(records)
+    laid_out = tuple(map(dense, originals))
+    if laid_out == originals and not any(isinstance(record.range, StridedRange) for record in originals):
+        return reader, originals
     return (reader if isinstance(reader, ViewReader) else ViewReader(reader)), laid_out
 
 
-def one_way(one: TensorRecord, two: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
-    """Two dense matrices that lie turned to one another, both with the longer side of ``one`` first.
+def one_way(left: TensorRecord, right: TensorRecord) -> tuple[TensorRecord, TensorRecord]:
+    """Two dense matrices that lie turned to one another, both with the longer side of ``left`` first.
 
     The one that is turned for it, a strided view of the same bytes, is then read in long stretches, and its rows are
     tokens as the other's are.
     """
-    return (one, _turned(two)) if one.shape[0] >= one.shape[1] else (_turned(one), two)
+    return (left, _turned(right)) if left.shape[0] >= left.shape[1] else (_turned(left), right)
 
 
 def _turned(record: TensorRecord) -> TensorRecord:

@@ -28,8 +28,8 @@ def plane(
     rows = joined.take(0, chosen)
     spots = (rows - seen.mean) @ directions[:, ::-1][:, :2]
     series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
-    for what, values in (colours or {}).items():
-        series[f"plane_colour {what}"] = values[joined.numbers[0][chosen]]
+    for label, values in (colours or {}).items():
+        series[f"plane_colour {label}"] = values[joined.numbers[0][chosen]]
     series["plane_colour row norm"] = np.linalg.norm(rows, axis=1)
     return Section(
         title,
@@ -46,13 +46,13 @@ def _chosen(count: int, first: Array | None) -> Array:
         return np.arange(count)
     if first is None or not first.any():
         return _spread_over(np.arange(count), POINTS)
-    kept = _spread_over(np.flatnonzero(first), POINTS // 2)
-    return np.union1d(kept, _spread_over(np.setdiff1d(np.arange(count), kept), POINTS - len(kept)))
+    chosen = _spread_over(np.flatnonzero(first), POINTS // 2)
+    return np.union1d(chosen, _spread_over(np.setdiff1d(np.arange(count), chosen), POINTS - len(chosen)))
 
 
 def _spread_over(places: Array, most: int) -> Array:
-    found: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
-    return found
+    spread: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
+    return spread
 
 
 def _sentence(name: str, energies: Array) -> str:

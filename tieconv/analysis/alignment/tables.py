@@ -44,9 +44,9 @@ class Table:
     def take(self, numbers: Array) -> Array:
         """Rows in any order as float32, (len, width); raises what ``read`` raises."""
         order = np.argsort(numbers, kind="stable")
-        found = np.empty((len(numbers), self.width), np.float32)
-        found[order] = self.read(numbers[order])
-        return found
+        taken = np.empty((len(numbers), self.width), np.float32)
+        taken[order] = self.read(numbers[order])
+        return taken
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def _by_row(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
 
 def _by_token(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
     places = [_places(table) for table in tables]
-    common = [token for token in places[0] if all(token in found for found in places[1:])]
-    return tuple(np.array([found[token] for token in common], np.int64) for found in places), "token string"
+    common = [token for token in places[0] if all(token in vocabulary for vocabulary in places[1:])]
+    return tuple(np.array([vocabulary[token] for token in common], np.int64) for vocabulary in places), "token string"
 
 
 def _places(table: Table) -> dict[Hashable, int]:

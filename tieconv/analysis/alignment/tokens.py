@@ -13,7 +13,7 @@ def _byte_letters() -> dict[str, int]:
     """GPT-2's letter for each byte: printable Latin-1 stands for itself, the rest for U+0100 and on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 _LETTERS = _byte_letters()

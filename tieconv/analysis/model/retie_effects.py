@@ -64,10 +64,10 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table)
         return Flip(third=third)
     if third:
         return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
-    found = relate(reader, embed.record, head.record)
+    relation = relate(reader, embed.record, head.record)
     alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
-    exact = alike and found.state is State.SCALED and found.detail.get("exact") is True
-    return Flip(exponent, exact and found.detail.get("factor") == 2.0**exponent)
+    exact = alike and relation.state is State.SCALED and relation.detail.get("exact") is True
+    return Flip(exponent, exact and relation.detail.get("factor") == 2.0**exponent)
 
 
 def says_untied(evidence: Inspection) -> bool:

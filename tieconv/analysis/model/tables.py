@@ -59,13 +59,13 @@ class Table:
 
     def pick(self, rows: Array) -> Array:
         """The rows of these indices (ascending) as float64: (len(rows), width)."""
-        found = np.empty((len(rows), self.width))
-        place = 0
+        picked = np.empty((len(rows), self.width))
+        position = 0
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
             if len(run):
-                found[place : place + len(run)] = self.values(int(run[0]), int(run[-1]) + 1)
-                place += len(run)
-        return found
+                picked[position : position + len(run)] = self.values(int(run[0]), int(run[-1]) + 1)
+                position += len(run)
+        return picked
 
 
 def numbers(bits: Array, form: Format) -> Array:

@@ -69,10 +69,10 @@ def _guarded(subject: Subject) -> tuple[Pair, Final]:
 def _guard_alone(subject: Subject, name: str) -> None:
     tensors = subject.evidence.checkpoint.tensors
     span = tensors[name].range
-    for other in tensors.values():
-        overlaps = other.range.start < span.end and span.start < other.range.end
-        if other.name != name and other.range.file == span.file and overlaps:
-            _refuse(subject, f"{shown(other.name)} shares the bytes of {shown(name)}, and would change with it")
+    for neighbour in tensors.values():
+        overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
+        if neighbour.name != name and neighbour.range.file == span.file and overlaps:
+            _refuse(subject, f"{shown(neighbour.name)} shares the bytes of {shown(name)}, and would change with it")
 
 
 def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -70,8 +70,8 @@ def verdict(
     fold: Mapping[str, object] | None = None,
 ) -> str:
     """One sentence: yes, at a cost, or no; and the next command, with what must be done before it."""
-    told = _verdict(subject, related, costs, measured, fold)
-    return told + _before(subject) if "tieconv retie" in told else told
+    answer = _verdict(subject, related, costs, measured, fold)
+    return answer + _before(subject) if "tieconv retie" in answer else answer
 
 
 def _verdict(
@@ -157,11 +157,11 @@ def _refusal(kind: Kinship) -> str:
 
 def _folded(subject: Subject, related: Related, fold: Mapping[str, object] | None) -> str:
     if fold is None:
-        what = "the head has one factor" if related.kind is Kinship.SCALAR else "each column has a factor of its own"
+        factors = "the head has one factor" if related.kind is Kinship.SCALAR else "each column has a factor of its own"
         final, known = subject.final, "no norm before the head is known that could take it"
         capped = final is not None and bool(final.norm)  # what is left to stand in the way
         why = "the soft cap of the logits sees the vector that was added to every row" if capped else known
-        return f"Not as it is: {what}, and {why}."
+        return f"Not as it is: {factors}, and {why}."
     if fold["exact"]:
         return f"Yes, exactly: the factors go back into the last norm: {_command(subject, ' --fold-norm')}."
     return (
@@ -202,7 +202,7 @@ def _exactly(final: Final, fold: NormFold) -> dict[str, object]:
 
 
 def _values(final: Final, values: Array, shift: Array | None) -> dict[str, object]:
-    found: dict[str, object] = {"tensor": final.norm, "values": [float(value) for value in values]}
+    document: dict[str, object] = {"tensor": final.norm, "values": [float(value) for value in values]}
     if shift is not None:
-        found |= {"bias_tensor": final.shift_name, "bias_values": [float(value) for value in shift]}
-    return found
+        document |= {"bias_tensor": final.shift_name, "bias_values": [float(value) for value in shift]}
+    return document

@@ -290,7 +290,7 @@ def _note(text: str) -> str:
 def _fixable(model: CheckedModel, report: CheckReport) -> int:
     """The findings that count and that `--fix` would try to end."""
     remedies = [entry.finding.remedy for entry in filter(report.counts, model.findings)]
-    safe = [one.action for one in remedies if one and one.safe and one.action]
+    safe = [remedy.action for remedy in remedies if remedy and remedy.safe and remedy.action]
     if not safe:
         return 0
     from tieconv.gate.fixes import concerns  # with all that writes
@@ -301,10 +301,10 @@ def _fixable(model: CheckedModel, report: CheckReport) -> int:
 def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     """The closing line: how many models, what was found, and whether that fails."""
     levels = [str(entry.finding.level) for model in report.models for entry in model.open]
-    found = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
+    counts = [count(levels.count(level), level) for level in ("error", "warning", "note") if level in levels]
     waived = sum(entry.waiver is not None for model in report.models for entry in model.findings)
     unread = sum(model.failure is not None for model in report.models)
-    parts = [", ".join(found) or ("no finding" if unread < len(report.models) else "")]
+    parts = [", ".join(counts) or ("no finding" if unread < len(report.models) else "")]
     parts += [f"{waived} waived"] if waived else []
     unfixed = sum(model.failure is not None and bool(model.findings) for model in report.models)
     parts += [f"{unread - unfixed} not checked"] if unread > unfixed else []

@@ -29,9 +29,9 @@ def complete_rules(context: click.Context, parameter: click.Parameter, incomplet
     """Complete the last of the rule codes in ``incomplete``, which commas separate."""
     from tieconv.gate.known import rules
 
-    before, comma, last = incomplete.rpartition(",")
+    before, comma, word = incomplete.rpartition(",")
     return [
         CompletionItem(f"{before}{comma}{rule.code}", help=rule.summary)
         for rule in rules()
-        if rule.code.startswith(last.upper())
+        if rule.code.startswith(word.upper())
     ]

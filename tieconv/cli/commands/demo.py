@@ -50,7 +50,7 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
             done += 1
             tick(done, 3 * steps)
 
-        found = run(Path(output), steps=steps, seed=seed, step_done=step_done)
-    echo(str(found) if as_json else render(found))
+        result = run(Path(output), steps=steps, seed=seed, step_done=step_done)
+    echo(str(result) if as_json else render(result))
     page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
     say(f"next: open {page}, or tieconv inspect {tied}")

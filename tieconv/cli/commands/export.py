@@ -112,8 +112,8 @@ def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportO
 def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     report = outcome.parity
     if outcome.executed:
-        told = "parity passed" if report else "parity not measured"
-        say(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}")
+        parity_text = "parity passed" if report else "parity not measured"
+        say(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {parity_text}")
         return
     assert report is not None
     if report.verdict is Verdict.NOT_RUN:

@@ -14,7 +14,7 @@ from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full, write_zeros
-from tieconv.execute.contents.file_frame import frame
+from tieconv.execute.contents.file_layout import file_layout
 from tieconv.execute.contents.gather import write_gathered
 from tieconv.execute.contents.mean import averaged_blocks
 from tieconv.execute.contents.scale import scaled
@@ -81,7 +81,7 @@ class Writer:
                 os.close(descriptor)
 
     def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
-        whole = frame(output)
+        whole = file_layout(output)
         tick = self._nudging(descriptor)
         # At its full length from the start, XFS sets no space aside behind the end of the file.
         os.ftruncate(descriptor, whole.size)
@@ -138,7 +138,7 @@ class Writer:
             self.tick(len(block))
 
     def _average(self, files: FileSet, content: Averaged, descriptor: int, offset: int) -> None:
-        sources = self._open(files, content.range.file), self._open(files, content.other.file)
+        sources = self._open(files, content.range.file), self._open(files, content.second.file)
         for done, block in averaged_blocks(sources, content):
             write_full(descriptor, block, offset + done)
             self.tick(len(block))

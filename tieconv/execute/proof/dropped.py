@@ -14,7 +14,7 @@ from tieconv.checkpoint.proof import AllZero, Digest, Equal, Proof, digest
 from tieconv.errors import RefusedError, StalePlanError
 from tieconv.execute.contents import gather
 from tieconv.execute.contents.copy import BLOCK, read_full
-from tieconv.execute.contents.file_frame import frame
+from tieconv.execute.contents.file_layout import file_layout
 from tieconv.execute.contents.layout import Piece
 from tieconv.execute.contents.scale import scaled
 from tieconv.sources.local.files import FileSet, open_files
@@ -48,17 +48,19 @@ def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
         case Digest():
             return digest(_blocks(descriptor, record, BLOCK)) == proof.sha256
         case Equal():
-            kept, place = survivors.find(proof.kept)
-            step = BLOCK if record.stride is None and place.stride is None else gather.BLOCK
-            pairs = zip_longest(_blocks(descriptor, record, step), _blocks(kept, place, step), fillvalue=b"")
-            return all(_is_multiple(one, two, place.dtype, proof.exponent) for one, two in pairs)
+            kept_descriptor, survivor = survivors.find(proof.survivor)
+            step = BLOCK if record.stride is None and survivor.stride is None else gather.BLOCK
+            pairs = zip_longest(
+                _blocks(descriptor, record, step), _blocks(kept_descriptor, survivor, step), fillvalue=b""
+            )
+            return all(_is_multiple(left, right, survivor.dtype, proof.exponent) for left, right in pairs)
 
 
-def _is_multiple(dropped: bytes | bytearray, kept: bytes | bytearray, dtype: str, exponent: int) -> bool:
+def _is_multiple(dropped: bytes | bytearray, survivor: bytes | bytearray, dtype: str, exponent: int) -> bool:
     if not exponent:
-        return dropped == kept
+        return dropped == survivor
     try:
-        return scaled(kept, dtype, exponent) == dropped
+        return scaled(survivor, dtype, exponent) == dropped
     except RefusedError:
         return False
 
@@ -97,10 +99,10 @@ class _Survivors:
         self._staged, self._sources, self._written = staged, sources, written
         self._copied: dict[str, list[tuple[str, Piece, ByteRange]]] = {}
         for output in weights:
-            for piece in frame(output).pieces:
+            for piece in file_layout(output).pieces:
                 if isinstance(piece.content, ByteRange):
-                    place = (staged_names[output.name], piece, piece.content)
-                    self._copied.setdefault(piece.content.file, []).append(place)
+                    copied = (staged_names[output.name], piece, piece.content)
+                    self._copied.setdefault(piece.content.file, []).append(copied)
 
     def find(self, record: TensorRecord) -> tuple[int, TensorRecord]:
         """The descriptor to read and the record with its range there."""
@@ -109,8 +111,8 @@ class _Survivors:
             if content.start <= span.start and span.end <= content.end:
                 start = piece.offset + span.start - content.start
                 moved = ByteRange(name, start, start + span.size)
-                place = TensorRecord(record.name, record.dtype, record.shape, moved, record.stride)
-                return self._written.descriptor(name), place
+                written = TensorRecord(record.name, record.dtype, record.shape, moved, record.stride)
+                return self._written.descriptor(name), written
         came_along = span.file not in self._copied and (self._staged / span.file).exists()
         files = self._written if came_along else self._sources
         return files.descriptor(span.file), record
@@ -120,7 +122,7 @@ def _changed(proof: Proof) -> StalePlanError:
     name = shown(proof.tensor.name)
     match proof:
         case Equal():
-            was = f"compared with {shown(proof.kept.name)}"
+            was = f"compared with {shown(proof.survivor.name)}"
         case AllZero():
             was = "found to be all zero"
         case Digest():

@@ -53,8 +53,8 @@ class _Subject:
         return value if isinstance(value, int) else 0
 
     def report(self, verdict: Verdict, **more: Any) -> Parity:
-        given = {"provider": ProviderUse(self.provider), **more}
-        return Parity(verdict, self.graph.path, self.evidence.checkpoint.source, **given)
+        fields = {"provider": ProviderUse(self.provider), **more}
+        return Parity(verdict, self.graph.path, self.evidence.checkpoint.source, **fields)
 
 
 def run_parity(path: str, evidence: Inspection, provider: str = "auto", reference: str = "auto") -> Parity:
@@ -183,8 +183,8 @@ def available_memory() -> int:
     """Bytes that programs may still take."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
-            found = next(line for line in lines if line.startswith("MemAvailable:"))
-        return int(found.split()[1]) * 1024
+            available = next(line for line in lines if line.startswith("MemAvailable:"))
+        return int(available.split()[1]) * 1024
     except (OSError, StopIteration):
         return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
@@ -192,7 +192,7 @@ def available_memory() -> int:
 def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
     work = make_work(subject.bindings, subject.config)
     with LogitStore() as store:
-        use, found, tokens = _run_graph(subject, work, store)
+        use, graph_pass, tokens = _run_graph(subject, work, store)
         plain = use.active == CUDA and subject.precision == "float32"
         rounded = _run_graph(subject, work, store, tf32=True)[1] if plain else None
         model = load(subject.root, subject.evidence.checkpoint.config_values, dtype)
@@ -204,7 +204,7 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         run_floor(floor, work, store)
         identity, epsilons = _identity(subject, unused, floor), floor.epsilons
         del floor
-        judged = judge(work, store, found.errors, subject.precision)
+        judged = judge(work, store, graph_pass.errors, subject.precision)
         tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
     passed = _all_passed(gates)
@@ -243,9 +243,9 @@ def _run_graph(
         weight_gathers=_weight_gathers(subject.graph),
     )
     graph = GraphModel(session, subject.bindings, subject.window)
-    found = run_graph(graph, work, store, "tf32" if tf32 else "graph")
-    tokens = free_runs(work, graph.generate) if not tf32 and not found.errors else None
-    return session.use, found, tokens
+    graph_pass = run_graph(graph, work, store, "tf32" if tf32 else "graph")
+    tokens = free_runs(work, graph.generate) if not tf32 and not graph_pass.errors else None
+    return session.use, graph_pass, tokens
 
 
 def _weight_gathers(graph: Graph) -> frozenset[str]:

@@ -44,24 +44,24 @@ class Around:
 
 def around(node: ir.Node, dtype: ir.DataType) -> Around:
     """What stands around a MatMul whose right-hand side is a matrix; ``dtype`` is what it computes in."""
-    x, last, alpha = node.inputs[0], node, np.float32(1)
+    x, final, alpha = node.inputs[0], node, np.float32(1)
     before: list[ir.Node] = []
     behind: list[ir.Node] = []
     assert x is not None
     # From the inside out, as the session does it: the order of the factors shows in the last bit of their product.
     # A factor of one has no turn, since the session drops its node beforehand.
     while dtype in _NARROW:
-        found, turn = len(before) + len(behind), alpha
+        matched, turn = len(before) + len(behind), alpha
         while alpha == turn and (first := scale(_maker(x, node), alpha)) is not None:
             x, alpha = first.of, first.alpha
             before.insert(0, first.node)
         turn = alpha
-        while alpha == turn and (after := scale(only_user(last), alpha)) is not None:
-            last, alpha = after.node, after.alpha
+        while alpha == turn and (after := scale(only_user(final), alpha)) is not None:
+            final, alpha = after.node, after.alpha
             behind.append(after.node)
-        if len(before) + len(behind) == found:
+        if len(before) + len(behind) == matched:
             break
-    narrow, widen = _cast(_maker(x, node)), _cast(only_user(last))
+    narrow, widen = _cast(_maker(x, node)), _cast(only_user(final))
     rank = _rank(x) or (_rank(narrow.inputs[0]) if narrow is not None else None)
     if dtype is ir.DataType.FLOAT or rank == MATRIX:  # there are no Reshapes, or no casts worth a change of places
         narrow = widen = None
@@ -82,21 +82,21 @@ def scale(node: ir.Node | None, alpha: np.float32) -> _Scale | None:
     if node is None or not is_standard(node, "Mul", "Div"):
         return None
     for index in (1,) if node.op_type == "Div" else (0, 1):
-        other = node.inputs[1 - index]
-        number = _number(node.inputs[index], other)
-        if number is not None and other is not None:
+        factor = node.inputs[1 - index]
+        number = _number(node.inputs[index], factor)
+        if number is not None and factor is not None:
             with np.errstate(all="ignore"):
                 whole = alpha * (np.float32(1) / number if node.op_type == "Div" else number)
-            return _Scale(node, other, whole) if whole and isfinite(whole) else None
+            return _Scale(node, factor, whole) if whole and isfinite(whole) else None
     return None
 
 
-def _number(value: ir.Value | None, other: ir.Value | None) -> np.float32 | None:
-    """The one number that a constant holds, where multiplying ``other`` by it adds no axis."""
+def _number(value: ir.Value | None, product: ir.Value | None) -> np.float32 | None:
+    """The one number that a constant holds, where multiplying ``product`` by it adds no axis."""
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size != 1:
         return None
-    rank = max(1, _rank(other) or 1)
+    rank = max(1, _rank(product) or 1)
     return np.float32(tensor.numpy().reshape(-1)[0]) if len(tensor.shape) <= rank else None
 
 

@@ -124,9 +124,9 @@ def _orientations(reads: Sequence[Read]) -> tuple[bool, bool]:
 
 def _types(members: Sequence[Member], reads: Sequence[Read]) -> list[ir.DataType]:
     """The types of the copies, those first that anything but a Gather reads."""
-    found: list[ir.DataType] = []
+    dtypes: list[ir.DataType] = []
     for read in sorted(reads, key=lambda read: read.use.node is not None and is_standard(read.use.node, "Gather")):
         dtype = read.stored.value.dtype
-        if dtype is not None and dtype not in found:
-            found.append(dtype)
-    return found or [dtype for m in members[:1] if (dtype := m.stored.value.dtype) is not None]
+        if dtype is not None and dtype not in dtypes:
+            dtypes.append(dtype)
+    return dtypes or [dtype for m in members[:1] if (dtype := m.stored.value.dtype) is not None]

@@ -38,7 +38,7 @@ def unchanged(node: ir.Node, dtype: ir.DataType | None) -> ir.Value | None:
         return node.inputs[0]
     if is_standard(node, "Add", "Sub"):
         places = (1,) if node.op_type == "Sub" else (1, 0)
-        return next((node.inputs[1 - place] for place in places if _is_zero(node.inputs[place])), None)
+        return next((node.inputs[1 - position] for position in places if _is_zero(node.inputs[position])), None)
     return None
 
 

@@ -75,8 +75,8 @@ def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = Non
     written = [_message(file) for file in files]
     if lone is not None:
         return _encode(written, [lone], _lone(written[0], data or f"{lone}{DATA}"), ())
-    kept = {content for graph in written for _, content in graph.contents if isinstance(content, ByteRange)}
-    lost = {span.file for file in files for span in file.ranges if span not in kept}
+    remaining = {content for graph in written for _, content in graph.contents if isinstance(content, ByteRange)}
+    lost = {span.file for file in files for span in file.ranges if span not in remaining}
     homes = {id(t): home for graph in written for t, home in _homes(graph)}
     grown = {homes[id(t)] for graph in written for t, content in graph.contents if isinstance(content, Gathered)}
     moved = lost | grown
@@ -96,7 +96,7 @@ def _message(file: GraphFile) -> _Written:
             "onnx.unwritable",
         ) from error
     # The library describes every initializer a second time; what the source did not is left out again.
-    plain = {one.name for one in proto.graph.initializer} - file.described
+    plain = {initializer.name for initializer in proto.graph.initializer} - file.described
     infos = [info for info in proto.graph.value_info if info.name not in plain]
     del proto.graph.value_info[:]
     proto.graph.value_info.extend(infos)
@@ -128,15 +128,15 @@ def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -
         for tensor, content in graph.contents:
             if homes[id(tensor)] in moved:
                 wanted[homes[id(tensor)]].setdefault(content)
-    found = tuple(_file(name, tuple(contents)) for name, contents in wanted.items() if contents)
-    places = {(file.name, content): offset for file in found for offset, content in file.pieces}
+    data_files = tuple(_file(name, tuple(contents)) for name, contents in wanted.items() if contents)
+    places = {(file.name, content): offset for file in data_files for offset, content in file.pieces}
     for graph in written:
         folder = os.path.dirname(graph.file.name)
         for tensor, content in graph.contents:
             home = homes[id(tensor)]
             if home in moved:
                 _point(tensor, os.path.relpath(home, folder or "."), places[home, content], content.size)
-    return found
+    return data_files
 
 
 def _lone(graph: _Written, name: str) -> tuple[DataFile, ...]:

@@ -44,8 +44,8 @@ def write_turned(source: int, descriptor: int, offset: int, content: Gathered, t
     columns, rows = content.shape
     for tile in _tiles(rows, columns):
         turned = _turned(source, content, tile, width)
-        for place, line in enumerate(turned, tile.left):
-            write_full(descriptor, line.data.cast("B"), offset + (place * rows + tile.top) * width)
+        for number, line in enumerate(turned, tile.left):
+            write_full(descriptor, line.data.cast("B"), offset + (number * rows + tile.top) * width)
         tick(turned.nbytes)
 
 
@@ -58,11 +58,11 @@ def first_not_turned(source: int, descriptor: int, start: int, content: Gathered
     columns, rows = content.shape
     for tile in _tiles(rows, columns):
         expected = _turned(source, content, tile, width)
-        found = np.empty_like(expected)
-        for place, line in enumerate(found, tile.left):
-            read_full(descriptor, line.data.cast("B"), start + (place * rows + tile.top) * width)
-        if not np.array_equal(expected, found):
-            line, column = np.argwhere(expected != found)[0]
+        stored = np.empty_like(expected)
+        for number, line in enumerate(stored, tile.left):
+            read_full(descriptor, line.data.cast("B"), start + (number * rows + tile.top) * width)
+        if not np.array_equal(expected, stored):
+            line, column = np.argwhere(expected != stored)[0]
             return start + ((int(line) + tile.left) * rows + tile.top + int(column)) * width
         tick(expected.nbytes)
     return None

@@ -24,8 +24,8 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", 
     table = [list(row) for row in rows]
     widths = [0] * max((len(row) for row in table), default=0)
     for row in table:
-        for place, cell in enumerate(row[:-1]):
-            widths[place] = max(widths[place], _seen(cell))
+        for index, cell in enumerate(row[:-1]):
+            widths[index] = max(widths[index], _seen(cell))
     leads = [
         indent + "".join(cell + " " * (widths[i] - _seen(cell)) + gap for i, cell in enumerate(row[:-1]))
         for row in table

@@ -25,7 +25,7 @@ def render(comparison: Comparison, paint: Paint = plain, width: int | None = Non
     if comparison.config:
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
-        rows = ((shown(found.name), str(found.contrast).replace("_", " ")) for found in comparison.files)
+        rows = ((shown(file.name), str(file.contrast).replace("_", " ")) for file in comparison.files)
         blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
@@ -46,13 +46,13 @@ def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
     return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
 
 
-def _tensor(found: TensorDifference) -> tuple[str, ...]:
-    loaders = "" if len(found.loaders) > 1 else f" (as {found.loaders[0]} loads it)"
-    return shown(found.name), _contrast(found) + loaders
+def _tensor(difference: TensorDifference) -> tuple[str, ...]:
+    loaders = "" if len(difference.loaders) > 1 else f" (as {difference.loaders[0]} loads it)"
+    return shown(difference.name), _contrast(difference) + loaders
 
 
-def _contrast(found: TensorDifference) -> str:
-    detail = found.detail
+def _contrast(difference: TensorDifference) -> str:
+    detail = difference.detail
     only = f"{detail.get('shape')} {shown(detail.get('dtype'))}"
     scaled = shown(detail["reason"]) if "reason" in detail else f"B is {detail.get('factor')} times A"
     known = {
@@ -63,12 +63,12 @@ def _contrast(found: TensorDifference) -> str:
         Contrast.CAST: f"equal after a cast, {detail.get('exact')} holds the full precision",
         Contrast.SCALED: scaled,
     }
-    return known.get(found.contrast) or f"{found.contrast}: {measured(detail)}"
+    return known.get(difference.contrast) or f"{difference.contrast}: {measured(detail)}"
 
 
-def _config(found: ConfigDifference) -> tuple[str, ...]:
-    one, two = _value(found.a, found.in_a), _value(found.b, found.in_b)
-    return shown(found.path), f"{one} → {two}", _WEIGHTS[found.weight]
+def _config(difference: ConfigDifference) -> tuple[str, ...]:
+    old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+    return shown(difference.path), f"{old} → {new}", _WEIGHTS[difference.weight]
 
 
 def _value(value: object, present: bool) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.install import install_command
 from tieconv.sources import is_hub
 from tieconv.sources.hub.names import RepoPath, parse
 from tieconv.text import path_word, shell_word, shown
@@ -30,7 +31,7 @@ def require() -> None:
             raise
         raise MissingProviderError(
             "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed",
-            "pip install 'tieconv[hub]'",
+            install_command("hub"),
             "hub.provider",
         ) from error
 

@@ -54,8 +54,8 @@ class Tensor:
         return range(len(self.shape))
 
 
-def _later(rows: Rows, count: int, first: int, last: int) -> Any:
-    return rows(count + first, count + last)
+def _later(rows: Rows, count: int, first: int, end: int) -> Any:
+    return rows(count + first, count + end)
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Weight:
 
 @dataclass
 class Blocks:
-    """``how`` each tensor was found; ``held`` are the weights that tensors fill, or that fill a tensor.
+    """``forms``: how each tensor is stored; ``held`` are the weights that tensors fill, or that fill a tensor.
 
     ``within`` are the tensors that stand in a weight among others, or beside padding.
     """
 
-    how: dict[str, str] = field(default_factory=dict)
+    forms: dict[str, str] = field(default_factory=dict)
     held: set[str] = field(default_factory=set)
     within: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
@@ -83,30 +83,30 @@ def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) ->
 
     Every element of what is found was compared. Only vectors and matrices are looked for, among their own kind.
     """
-    found = Blocks()
+    blocks = Blocks()
     filled: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     looked = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) in (1, 2) and 0 not in tensor.shape}
     lines = _lines(weights) if looked else {}
     for name, tensor in looked.items():
-        for how, view, at, length in _packed(tensor, lines):
-            found.how.setdefault(name, how)
-            found.within[view.name].add(name)
+        for form, view, at, length in _packed(tensor, lines):
+            blocks.forms.setdefault(name, form)
+            blocks.within[view.name].add(name)
             filled[view.name, view.axis].append((at, at + length))
-        if name not in found.how:
-            _split(name, tensor, lines, found)
+        if name not in blocks.forms:
+            _split(name, tensor, lines, blocks)
     for (weight, axis), stretches in filled.items():
         if _covers(stretches, weights[weight].bits.shape[axis]):
-            found.held.add(weight)
-    return found
+            blocks.held.add(weight)
+    return blocks
 
 
 def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
     """The weights' rows and columns by type."""
-    found: dict[str, Lines] = {}
+    lines: dict[str, Lines] = {}
     for name, weight in weights.items():
         if weight.bits.ndim in (1, 2):
-            found.setdefault(weight.dtype, Lines()).add(name, weight.bits)
-    return found
+            lines.setdefault(weight.dtype, Lines()).add(name, weight.bits)
+    return lines
 
 
 def _packed(tensor: Tensor, lines: Mapping[str, Lines]) -> Iterator[tuple[str, View, int, int]]:
@@ -137,15 +137,15 @@ def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis
             tries[view] += 1
 
 
-def _split(name: str, tensor: Tensor, lines: Mapping[str, Lines], found: Blocks) -> None:
+def _split(name: str, tensor: Tensor, lines: Mapping[str, Lines], blocks: Blocks) -> None:
     """Note the tensor as found where weights, one after the other, are all of it."""
     for dtype, held in sorted(lines.items()):
         for fold, rows in tensor.forms(dtype):
             for axis in tensor.axes:
                 parts = _parts(tensor, rows, axis, held)
                 if parts:
-                    found.how[name] = _named("split", fold)
-                    found.held.update(parts)
+                    blocks.forms[name] = _named("split", fold)
+                    blocks.held.update(parts)
                     return
 
 
@@ -167,8 +167,8 @@ def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
 def _stretch(rows: Rows, axis: int, at: int, view: View) -> tuple[Rows, Any]:
     """The tensor from line ``at`` on, as far as the view is long, and the view turned like it."""
     if axis == 0:
-        return lambda first, last: rows(at + first, at + last), view.lines
-    return lambda first, last: rows(first, last)[:, at : at + len(view.lines)], view.lines.T
+        return lambda first, end: rows(at + first, at + end), view.lines
+    return lambda first, end: rows(first, end)[:, at : at + len(view.lines)], view.lines.T
 
 
 def _grid(tensor: Tensor, rows: Rows) -> Any:
@@ -186,8 +186,8 @@ def _line(tensor: Tensor, rows: Rows, axis: int, at: int) -> int:
     return int(hashed(np.array([[rows(row, row + 1)[0, at] for row in map(int, positions(height))]]))[0])
 
 
-def _named(how: str, fold: str) -> str:
-    return f"{how}, {fold}" if fold else how
+def _named(form: str, fold: str) -> str:
+    return f"{form}, {fold}" if fold else form
 
 
 def _equal(rows: Rows, wanted: Any) -> bool:
@@ -202,8 +202,8 @@ def _equal(rows: Rows, wanted: Any) -> bool:
 def _covers(stretches: Iterable[tuple[int, int]], length: int) -> bool:
     """Whether the stretches leave nothing out."""
     end = 0
-    for first, last in sorted(stretches):
+    for first, stop in sorted(stretches):
         if first > end:
             return False
-        end = max(end, last)
+        end = max(end, stop)
     return end >= length

@@ -25,7 +25,9 @@ def file_of(inspection: Inspection, finding: Finding) -> str:
         return checkpoint.index.name
     if finding.rule == "SEC001" and checkpoint.special:
         return next(iter(checkpoint.special))
-    graph = next((one.file for one in checkpoint.graphs if finding.tensors and finding.tensors[0] in one.names), None)
+    graph = next(
+        (record.file for record in checkpoint.graphs if finding.tensors and finding.tensors[0] in record.names), None
+    )
     if graph is not None:
         return graph
     tensors = checkpoint.tensors

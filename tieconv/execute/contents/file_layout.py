@@ -20,7 +20,7 @@ from tieconv.formats.torch.write import Archive, Placed, SavedTensor, check_writ
 from tieconv.sources.strided import row_major
 
 
-class Frame(Protocol):
+class FileLayout(Protocol):
     """A file to write; offsets count from its first byte."""
 
     @property
@@ -38,8 +38,8 @@ class Frame(Protocol):
         ...
 
 
-def frame(output: OutputWeights) -> Frame:
-    """The frame of a file in its format."""
+def file_layout(output: OutputWeights) -> FileLayout:
+    """Return where the bytes of a file in its format go."""
     return _torch(output) if output.format == "torch" else _safetensors(output)
 
 
@@ -89,11 +89,11 @@ def _torch(output: OutputWeights) -> _Torch:
 
 def storages(output: OutputWeights) -> dict[OutputStorage | OutputTensor, int]:
     """The storages of a torch file, numbered by their first use; a tensor that shares none stands for its own."""
-    found: dict[OutputStorage | OutputTensor, int] = {}
+    numbers: dict[OutputStorage | OutputTensor, int] = {}
     for tensor in output.tensors:
         check_writable(tensor.name, tensor.dtype)
-        found.setdefault(tensor.storage or tensor, len(found))
-    return found
+        numbers.setdefault(tensor.storage or tensor, len(numbers))
+    return numbers
 
 
 def places(output: OutputWeights, data_start: int) -> Iterator[tuple[OutputTensor, int]]:
@@ -170,7 +170,7 @@ def bytes_in_place_of_shared(plan: Plan) -> int:
 
 
 def _not_shared(output: OutputWeights) -> int:
-    whole = frame(output)
+    whole = file_layout(output)
     total = whole.size
     for piece in whole.pieces:
         if isinstance(piece.content, ByteRange) and (piece.content.start - piece.offset) % PAGE == 0:

@@ -15,40 +15,40 @@ from tieconv.sources.local.files import FileSet
 from tieconv.text import command, count, shown
 
 
-def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
+def check_kl_budget(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
     """Why tying to ``survivor`` may be said to move the probabilities by at most ``max_kl`` nats a token: one sentence.
 
     Proved for every input, or, with ``text``, measured: the upper end of the mean's 95 % interval. An estimate never
     counts. Raises `RefusedError` otherwise, whatever the budget for tables that are independent.
     """
-    found = find(evidence, files, text)
-    related, costs = found.related, found.costs
+    findings = find(evidence, files, text)
+    related, costs = findings.related, findings.costs
     if related is None or costs is None or costs.free:
-        why = "the tied class applies the factor itself" if found.subject.flip.taken_up else "there is one table"
+        why = "the tied class applies the factor itself" if findings.subject.flip.taken_up else "there is one table"
         return f"the probabilities do not move: {why}"
-    if found.subject.flip.barred:
-        _refuse(found, found.subject.flip.reason, _apart(evidence))
-    if not one_shape(found.subject):
-        _refuse(found, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
+    if findings.subject.flip.barred:
+        _refuse(findings, findings.subject.flip.reason, _leave_untied(evidence))
+    if not one_shape(findings.subject):
+        _refuse(findings, "the two tables have different numbers of rows", "pad or trim the vocabulary first")
     if related.kind in REFUSED | MAPPED:
-        _refuse(found, sentence(related).rstrip("."), _apart(evidence))
-    kept = "embedding" if survivor == "embed" else survivor
+        _refuse(findings, sentence(related).rstrip("."), _leave_untied(evidence))
+    table = "embedding" if survivor == "embed" else survivor
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
         covered = scope(costs.uncovered) if costs.uncovered else "every input"
         return f"the KL is at most {certified:.3g} nats a token, of {max_kl:g} allowed: certified for {covered}"
     if text is None:
-        unknown = f"cannot be bounded{_withheld(found, survivor)}"
+        unknown = f"cannot be bounded{_withheld(findings, survivor)}"
         known = unknown if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
-        _refuse(found, f"the KL where the {kept} survives {known} from the weights alone", _measure(related.kind))
-    effect = found.measured.effects.get(f"{survivor} survives") if found.measured else None
+        _refuse(findings, f"the KL where the {table} survives {known} from the weights alone", _measure(related.kind))
+    effect = findings.measured.effects.get(f"{survivor} survives") if findings.measured else None
     worst = effect.worst if effect else None
     if effect is None or worst is None or not worst <= max_kl:  # a NaN is within no budget
         known = f"was measured as up to {worst:.3g}, more than {max_kl:g}"
-        told = "could not be measured" if worst is None or isnan(worst) else known
+        result = "could not be measured" if worst is None or isnan(worst) else known
         _refuse(
-            found,
-            f"the KL where the {kept} survives {told}",
+            findings,
+            f"the KL where the {table} survives {result}",
             f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
         )
     return (
@@ -57,8 +57,8 @@ def permit(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, t
     )
 
 
-def _withheld(found: Findings, survivor: str) -> str:
-    why = found.subject.withheld
+def _withheld(findings: Findings, survivor: str) -> str:
+    why = findings.subject.withheld
     return f" ({why})" if survivor == "embed" and why else ""
 
 
@@ -68,11 +68,11 @@ def _measure(kind: Kinship) -> str:
     return "measure it on a text: add --text FILE"
 
 
-def _apart(evidence: Inspection) -> str:
+def _leave_untied(evidence: Inspection) -> str:
     if not evidence.config.effective:
         return "they are apart and may stay so"
     return f"leave them apart with: {command('untie', evidence.checkpoint.source)}"
 
 
-def _refuse(found: Findings, why: str, hint: str) -> NoReturn:
-    raise RefusedError(f"{shown(found.subject.evidence.checkpoint.source)}: {why}", hint, "retie.cost")
+def _refuse(findings: Findings, why: str, hint: str) -> NoReturn:
+    raise RefusedError(f"{shown(findings.subject.evidence.checkpoint.source)}: {why}", hint, "retie.cost")

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from tieconv.onnx.share.patterns.reshaped_gemm import frame_of
+from tieconv.onnx.share.patterns.reshaped_gemm import reshaped_gemm_of
 
 
 class Framed:
@@ -74,12 +74,17 @@ OTHER = {
 
 @pytest.mark.parametrize("case", GOOD)
 def test_a_frame(case: str) -> None:
-    """The frame names its input and its three nodes."""
+    """It has the input and the three nodes."""
     framed = Framed()
     GOOD[case](framed)
-    found = frame_of(framed.gemm)
+    found = reshaped_gemm_of(framed.gemm)
     assert found is not None
-    assert (found.x, found.first, found.gemm, found.last) == (framed.x, framed.first, framed.gemm, framed.last)
+    assert (found.x, found.first_reshape, found.gemm, found.last_reshape) == (
+        framed.x,
+        framed.first,
+        framed.gemm,
+        framed.last,
+    )
 
 
 @pytest.mark.parametrize("case", OTHER)
@@ -87,14 +92,14 @@ def test_no_frame(case: str) -> None:
     """One thing is other than in a linear layer, and the Gemm is left as it is."""
     framed = Framed()
     kept = OTHER[case](framed)
-    assert frame_of(framed.gemm) is None, kept
+    assert reshaped_gemm_of(framed.gemm) is None, kept
 
 
 def test_the_product_as_an_output() -> None:
     """A Gemm that the graph also gives out stays."""
     framed = Framed()
     ir.Graph([framed.x], framed.gemm.outputs, nodes=[framed.first, framed.gemm, framed.last], opset_imports={"": 18})
-    assert frame_of(framed.gemm) is None
+    assert reshaped_gemm_of(framed.gemm) is None
 
 
 def test_the_product_as_a_shape() -> None:
@@ -102,4 +107,4 @@ def test_the_product_as_a_shape() -> None:
     framed = Framed()
     framed.last.replace_input_with(0, framed.value("y", [2, 3, 8]))
     framed.last.replace_input_with(1, framed.gemm.outputs[0])
-    assert frame_of(framed.gemm) is None
+    assert reshaped_gemm_of(framed.gemm) is None
