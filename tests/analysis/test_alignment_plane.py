@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tieconv.analysis.alignment.plane import plane
-from tieconv.analysis.alignment.tables import Table
+from tieconv.analysis.alignment.token_tables import Table
 from tieconv.checkpoint.results.analysis import POINTS
 
 

@@ -16,8 +16,8 @@ from tieconv import inspect
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.weights.blocks import Weight, find_blocks
 from tieconv.onnx.parity.weights.identity import weight_identity
+from tieconv.onnx.parity.weights.packed_weights import Weight, find_blocks
 from tieconv.sources.local.files import FileSet, open_files
 
 

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from tieconv.planned import Verify as Verify
     from tieconv.planned import WriteOptions as WriteOptions
     from tieconv.sources import is_hub as is_hub
-    from tieconv.sources.hub.names import is_pattern as is_pattern
+    from tieconv.sources.hub.repo_path import is_pattern as is_pattern
     from tieconv.sources.threads import anything_waits as anything_waits
 
 _HOMES = {
@@ -115,7 +115,7 @@ _HOMES = {
     "Verify": "planned",
     "WriteOptions": "planned",
     "is_hub": "sources",
-    "is_pattern": "sources.hub.names",
+    "is_pattern": "sources.hub.repo_path",
     "anything_waits": "sources.threads",
 }
 """The module of each name below `tieconv`: what a use case does, and what it takes and gives."""

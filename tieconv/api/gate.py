@@ -132,12 +132,12 @@ def expand(
     """
     from tieconv.gate.discover import models_of
     from tieconv.sources import is_hub
-    from tieconv.sources.hub.names import is_pattern
+    from tieconv.sources.hub.repo_path import is_pattern
 
     expanded: list[str] = []
     for model in models:
         if is_pattern(model):
-            from tieconv.sources.hub.models import expand as ask
+            from tieconv.sources.hub.owner_models import expand as ask
 
             expanded += ask(model, task, limit)
         elif is_hub(model):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tieconv.gate import known
-from tieconv.gate.selection import ALL, Selection, selectors
+from tieconv.gate.rule_selection import ALL, Selection, selectors
 
 if TYPE_CHECKING:
     from tieconv.checks.interface import Rule

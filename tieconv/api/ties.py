@@ -14,7 +14,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.proof import Digest, digest
 from tieconv.inspection.blocks import stream
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.plans import BiasChoice, Survivor
 from tieconv.plans.verbs import set_tie
 from tieconv.sources.local.files import open_files

@@ -92,8 +92,8 @@ def edit_index(
     from tieconv.formats.json import edit as json_edit  # reading an index needs no editor
 
     value = json.loads(text)
-    for name in drop:
-        text = json_edit.remove_key(text, ("weight_map", name))
+    if drop:
+        text = json_edit.remove_keys(text, ("weight_map",), drop)
     for name, shard in add.items():
         text = json_edit.set_value(text, ("weight_map", name), shard)
     metadata = value.get("metadata")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from tieconv.checkpoint.model_files import (
     BLOCKING,
@@ -210,7 +211,7 @@ def _check_complete(listing: Listing, numbered: _Set, entries: set[str], documen
             raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
-def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
+def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:
     reason = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {reason}",

@@ -18,12 +18,13 @@ from tieconv.checkpoint.inspection import (
     Member,
     OutputBias,
     OutputHead,
-    Relation,
     State,
     TensorView,
     Tie,
 )
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.relation.interface import Aliased, Canonical
+from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.declared import view_config
 from tieconv.inspection.graph_ties_quantised import quantised_pair, relate_quantised, wasted
@@ -93,9 +94,9 @@ def _made(
     embedding: str, head: str, relation: Relation | None, tensors: Tensors, config: ConfigView | None, extra: int = 0
 ) -> Tie:
     """The tie of two initializers in this relation; ``None`` where they are one. ``extra`` bytes are wasted beside."""
-    members = [Member(embedding, True, State.CANONICAL)]
+    members = [Member(embedding, True, Canonical())]
     if relation is not None:
-        members.append(Member(head, True, relation.state, relation.detail))
+        members.append(Member(head, True, relation))
     states = {member.state for member in members} - {State.CANONICAL}
     declared = config.effective if config else not states - EQUAL
     unread = State.UNREAD in states
@@ -115,30 +116,32 @@ def _wasted(members: list[Member], tensors: Tensors) -> int:
     """Bytes of the copy; of a cast that loses nothing those of the narrower side."""
     first, *rest = members
     copies = [member for member in rest if member.state in (State.IDENTICAL, State.TRANSPOSED)]
-    casts = [member for member in rest if member.state is State.CAST and member.detail.get("lossless")]
+    casts = [member for member in rest if isinstance(member.relation, Cast) and member.relation.lossless]
     narrower = [min(tensors[first.name].nbytes, tensors[member.name].nbytes) for member in casts]
     return sum(tensors[member.name].nbytes for member in copies) + sum(narrower)
 
 
 def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader: ByteReader, depth: Depth) -> Relation:
-    """What the head is to the embedding, as stored; ``detail.transposed`` where it was compared turned round."""
+    """What the head is to the embedding, as stored; ``transposed`` where it was compared the other way round."""
     one, two = tensors[embedding.name], tensors[head.name]
     if one.range == two.range and one.dtype == two.dtype and one.shape == two.shape:
-        return Relation(State.ALIASED)
+        return Aliased()
     if depth is Depth.HEADER:
-        return Relation(State.UNREAD)
+        return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
         return _sampled(reader, one, two, turned=embedding.turned != head.turned)
     from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
-    from tieconv.inspection.views import one_way
+    from tieconv.inspection.view_reader import one_way
 
     if embedding.turned == head.turned:
         return _with_nan(relate(reader, one, two), one, reader)
     found = relate(reader, one, two) if one.shape == two.shape[::-1] and one.dtype == two.dtype else None
-    if found is None or found.state is not State.TRANSPOSED:
+    if not isinstance(found, Transposed):
         found = relate(reader, *one_way(one, two))
-        state = State.TRANSPOSED if found.state is State.IDENTICAL else found.state
-        found = Relation(state, {**found.detail, "transposed": True})
+        if isinstance(found, Identical):
+            found = Transposed()
+        if not isinstance(found, Aliased):
+            found = replace(found, transposed=True)
     return _with_nan(found, one, reader)
 
 
@@ -147,16 +150,16 @@ def _sampled(reader: ByteReader, one: TensorRecord, two: TensorRecord, *, turned
     from tieconv.inspection.sampled import HINT, relate_sampled  # of graphs on the Hub alone
 
     if turned:
-        return Relation(State.UNREAD, {"transposed": True, "reason": f"it would be compared transposed: {HINT}"})
+        return Unread(transposed=True, reason=f"it would be compared transposed: {HINT}")
     return relate_sampled(reader, one, two)
 
 
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
-    if relation.state not in EQUAL:
+    if not isinstance(relation, Identical | Transposed | Cast):
         return relation
-    from tieconv.inspection.values import has_nan
+    from tieconv.inspection.tensor_values import has_nan
 
-    return replace(relation, detail={**relation.detail, "nan": True}) if has_nan(reader, record) else relation
+    return replace(relation, nan=True) if has_nan(reader, record) else relation
 
 
 # --- duplicates ------------------------------------------------------------------------------------------
@@ -218,6 +221,6 @@ def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) 
         return None
     if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
         return OutputBias(name, BiasState.UNREAD)
-    from tieconv.inspection.values import bias_summary
+    from tieconv.inspection.tensor_values import bias_summary
 
     return OutputBias(name, *bias_summary(reader, tensors[name]))

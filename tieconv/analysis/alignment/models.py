@@ -12,8 +12,8 @@ import numpy as np
 from tieconv.analysis import Findings
 from tieconv.analysis.alignment.compare import QUERIES, Untied, align
 from tieconv.analysis.alignment.plane import plane
-from tieconv.analysis.alignment.tables import Array, Table
-from tieconv.analysis.alignment.tokens import token_bytes
+from tieconv.analysis.alignment.token_strings import token_bytes
+from tieconv.analysis.alignment.token_tables import Array, Table
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.analysis.relation.classify import equal_tables

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from tieconv.analysis.alignment.linear import moments
-from tieconv.analysis.alignment.tables import FEWEST, Array, Table, directed_rows
+from tieconv.analysis.alignment.token_tables import FEWEST, Array, Table, directed_rows
 from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
 
 

@@ -25,8 +25,8 @@ _BLOCK = 8 << 20
 _KEY = 128
 """Bytes of the longest key with its colon and white space. Behind more white space it is read with the rest."""
 _ITEMS = {
-    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (last, re.escape(first)))
-    for first, last in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
+    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (closing, re.escape(first)))
+    for first, closing in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
 }
 """The likely separator of items by their first byte."""
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from tieconv.analysis.model.tables import Table
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.inspection.relation import relate
 from tieconv.inspection.ties import EQUAL
@@ -61,8 +62,9 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table,
         return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
     relation = relate(reader, embed.record, head.record)
     alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
-    exact = alike and relation.state is State.SCALED and relation.detail.get("exact") is True
-    return Flip(exponent, exact and relation.detail.get("factor") == 2.0**exponent)
+    return Flip(
+        exponent, alike and isinstance(relation, Scaled) and relation.exact and relation.factor == 2.0**exponent
+    )
 
 
 def _apart(evidence: Inspection, reader: ByteReader, tie: Tie, *ends: Table) -> Iterator[tuple[str, str]]:

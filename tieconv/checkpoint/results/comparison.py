@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from tieconv.checkpoint.inspection import Detail
 from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.relation.proved import Relation
 from tieconv.version import VERSION
 
 DIFF_SCHEMA = "tieconv.diff/1"
@@ -45,6 +45,55 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyHere:
+    """A tensor that one model alone stores."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"shape": list(self.shape), "dtype": self.dtype}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of tensors that do not have the same one."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"a": list(self.a), "b": list(self.b)}
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardScale:
+    """Equal bytes, of which one model's forward pass multiplies the logits by ``forward_factor``."""
+
+    forward_factor: float
+    reason: str = "equal bytes, but one forward pass scales the logits"
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"forward_factor": plain(self.forward_factor), "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What B's tensor is to A's; ``forward_factor`` where A's forward pass multiplies its logits and B's does not."""
+
+    relation: Relation
+    forward_factor: float | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        factor = {} if self.forward_factor is None else {"forward_factor": plain(self.forward_factor)}
+        return {**self.relation.to_dict(), **factor}
+
+
+@dataclass(frozen=True, slots=True)
 class TensorDifference:
     """A parameter that the models do not share.
 
@@ -57,7 +106,7 @@ class TensorDifference:
     b: str | None
     contrast: Contrast
     loaders: tuple[str, ...]
-    detail: Detail = field(default_factory=dict)
+    evidence: OnlyHere | Shapes | ForwardScale | Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +185,7 @@ def _tensor(found: TensorDifference) -> dict[str, object]:
         "b": found.b,
         "state": str(found.contrast),
         "loaders": list(found.loaders),
-        "detail": plain(dict(found.detail)),
+        "detail": found.evidence.to_dict(),
     }
 
 

@@ -18,7 +18,7 @@ from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.json.strict import collector_paused, loads, refuse
-from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount
+from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes
 from tieconv.text import count, shown
 
 SUFFIX = ".safetensors"
@@ -64,7 +64,7 @@ def _tensors(
     """The file's own metadata, and its tensors by name."""
     metadata: Mapping[str, str] | None = None
     records: dict[str, TensorRecord] = {}
-    names = NameCount()
+    names, shapes = NameCount(), Shapes()
     for batch in batches:
         if "__metadata__" in batch:
             _check_new("__metadata__", metadata is not None, name)
@@ -74,7 +74,7 @@ def _tensors(
         if excess := names.excess(batch, len(batch)):
             _refuse(name, f"holds {excess}", "tensors", _SPLIT)
         for key, value in batch.items():
-            records[key] = _record(key, value, name, data_start)
+            records[key] = _record(key, value, name, data_start, shapes)
     return metadata, records
 
 
@@ -179,13 +179,13 @@ def _metadata(value: object, name: str) -> Mapping[str, str] | None:
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-def _record(name: str, value: object, file: str, data_start: int) -> TensorRecord:
+def _record(name: str, value: object, file: str, data_start: int, shapes: Shapes) -> TensorRecord:
     try:
         dtype, shape, start, end = _entry(value)
         _check_width(dtype, shape, end - start)
     except _EntryProblem as problem:
         _refuse(file, f"tensor {shown(name)} {problem}", problem.code)
-    return TensorRecord(name, dtype, shape, ByteRange(file, data_start + start, data_start + end))
+    return TensorRecord(name, dtype, shapes.shared(shape), ByteRange(file, data_start + start, data_start + end))
 
 
 class _EntryProblem(ValueError):

@@ -20,8 +20,8 @@ from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights, read_graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.judge import Judged, judge
+from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.passes import GraphPass, Work, make_work, run_floor, run_graph, run_reference
-from tieconv.onnx.parity.store import LogitStore
 from tieconv.onnx.parity.weights.folds import folds, head_width
 from tieconv.onnx.parity.weights.identity import weight_identity
 from tieconv.onnx.parity.weights.suspects import suspects, uncounted

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tieconv.checkpoint.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.model_files import ByteRange, FileState, Listing, WeightFile
@@ -274,7 +274,7 @@ def _check_extent(root: str, directory: str, files: int) -> None:
     )
 
 
-def _raise_unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> NoReturn:
     raise _unreadable(str(error.filename), error)
 
 
