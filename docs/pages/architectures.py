@@ -92,14 +92,14 @@ loaded in {right} of {all} files ({unknown} *unknown*), that for transformers 4.
 def _composed() -> Iterator[str]:
     counts = json.loads((MEASURED / "composites.json").read_text(encoding="utf-8"))
     yield COMPOSED.format(pairs=_pairs())
-    for name, found in counts.items():
+    for name, measured_counts in counts.items():
         record = table.composite(name) if name else None
         for part in record["parts"] if record is not None else ():
             own = "the class" if "body" in part["kind"] else "the part"
             if part.get("role") == "input":
                 own = "the other part"
-            measured = sum(key.startswith(f"{part['level']}=") for key in found["measured"])
-            right = found["by the rule"][part["level"]]
+            measured = sum(key.startswith(f"{part['level']}=") for key in measured_counts["measured"])
+            right = measured_counts["by the rule"][part["level"]]
             cells = (name, _code(part["level"]), part["default"], _code(part["file"]), own, measured, right)
             yield f"| {' | '.join(map(str, cells))} |"
 
@@ -108,9 +108,9 @@ def _pairs() -> str:
     path = MEASURED / "pairs.json"
     if not path.exists():
         return ""
-    found = Counter(json.loads(path.read_text(encoding="utf-8")))
+    counts = Counter(json.loads(path.read_text(encoding="utf-8")))
     figures = {
-        f"{word}{end}": sum(found[f"{version} {kind}"] for kind in kinds)
+        f"{word}{end}": sum(counts[f"{version} {kind}"] for kind in kinds)
         for version, end in (("5.x", ""), ("4.57", "4"))
         for word, kinds in (
             ("right", ("agrees",)),
@@ -118,7 +118,7 @@ def _pairs() -> str:
             ("all", ("agrees", "unknown", "differs")),
         )
     }
-    return PAIRS.format(pairs=found["pairs"], checked=found["checked"], **figures)
+    return PAIRS.format(pairs=counts["pairs"], checked=counts["checked"], **figures)
 
 
 def _left_out() -> Iterator[str]:

@@ -137,8 +137,8 @@ def _behaviour() -> Iterator[str]:
         yield f"| loader | {' | '.join(_STATES)} |"
         yield "|---" * (1 + len(_STATES)) + "|"
         columns = [_predicted(flag, stored) for stored in _STATES.values()]
-        for place, consumer in enumerate(CONSUMERS):
-            cells = " | ".join(_cell(column[place]) for column in columns)
+        for index, consumer in enumerate(CONSUMERS):
+            cells = " | ".join(_cell(column[index]) for column in columns)
             yield f"| {consumer.name} {consumer.version} | {cells} |"
     yield ""
 
@@ -172,7 +172,7 @@ def _weights(tensors: list[tuple[str, list[int], float]]) -> bytes:
     data = b""
     for name, shape, start in tensors:
         count = _ROWS if len(shape) == 1 else _ROWS * _WIDTH
-        raw = struct.pack(f"<{count}f", *(start + place**2 % 7 for place in range(count)))
+        raw = struct.pack(f"<{count}f", *(start + index**2 % 7 for index in range(count)))
         if start == 2.0:
             raw = raw[::-1]  # no multiple of the embedding
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}

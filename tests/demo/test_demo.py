@@ -18,9 +18,10 @@ from tieconv import api
 from tieconv.analysis.alignment.models import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo.corpus import PASSAGE, ROLES, grammar, sample
-from tieconv.demo.settings import REFERENCE, VOCABULARY, WORDS
-from tieconv.demo.text import generate
+from tieconv.demo.generated_text import generate
+from tieconv.demo.toy_settings import REFERENCE, VOCABULARY, WORDS
 from tieconv.errors import RefusedError
+from tieconv.install import install_command
 
 STEPS = 40
 
@@ -145,7 +146,7 @@ def test_torch_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Without torch: one sentence, and the command that installs it."""
     monkeypatch.setattr("tieconv.demo.toys.find_spec", lambda name: None if name == "torch" else object())
     result = run("demo -o", tmp_path / "toy")
-    assert result.exit_code == 2 and 'pip install "tieconv[torch]"' in result.stderr
+    assert result.exit_code == 2 and install_command("torch") in result.stderr
 
 
 def test_roles_are_refused(shown: tuple[Path, Result]) -> None:

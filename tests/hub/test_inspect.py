@@ -17,6 +17,7 @@ from tests.hub.models import CONFIG, EMBEDDING, HEAD, ROWS, WIDTH, noise, same_h
 from tests.hub.stub import Fault, Hub
 from tests.hub.verdicts import inspected, local, states, verdict
 from tests.patience import HANGS
+from tieconv.install import install_command
 
 SIZE = ROWS * WIDTH * 2
 NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "models").iterdir())
@@ -357,7 +358,7 @@ def test_without_huggingface_hub(hub: Hub, tieconv: Run, tmp_path: Path) -> None
     root = Path(__file__).parents[2]
     result = tieconv("inspect", "hf://org/m", PYTHONPATH=f"{tmp_path / 'blocked'}:{root}")
     assert result.returncode == 2
-    assert "hint: pip install 'tieconv[hub]'" in result.stderr.splitlines()
+    assert f"hint: {install_command('hub')}" in result.stderr.splitlines()
 
 
 def test_names_that_the_hub_takes(hub: Hub, tieconv: Run, models: Path) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tieconv.install import install_command
 from tieconv.onnx.session.diagnosis import diagnose
 
-INSTALL = "pip install --upgrade 'tieconv[gpu]'"
+INSTALL = install_command("gpu", upgrade=True)
 LOADED = "undefined symbol: Provider_GetHost"
 """What the loader says of the provider's library when every library that it needs was found."""
 

@@ -21,6 +21,7 @@ from tests.onnx.stored import copies, disk
 from tieconv import api
 from tieconv.checkpoint.graph import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
+from tieconv.install import install_command
 from tieconv.onnx.graph import packages as graph_packages
 from tieconv.onnx.write import plan as graph_planned
 from tieconv.onnx.write import session_proof as graph_proof
@@ -168,7 +169,7 @@ def test_a_missing_package_is_one_sentence(graph: Path, monkeypatch: pytest.Monk
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
         "error: an ONNX graph is read with onnx and onnx-ir, not installed here",
-        "hint: pip install 'tieconv[onnx]'",
+        f"hint: {install_command('onnx')}",
     ]
 
 
@@ -268,7 +269,7 @@ def test_untie(tmp_path: Path, name: str) -> None:
         assert all(len(matrix.dropped) == 1 for matrix in planned.plan.matrices) and planned.plan.matrices
         matrix = planned.plan.matrices[0]
         stored = dict(onnx_tensors(out))
-        assert np.array_equal(stored[matrix.dropped[0]], stored[matrix.kept].T)
+        assert np.array_equal(stored[matrix.dropped[0]], stored[matrix.initializer].T)
         operators = {node.op_type for node in onnx.load(out, load_external_data=False).graph.node}
         assert (name in SCALED) == ("Gemm" in operators)
     for shape in SHAPES:
@@ -307,7 +308,7 @@ def test_beyond_what_a_graph_can_hold(tmp_path: Path, monkeypatch: pytest.Monkey
     """An untied graph with its weights inside that would pass 2 GiB is refused with the way out; nothing is written."""
     source = build("by_node", tmp_path / "in" / "model.onnx", external=False)
     if encodes:
-        monkeypatch.setattr("tieconv.onnx.write.store.LIMIT", 100)
+        monkeypatch.setattr("tieconv.onnx.write.data_placement.LIMIT", 100)
     else:
         make = ir.serde.serialize_model
         monkeypatch.setattr(ir.serde, "serialize_model", lambda model: _Huge(make(model)))

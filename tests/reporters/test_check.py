@@ -24,7 +24,7 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_json, check_sarif
 from tieconv.reporters.ci import formats as check
-from tieconv.reporters.ci.check_paths import place, relative, uri
+from tieconv.reporters.ci.check_paths import path_of, relative, uri
 
 ROOT = Path(__file__).parents[2]
 CHECK = json.loads((files("tieconv.reporters") / "schemas" / "check.schema.json").read_text())
@@ -294,7 +294,7 @@ def test_markdown_fits_into_a_job_summary() -> None:
 )
 def test_a_finding_is_placed_in_its_file(source: str, file: str, path: str) -> None:
     """The path is one that can be opened from where the command ran."""
-    assert place(source, file) == path
+    assert path_of(source, file) == path
 
 
 def test_paths_are_those_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,17 +39,18 @@ def analyze(
     has no meaning.
     """
     from tieconv.analysis import find, report
+    from tieconv.plans import forecast_retie
 
     words = None if text is None else read_text(str(text))
     refuse_graphs(path)
     listing = locate(str(on_disk(path, True)))
-    against, second = (None if other is None else on_disk(other, True) for other in (against, second))
+    against, second = (None if model_path is None else on_disk(model_path, True) for model_path in (against, second))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        found = find(evidence, files, words)
+        findings = find(evidence, files, words, forecast_retie(evidence))
         if against is None and second is None and not maps:
-            return report(found)
+            return report(findings)
         from tieconv.analysis.alignment.models import extended
 
-        return extended(report(found), found, against, second, maps=maps)
+        return extended(report(findings), findings, against, second, maps=maps)

@@ -110,6 +110,6 @@ class GraphRecord:
             "outputs": list(self.outputs),
             "nodes": self.nodes,
             "session_bytes": self.session_bytes,
-            "latent": [found.to_dict() for found in self.latent],
-            "quantised": [found.to_dict() for found in self.quantised],
+            "latent": [entry.to_dict() for entry in self.latent],
+            "quantised": [entry.to_dict() for entry in self.quantised],
         }

@@ -12,7 +12,7 @@ import click
 from tieconv.cli.failure import tell
 from tieconv.cli.screen import reset
 from tieconv.cli.streams import echo
-from tieconv.cli.usage import told
+from tieconv.cli.usage import translating_usage_errors
 from tieconv.errors import TieconvError
 from tieconv.text import shown
 
@@ -26,10 +26,10 @@ class ErrorBoundary(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """As Click, which ends both of these with 1: that is an answer of `check` and `diff`."""
         try:
-            with told(ctx):
+            with translating_usage_errors(ctx):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
+            from tieconv.api import anything_waits  # pools of threads: nothing that every start should load
 
             echo("interrupted", err=True)
             if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
@@ -43,7 +43,7 @@ class ErrorBoundary(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """As Click, with its usage errors told."""
-        with told(None):
+        with translating_usage_errors(None):
             return super().make_context(*args, **kwargs)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

@@ -14,8 +14,7 @@ from tieconv.cli.write import WriteArguments, say_notes
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.graph import GraphOutcome
-    from tieconv.onnx.write.plan import PlannedGraphs
+    from tieconv.api import GraphOutcome, PlannedGraphs
 
 
 def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
@@ -63,13 +62,13 @@ def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:
     if not outcome.executed:
         return "nothing was written: give -o OUT" if not arguments.dry_run else "nothing was written"
     proof = "every byte compared" if arguments.verify == "full" else "structure verified"
-    proved = [one.proved for one in outcome.proofs]
+    proved = [session_proof.proved for session_proof in outcome.proofs]
     session = "" if not proved else ", proved in a session" if all(proved) else ", not proved in a session"
     return f"wrote {shown(outcome.output)}: {size(outcome.plan.bytes_written)} new, {proof}{session}"
 
 
-def refuse_options(**given: object) -> None:
+def refuse_options(**options: object) -> None:
     """Raise a usage error for options that say nothing about a graph."""
-    for name, value in given.items():
+    for name, value in options.items():
         if value:
             raise click.UsageError(f"--{name.replace('_', '-')} does not go with an ONNX graph")

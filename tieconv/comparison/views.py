@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import BiasState, Inspection
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.comparison.parameters import ParameterNames, Source, Sources
 from tieconv.loaders.load import bias_unset, load, releases
 from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.loaders.questions import in_file
@@ -14,14 +14,6 @@ from tieconv.text import shown
 
 HEAD_BIAS = "head bias"
 """The name under which every head bias is compared, whatever it is called."""
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a parameter's values come from; ``scale`` is what the forward pass multiplies them by."""
-
-    record: TensorRecord
-    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,7 @@ class View:
     """
 
     loader: str
-    sources: dict[str, Source]
+    sources: Sources
     bias_unset: bool
     trouble: str = ""
     refused: bool = False
@@ -43,11 +35,12 @@ class View:
 
 def views(inspection: Inspection) -> tuple[View, ...]:
     """The model in transformers 5, and in 4 where that has its class."""
-    return tuple(_view(inspection, release) for release in releases(inspection))
+    key = ParameterNames(inspection)
+    return tuple(_view(inspection, key, release) for release in releases(inspection))
 
 
-def _view(inspection: Inspection, release: str) -> View:
-    loaded, key = load(inspection, release), _Keys(inspection)
+def _view(inspection: Inspection, key: ParameterNames, release: str) -> View:
+    loaded = load(inspection, release)
     return View(
         loaded.loader.partition(".")[0],
         _sources(inspection, loaded, key),
@@ -58,7 +51,7 @@ def _view(inspection: Inspection, release: str) -> View:
     )
 
 
-def _trouble(inspection: Inspection, loaded: Loaded, key: _Keys) -> str:
+def _trouble(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> str:
     """What the loader stops at, or leaves without values; names as both models of a comparison have them."""
     refused = loaded.refused(Cause.CONFIG, Cause.NAMES)
     if refused is not None:
@@ -74,15 +67,16 @@ def _biases(inspection: Inspection) -> list[str]:
     return names or ([bias.name] if bias is not None else [])
 
 
-def _sources(inspection: Inspection, loaded: Loaded, key: _Keys) -> dict[str, Source]:
+def _sources(inspection: Inspection, loaded: Loaded, key: ParameterNames) -> Sources:
     tensors, biases = inspection.checkpoint.tensors, _biases(inspection)
-    found = {
-        key.of(name): Source(tensors[parameter.stored], parameter.factor)
-        for name, parameter in loaded.parameters.items()
-        if parameter.stored is not None and name not in biases
-    }
-    known = {*loaded.parameters, *loaded.unread, *biases}
-    found |= {key.of(name): Source(record) for name, record in tensors.items() if name not in known}
+    found = Sources(key, loaded.unread)
+    for name, parameter in loaded.parameters.items():
+        if parameter.stored is None or name in biases:
+            found.drop(key.of(name))
+        elif parameter.stored != name or parameter.factor != 1.0:
+            found[key.of(name)] = Source(tensors[parameter.stored], parameter.factor)
+    for name in biases:
+        found.drop(key.of(name))
     read = _bias(inspection, loaded, biases)
     if read is not None and not _starts_so(inspection, loaded, read):
         found[HEAD_BIAS] = Source(tensors[read])
@@ -101,23 +95,6 @@ def _starts_so(inspection: Inspection, loaded: Loaded, name: str) -> bool:
     bias = inspection.head.output_bias
     zero = bias is not None and bias.name == name and bias.state is BiasState.ZERO
     return zero and not bias_unset(inspection.family)
-
-
-class _Keys:
-    """File names as names that both models share: without the base model's prefix, a rename undone."""
-
-    def __init__(self, inspection: Inspection) -> None:
-        family, names = inspection.family, inspection.checkpoint.tensors
-        self.stored = {memory: stored for stored, memory in family.renames}
-        self.start = f"{family.prefix}." if family.prefix else ""
-        short = [self._short(name) for name in names]
-        self.unique = len(set(short)) == len(short)
-
-    def of(self, name: str) -> str:
-        return self._short(name) if self.unique else name
-
-    def _short(self, name: str) -> str:
-        return self.stored.get(name, name).removeprefix(self.start)
 
 
 def loaded(a: Inspection, b: Inspection) -> Iterator[tuple[View, View]]:

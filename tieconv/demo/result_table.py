@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.analysis import Analysis, Measure
-from tieconv.demo.settings import REFERENCE, REFERENCE_FLOORS
+from tieconv.demo.toy_settings import REFERENCE, REFERENCE_FLOORS
 
 _PAIRS = ("E→U", "E→T", "U→T", "E→E'", "U→U'")
 
@@ -18,11 +18,11 @@ def render(analysis: Analysis) -> str:
 def _lines(analysis: Analysis) -> Iterator[str]:
     alignment = analysis.section("Alignment")
     assert alignment is not None
-    found = {measure.name: measure for measure in alignment.measures}
-    names = list(dict.fromkeys(name.rsplit(" ", 1)[0] for name in found))
+    measures = {measure.name: measure for measure in alignment.measures}
+    names = list(dict.fromkeys(name.rsplit(" ", 1)[0] for name in measures))
     yield f"{'':14}" + "".join(f"{pair:>18}" for pair in _PAIRS)
     for name in names:
-        yield f"{name:14}" + "".join(f"{_cell(found[f'{name} {pair}']):>18}" for pair in _PAIRS)
+        yield f"{name:14}" + "".join(f"{_cell(measures[f'{name} {pair}']):>18}" for pair in _PAIRS)
         if name in REFERENCE:
             yield f"{'  reference':14}" + "".join(f"{cell:>18}" for cell in _reference(name))
     yield ""
@@ -34,8 +34,8 @@ def _lines(analysis: Analysis) -> Iterator[str]:
 
 def _reference(name: str) -> Iterator[str]:
     floors = REFERENCE_FLOORS.get(name, ())
-    for place, value in enumerate(REFERENCE[name]):
-        floor = f"[{floors[place]:+.3f}]" if place < len(floors) else ""
+    for index, value in enumerate(REFERENCE[name]):
+        floor = f"[{floors[index]:+.3f}]" if index < len(floors) else ""
         yield f"{value:.3f} {floor:8}"
 
 

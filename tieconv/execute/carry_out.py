@@ -144,10 +144,10 @@ class _Job:
 
     def _link_everything_else(self, staging: Staging) -> None:
         """The directory as it is, ``.git`` and all, without the files that change or go."""
-        gone = {*changed_names(self.plan), *self.plan.removed}
+        changed = {*changed_names(self.plan), *self.plan.removed}
         self.before = tree.states(self.final)
         with writing(self.final.name, staging.held, 0):
-            tree.link(self.final, staging.new, gone)
+            tree.link(self.final, staging.new, changed)
 
     def _like(self, name: str) -> Like | None:
         """The file that an output replaces, or else is made from."""
@@ -177,8 +177,8 @@ class _Job:
         if is_file(self.plan):
             return {self._file_name()}
         if self.before:
-            kept = {name for name, state in self.before.items() if not tree.is_directory(state)}
-            return (kept - set(self.plan.removed)) | set(changed_names(self.plan))
+            existing = {name for name, state in self.before.items() if not tree.is_directory(state)}
+            return (existing - set(self.plan.removed)) | set(changed_names(self.plan))
         return {*changed_names(self.plan), *linked_names(self.plan)}
 
     def _file_name(self) -> str:

@@ -13,7 +13,7 @@ from tieconv.checkpoint.plan import Plan
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError
 from tieconv.execute import tree
 from tieconv.execute.contents.clone import can_clone
-from tieconv.execute.contents.file_frame import bytes_in_place_of_shared
+from tieconv.execute.contents.file_layout import bytes_in_place_of_shared
 from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import (
     Target,

@@ -21,37 +21,37 @@ def free_bytes(directory: Path) -> int:
     return blocks * status.f_frsize
 
 
-def no_space(what: object, needed: int, free: int, why: str = "not enough space") -> WriteFailedError:
+def no_space(target: object, needed: int, free: int, why: str = "not enough space") -> WriteFailedError:
     """The error for a full disk or quota; ``needed`` and ``free`` in bytes, ``needed`` 0 where it is not known."""
     wanted = f"{size(needed)} ({needed:,} bytes) needed, " if needed else ""
     return WriteFailedError(
-        f"{shown(what)} cannot be written: {why}: {wanted}{size(free)} ({free:,} bytes) free",
+        f"{shown(target)} cannot be written: {why}: {wanted}{size(free)} ({free:,} bytes) free",
         "free some space, or write to another disk with -o",
         "write.no-space",
     )
 
 
 @contextmanager
-def writing(what: object, directory: Path, needed: int) -> Iterator[None]:
-    """Turn an `OSError` inside into a `WriteFailedError` about ``what``, which takes ``needed`` bytes."""
+def writing(target: object, directory: Path, needed: int) -> Iterator[None]:
+    """Turn an `OSError` inside into a `WriteFailedError` about ``target``, which takes ``needed`` bytes."""
     try:
         yield
     except OSError as error:
-        raise _failed(what, directory, needed, error) from error
+        raise _failed(target, directory, needed, error) from error
 
 
-def _failed(what: object, directory: Path, needed: int, error: OSError) -> WriteFailedError:
+def _failed(target: object, directory: Path, needed: int, error: OSError) -> WriteFailedError:
     reason = (error.strerror or type(error).__name__).lower()
     if error.errno in _SPACE:
-        return no_space(what, needed, _free_or_zero(directory), reason)
+        return no_space(target, needed, _free_or_zero(directory), reason)
     if error.errno == errno.EFBIG:
         return WriteFailedError(
-            f"{shown(what)} cannot be written: {reason}: {size(needed)} ({needed:,} bytes) needed, "
+            f"{shown(target)} cannot be written: {reason}: {size(needed)} ({needed:,} bytes) needed, "
             f"{size(_free_or_zero(directory))} free on the disk",
             "raise the file size limit (ulimit -f), or use a file system that holds files of this size",
             "write.too-large",
         )
-    return WriteFailedError(f"{shown(what)} cannot be written: {reason}", _hint(error.errno), "write.failed")
+    return WriteFailedError(f"{shown(target)} cannot be written: {reason}", _hint(error.errno), "write.failed")
 
 
 def _free_or_zero(directory: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from tieconv.checkpoint.model_files import (
     BLOCKING,
@@ -20,9 +21,11 @@ from tieconv.checkpoint.model_files import (
 )
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
-from tieconv.formats.directory import Model, Naming
+from tieconv.formats.directory import Model
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.json.lossless import read
+from tieconv.formats.layout import Naming
+from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.peft.reader import NEXT_STEP, PEFT
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
@@ -112,14 +115,14 @@ def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
 def index_name(checkpoint: Checkpoint) -> str:
     """The name that the index has or is to have."""
     naming = _naming(checkpoint)
-    found = [name for name in checkpoint.states if naming.is_index(name)]
-    if found:
-        return found[0]
+    indices = [name for name in checkpoint.states if naming.is_index(name)]
+    if indices:
+        return indices[0]
     matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
     match = next((match for match in matches if match), None)
     if match is None or not match["prefix"].startswith(_DIFFUSERS):
         return naming.index
-    return f"{match['prefix']}{match['suffix']}{index_format.SUFFIX}"
+    return f"{match['prefix']}{match['suffix']}{INDEX_SUFFIX}"
 
 
 def _naming(checkpoint: Checkpoint) -> Naming:
@@ -208,10 +211,10 @@ def _check_complete(listing: Listing, numbered: _Set, entries: set[str], documen
             raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
-def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
-    what = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
+def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:
+    reason = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
-        f"{shown(listing.source)} has no shards to index: {what}",
+        f"{shown(listing.source)} has no shards to index: {reason}",
         "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),
         ONE_FILE,
     )

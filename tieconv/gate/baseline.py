@@ -40,21 +40,21 @@ class Baseline:
     depth: Depth
     entries: tuple[Entry, ...]
 
-    def relative(self, place: str) -> str:
-        """How the file names the model at the absolute path ``place``."""
-        return relative(place, self.path)
+    def relative(self, model: str) -> str:
+        """How the file names the model at the absolute path ``model``."""
+        return relative(model, self.path)
 
-    def of(self, place: str) -> Counter[Entry]:
+    def of(self, source: str) -> Counter[Entry]:
         """The entries about one model; one that stands twice covers two findings."""
-        model = self.relative(place)
+        model = self.relative(source)
         return Counter(entry for entry in self.entries if entry.model == model)
 
 
-def relative(place: str, path: str) -> str:
-    """The model at the absolute path ``place`` as the baseline file at ``path`` names it."""
-    if "://" in place:
-        return place
-    return os.path.relpath(place, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
+def relative(model: str, path: str) -> str:
+    """The model at the absolute path ``model`` as the baseline file at ``path`` names it."""
+    if "://" in model:
+        return model
+    return os.path.relpath(model, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
 
 
 def entry_of(model: str, finding: CheckedFinding) -> Entry:

@@ -9,8 +9,8 @@ from functools import partial
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.errors import DestinationError, RefusedError, TieconvError
+from tieconv.gate.finding_file import file_of
 from tieconv.gate.jobs import each
-from tieconv.gate.place import file_of
 from tieconv.gate.policy import Policy
 from tieconv.gate.run_file import RunFile
 from tieconv.text import shown
@@ -64,8 +64,8 @@ def check_models(
     """The report, and its models by their places. A model that is given twice, or that ``record`` has, is read once."""
     places = by_place(paths)
     models: dict[str, CheckedModel] = {}
-    for place, model in zip(places, _examined(inspect, list(places.values()), jobs, record), strict=True):
-        models[place] = policy.judge(model, place)
+    for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record), strict=True):
+        models[location] = policy.judge(model, location)
         tick(model)
     notes = tuple(policy.notes(models))
     return CheckReport(tuple(models.values()), policy.fail_on, notes, policy.selection.codes()), models
@@ -106,8 +106,8 @@ def outputs(places: dict[str, str], out: str) -> Iterator[str]:
         yield out
         return
     taken: dict[str, str] = {}
-    for place, path in places.items():
-        name = os.path.basename(place.rstrip("/"))
+    for location, path in places.items():
+        name = os.path.basename(location.rstrip("/"))
         twin = taken.setdefault(name.casefold(), path)
         if twin is not path:
             raise DestinationError(

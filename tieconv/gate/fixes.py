@@ -145,12 +145,12 @@ class Fixer:
                 planned, reason = None, error.message
             if planned is not None:
                 self.applied.append(action)
-                self.now = Fix(self._told(action, model).command, rules)
+                self.now = Fix(self._on_named_model(action, model).command, rules)
                 return planned
             self.refused.setdefault(key, reason)
         return None
 
-    def _told(self, action: Action, model: CheckedModel) -> Action:
+    def _on_named_model(self, action: Action, model: CheckedModel) -> Action:
         """The action on the model that the user named: a later step reads what the one before it left."""
         if os.path.normpath(model.source) == os.path.normpath(self.source):
             return action
@@ -164,7 +164,7 @@ class Fixer:
     def _reason_against(self, action: Action, model: CheckedModel) -> str:
         if len(self.applied) >= MOST:
             return f"{MOST} remedies were applied already"
-        if not concerns(action, model):
+        if not model.is_target(action):
             return "it is about another model"
         for earlier in self.applied:
             if (earlier.verb, earlier.options) == (action.verb, action.options):
@@ -189,21 +189,13 @@ class Fixer:
 
 def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple[str, ...]]]:
     """The safe remedies of the findings that count, each once, and the rules that ask for it."""
-    found: dict[Action, list[str]] = {}
+    rules_of: dict[Action, list[str]] = {}
     for entry in filter(counts, model.findings):
         remedy = entry.finding.remedy
         if remedy is not None and remedy.safe and remedy.action is not None:
-            found.setdefault(remedy.action, []).append(entry.finding.rule)
-    for action, rules in found.items():
+            rules_of.setdefault(remedy.action, []).append(entry.finding.rule)
+    for action, rules in rules_of.items():
         yield action, tuple(dict.fromkeys(rules))
-
-
-def concerns(action: Action, model: CheckedModel) -> bool:
-    """Whether the action writes this model: an adapter's finding may name a command for its base."""
-    return os.path.normpath(action.source) in (
-        os.path.normpath(model.source),
-        os.path.normpath(os.path.dirname(model.source)),
-    )
 
 
 def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome | GraphOutcome, ...]]:
@@ -212,7 +204,7 @@ def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedMod
     refused: list[Fix] = []
     for action, rules in actions(model, counts):
         try:
-            if not concerns(action, model):
+            if not model.is_target(action):
                 raise RefusedError("it is about another model")
             outcomes.append(plan(action).outcome())
         except RefusedError as error:

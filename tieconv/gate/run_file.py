@@ -38,7 +38,7 @@ class RunFile:
         self._end = len(text[: text.rfind("\n") + 1].encode())
         self._whole = not text or text.endswith("\n")
         lines = text.split("\n")
-        found: dict[str, CheckedModel] = {}
+        models: dict[str, CheckedModel] = {}
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -57,8 +57,8 @@ class RunFile:
                     "run.malformed",
                 ) from error
             if entry.get("asked") == self._asked and model.failure is None:
-                found[model.source] = model
-        return found
+                models[model.source] = model
+        return models
 
     def add(self, model: CheckedModel) -> None:
         """Append a model; what stands there stays. Raises `DestinationError`."""
@@ -99,16 +99,16 @@ def _action_of(entry: CheckedFinding) -> list[object] | None:
     return [action.verb, action.source, [list(option) for option in action.options]] if action else None
 
 
-def _with_actions(model: CheckedModel, given: list[Any]) -> CheckedModel:
+def _with_actions(model: CheckedModel, actions: list[Any]) -> CheckedModel:
     """``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
-    findings = (_with_action(entry, one) for entry, one in zip(model.findings, given, strict=True))
+    findings = (_with_action(entry, action) for entry, action in zip(model.findings, actions, strict=True))
     return replace(model, findings=tuple(findings))
 
 
-def _with_action(entry: CheckedFinding, given: list[Any] | None) -> CheckedFinding:
+def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFinding:
     remedy = entry.finding.remedy
-    if given is None or remedy is None:
+    if recorded is None or remedy is None:
         return entry
-    verb, source, options = given
+    verb, source, options = recorded
     action = Action(str(verb), str(source), tuple((str(flag), str(value)) for flag, value in options))
     return replace(entry, finding=replace(entry.finding, remedy=replace(remedy, action=action)))

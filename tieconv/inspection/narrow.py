@@ -27,8 +27,8 @@ class NarrowedFiles:
     def pread(self, name: str, size: int, offset: int) -> bytes:
         if name == self._index:
             return self._data[offset : offset + size]
-        found: bytes = self._inner.pread(name, size, offset)
-        return found
+        data: bytes = self._inner.pread(name, size, offset)
+        return data
 
     def state(self, name: str) -> FileState:
         state: FileState = self._inner.state(name)
@@ -57,12 +57,12 @@ def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) 
         family = with_names(family, embed, head)
     elif family.knowledge is not Knowledge.TABLE:
         return None
-    kept = {homes[name] for name in _concerned(family, homes)}
-    unread = tuple(sorted(set(homes.values()) - kept))
-    if not kept or not unread:
+    needed = {homes[name] for name in _concerned(family, homes)}
+    unread = tuple(sorted(set(homes.values()) - needed))
+    if not needed or not unread:
         return None
-    entries = {name: size for name, size in listing.entries.items() if name in kept or not naming.is_weights(name)}
-    index = {"weight_map": {name: shard for name, shard in homes.items() if shard in kept}}
+    entries = {name: size for name, size in listing.entries.items() if name in needed or not naming.is_weights(name)}
+    index = {"weight_map": {name: shard for name, shard in homes.items() if shard in needed}}
     narrowed = NarrowedFiles(files, naming.index, json.dumps(index).encode())
     return replace(listing, entries=entries), narrowed, unread
 

@@ -42,10 +42,10 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
 
 
 def _draft(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
-    found = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
-    architecture = found.architectures[0] if found.architectures else ""
+    drafted = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
+    architecture = drafted.architectures[0] if drafted.architectures else ""
     family = _without_groups(architecture, Tying.HEADLESS)
-    return replace(family, model_type=found.model_type), replace(found, why=WHY)
+    return replace(family, model_type=drafted.model_type), replace(drafted, why=WHY)
 
 
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:

@@ -71,18 +71,18 @@ class Apart:
     def tables(self, embed: Any, head: Any) -> Iterator[None]:
         """The model with these tables in place of its own, as one that ties them reads the first at every input."""
         inputs, output = self._tied(), self.model.get_output_embeddings()
-        kept = [(module, module.weight) for module in (*inputs, output)]
+        weights = [(module, module.weight) for module in (*inputs, output)]
         _put(inputs, output, embed, head)
         try:
             yield
         finally:
-            for module, weight in kept:
+            for module, weight in weights:
                 module.weight = weight
 
     def _tied(self) -> list[Any]:
         """The modules that look up the input table, or one that the class ties to it."""
         named = ((module, f"{name}.weight") for name, module in self.model.named_modules())
-        tied = [module for module, name in named if any(name.endswith((f".{one}", one)) for one in self.tied)]
+        tied = [module for module, name in named if any(name.endswith((f".{suffix}", suffix)) for suffix in self.tied)]
         output = self.model.get_output_embeddings()
         return _inputs(self.model, [module for module in tied if module is not output])
 
@@ -107,21 +107,21 @@ def load_apart(
     counts = _counts(directory, ids, reading.added, min(map(len, tables)))
     reference = load(directory, {"architectures": [architecture]}, "float32")
     reference.model.requires_grad_(False)
-    apart = Apart(reference, tied, reading, parameter(tables[0]), parameter(tables[1]), windows, counts)
-    _exchange(directory, apart)
-    _try(directory, apart)
-    return apart
+    untied = Apart(reference, tied, reading, parameter(tables[0]), parameter(tables[1]), windows, counts)
+    _exchange(directory, untied)
+    _try(directory, untied)
+    return untied
 
 
-def _try(directory: str, apart: Apart) -> None:
+def _try(directory: str, untied: Apart) -> None:
     """Run one window. Raises `UnreadableError` where the class cannot, by rules of its own on lengths."""
     try:
-        with apart.torch.inference_mode():
-            apart.log_probabilities(apart.windows[0])
+        with untied.torch.inference_mode():
+            untied.log_probabilities(untied.windows[0])
     except (UnreadableError, IndexError, RuntimeError, ValueError, TypeError) as error:
         why = error.__cause__ or error  # the forward pass names the config, which may be fine for shorter texts
         raise UnreadableError(
-            f"{shown(directory)}: the model cannot be run on {count(apart.windows.shape[1], 'token')} of text: "
+            f"{shown(directory)}: the model cannot be run on {count(untied.windows.shape[1], 'token')} of text: "
             f"{shown(' '.join(str(why).split()), 200)}",
             "analyse it without --text",
             "analyze.run",
@@ -134,25 +134,25 @@ def parameter(values: Any) -> Any:
     return torch.nn.Parameter(torch.from_numpy(values.astype("f4")), requires_grad=False)
 
 
-def _exchange(directory: str, apart: Apart) -> None:
-    first, output = apart.model.get_input_embeddings(), apart.model.get_output_embeddings()
-    if output is None or first.weight.shape != apart.embed.shape:
+def _exchange(directory: str, untied: Apart) -> None:
+    first, output = untied.model.get_input_embeddings(), untied.model.get_output_embeddings()
+    if output is None or first.weight.shape != untied.embed.shape:
         raise RefusedError(
             f"{shown(directory)}: the model that transformers builds has other tables than the checkpoint stores",
             "analyse it without --text",
             "analyze.tables",
         )
-    torch = apart.torch
-    equal = [module for module in apart._tied() if torch.equal(module.weight, first.weight)]
-    _put(_inputs(apart.model, equal), output, apart.embed, apart.head)
+    torch = untied.torch
+    equal = [module for module in untied._tied() if torch.equal(module.weight, first.weight)]
+    _put(_inputs(untied.model, equal), output, untied.embed, untied.head)
 
 
 def _inputs(model: Any, more: list[Any]) -> list[Any]:
     """The modules that look up the input table itself, and ``more``: each once."""
     first, output = model.get_input_embeddings(), model.get_output_embeddings()
     shared = [module for module in model.modules() if getattr(module, "weight", None) is first.weight]
-    found = [first, *(module for module in (*shared, *more) if module is not output)]
-    return list({id(module): module for module in found}.values())
+    modules = [first, *(module for module in (*shared, *more) if module is not output)]
+    return list({id(module): module for module in modules}.values())
 
 
 def _put(inputs: list[Any], output: Any, embed: Any, head: Any) -> None:
@@ -195,7 +195,7 @@ def _windows(ids: list[int], reading: Reading, most: int) -> Any:
         )
     length, enough = min(most, len(ids)), max(WINDOWS, -(-LEAST // reading.predicted(most)))
     whole = len(ids) // length if length else 0
-    rows = list(dict.fromkeys(tuple(ids[place * length : (place + 1) * length]) for place in range(whole)))
+    rows = list(dict.fromkeys(tuple(ids[index * length : (index + 1) * length]) for index in range(whole)))
     if len(rows) * reading.predicted(length) < LEAST:
         why = f"the text has {count(len(ids), 'token')}"
         least = -(-LEAST // reading.predicted(most)) * most
@@ -207,5 +207,5 @@ def _windows(ids: list[int], reading: Reading, most: int) -> Any:
             "analyze.text-short",
         )
     if len(rows) > enough:
-        rows = [rows[place] for place in torch.linspace(0, len(rows) - 1, enough).long().tolist()]
+        rows = [rows[index] for index in torch.linspace(0, len(rows) - 1, enough).long().tolist()]
     return torch.tensor(rows)

@@ -71,26 +71,26 @@ class Masked:
     """Every seventh token is masked and predicted from all the others, between the tokens that begin and end a text."""
 
     mask: int
-    first: tuple[int, ...]
-    last: tuple[int, ...]
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
 
     @property
     def added(self) -> tuple[int, ...]:
-        return (self.mask, *self.first, *self.last)
+        return (self.mask, *self.prefix, *self.suffix)
 
     def fed(self, window: Any) -> Fed:
         places = need("torch", EXTRA, PURPOSE).arange(EVERY // 2, len(window), EVERY)
         masked = window.clone()
         masked[places] = self.mask
         return Fed(
-            _batch(_joined(self.first, masked, self.last), placed=False), places + len(self.first), window[places]
+            _batch(_joined(self.prefix, masked, self.suffix), placed=False), places + len(self.prefix), window[places]
         )
 
     def predicted(self, length: int) -> int:
         return len(range(EVERY // 2, length, EVERY))
 
     def longest(self, places: int) -> int:
-        return places - len(self.first) - len(self.last)
+        return places - len(self.prefix) - len(self.suffix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,15 +98,15 @@ class EncoderDecoder:
     """The encoder reads the first half of a window, the decoder predicts the second, token by token."""
 
     start: int
-    last: tuple[int, ...]
+    suffix: tuple[int, ...]
 
     @property
     def added(self) -> tuple[int, ...]:
-        return (self.start, *self.last)
+        return (self.start, *self.suffix)
 
     def fed(self, window: Any) -> Fed:
         half = len(window) // 2
-        read, targets = _joined((), window[:half], self.last), window[half:]
+        read, targets = _joined((), window[:half], self.suffix), window[half:]
         batch = _batch(read)
         decoder = _joined((self.start,), targets[:-1], ())
         return Fed(Batch(batch.ids, batch.mask, decoder_ids=decoder[None]), slice(None), targets)
@@ -115,7 +115,7 @@ class EncoderDecoder:
         return length - length // 2
 
     def longest(self, places: int) -> int:
-        return 2 * (places - len(self.last))
+        return 2 * (places - len(self.suffix))
 
 
 def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
@@ -137,12 +137,12 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
 def positions(directory: str) -> int | None:
     """How many positions a model has by its config; ``None`` where it says nothing of them."""
     config = load_config(directory)
-    found = getattr(config, "max_position_embeddings", None)
-    if not isinstance(found, int) or found < 1:
+    number = getattr(config, "max_position_embeddings", None)
+    if not isinstance(number, int) or number < 1:
         return None
     padding = config.pad_token_id
     counted = config.model_type.endswith(_FROM_PADDING) and isinstance(padding, int)
-    return found - padding - 1 if counted else found
+    return number - padding - 1 if counted else number
 
 
 def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:
@@ -174,8 +174,8 @@ def _ids(token: int | None) -> tuple[int, ...]:
     return () if token is None else (token,)
 
 
-def _joined(first: tuple[int, ...], ids: Any, last: tuple[int, ...]) -> Any:
-    return need("torch", EXTRA, PURPOSE).cat([ids.new_tensor(first), ids, ids.new_tensor(last)])
+def _joined(before: tuple[int, ...], ids: Any, after: tuple[int, ...]) -> Any:
+    return need("torch", EXTRA, PURPOSE).cat([ids.new_tensor(before), ids, ids.new_tensor(after)])
 
 
 def _batch(ids: Any, *, placed: bool = True) -> Batch:

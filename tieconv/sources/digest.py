@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 from tieconv.checkpoint.model_files import Files
 
@@ -12,22 +12,15 @@ Kind = Literal["sha256", "git"]
 _BLOCK = 1 << 20
 
 
-class Hashed(Protocol):
-    """A source that knows hashes without reading."""
-
-    def known_hash(self, name: str) -> tuple[Kind, str]:
-        """The hash that the file is stored under."""
-        ...
-
-
 def same_hash(a: object, b: object, name: str) -> bool:
     """Whether two files of one size are equal, by a hash that one side knows; the other has it too or is read."""
-    known = [found for reader in (a, b) if (found := _known(reader, name))]
-    kind: Kind = "sha256" if any(found[0] == "sha256" for found in known) else "git"
+    known = [stored for reader in (a, b) if (stored := _known(reader, name))]
+    kind: Kind = "sha256" if any(stored[0] == "sha256" for stored in known) else "git"
     return _hash_of(a, name, kind) == _hash_of(b, name, kind)
 
 
 def _known(reader: object, name: str) -> tuple[Kind, str] | None:
+    # A source on the Hub knows the hash that a file is stored under; others have no such method.
     ask = cast("Callable[[str], tuple[Kind, str]] | None", getattr(reader, "known_hash", None))
     return ask(name) if ask else None
 

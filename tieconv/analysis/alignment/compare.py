@@ -16,7 +16,7 @@ import numpy as np
 
 from tieconv.analysis.alignment.linear import MAPS, Linear, Moments, expected, linear, moments
 from tieconv.analysis.alignment.local import NEIGHBOURS, Local, Sample, draw, local, overlap, pearson, spearman
-from tieconv.analysis.alignment.tables import Array, Joined, Table, join
+from tieconv.analysis.alignment.token_tables import Array, Joined, Table, join
 from tieconv.analysis.alignment.verdict import Contest, verdict
 from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
 
@@ -81,11 +81,11 @@ def align(
         views.append(local(joined, which, sample, k))
     known = [moments(joined, which) for which in range(len(tables))]
     pairs = dict(_PAIRS) | ({"E→E'": (1, 3), "U→U'": (2, 4)} if second else {})
-    found = {}
+    figures = {}
     for name, (source, target) in pairs.items():
         progress(name)
-        found[name] = _figures(joined, views, known, sample, (source, target), shuffle)
-    return _section(joined, views, sample, found)
+        figures[name] = _figures(joined, views, known, sample, (source, target), shuffle)
+    return _section(joined, views, sample, figures)
 
 
 def _figures(
@@ -115,14 +115,14 @@ def _linear_figures(
     yield "cka", _Figure(value.cka, chance.cka, 0.0, both)
 
 
-def _local_figures(joined: Joined, one: Local, other: Local, sample: Sample, shuffle: Array) -> dict[str, _Figure]:
-    shared = overlap(one, other)
-    k, asked = one.neighbours.shape[1], len(sample.queries)
-    mixed = np.random.default_rng(0).permutation(len(one.cosines))
+def _local_figures(joined: Joined, source: Local, target: Local, sample: Sample, shuffle: Array) -> dict[str, _Figure]:
+    shared = overlap(source, target)
+    k, asked = source.neighbours.shape[1], len(sample.queries)
+    mixed = np.random.default_rng(0).permutation(len(source.cosines))
     return {
         "knn": _Figure(float(shared.mean()), k / (joined.count - 1), float(shared.std()) / sqrt(asked)),
-        "rsa": _correlation(spearman, one.cosines, other.cosines, mixed, asked),
-        "norms": _correlation(pearson, one.norms, other.norms, shuffle, joined.count),
+        "rsa": _correlation(spearman, source.cosines, target.cosines, mixed, asked),
+        "norms": _correlation(pearson, source.norms, target.norms, shuffle, joined.count),
     }
 
 
@@ -134,13 +134,13 @@ def _correlation(
     return _Figure(value, measure(left, right[order]), (1 - value**2) / sqrt(max(1, tokens - 3)), 0.0)
 
 
-def _section(joined: Joined, views: list[Local], sample: Sample, found: dict[str, dict[str, _Figure]]) -> Section:
-    contests = [_contest(name, found) for name in ("knn", "rsa", "norms")]
+def _section(joined: Joined, views: list[Local], sample: Sample, figures: dict[str, dict[str, _Figure]]) -> Section:
+    contests = [_contest(name, figures) for name in ("knn", "rsa", "norms")]
     shape, sentence = verdict(contests)
     return Section(
         TITLE,
         sentence,
-        tuple(_measures(joined, sample, found)),
+        tuple(_measures(joined, sample, figures)),
         dict(_series(joined, views)),
         {
             "shape": shape,
@@ -151,41 +151,41 @@ def _section(joined: Joined, views: list[Local], sample: Sample, found: dict[str
             "neighbours": views[0].neighbours.shape[1],
             "gaussian_floor": {
                 pair: {name: figure.formula for name, figure in row.items() if figure.formula is not None}
-                for pair, row in found.items()
+                for pair, row in figures.items()
             },
             "standard_error": {
                 pair: {name: figure.error for name, figure in row.items() if figure.error}
-                for pair, row in found.items()
+                for pair, row in figures.items()
             },
             "evidence": [contest.to_dict() for contest in contests],
         },
     )
 
 
-def _contest(name: str, found: Mapping[str, Mapping[str, _Figure]]) -> Contest:
+def _contest(name: str, figures: Mapping[str, Mapping[str, _Figure]]) -> Contest:
     sides = []
     for pair in ("E→T", "U→T"):
-        figure, ceiling = found[pair][name], _ceiling(found, pair, name)
+        figure, ceiling = figures[pair][name], _ceiling(figures, pair, name)
         assert figure.value is not None
         sides.append((figure.value, figure.floor, figure.error, ceiling))
     return Contest(name, *sides)
 
 
-def _ceiling(found: Mapping[str, Mapping[str, _Figure]], pair: str, name: str) -> float | None:
-    row = found.get(_CEILINGS.get(pair, ""))
+def _ceiling(figures: Mapping[str, Mapping[str, _Figure]], pair: str, name: str) -> float | None:
+    row = figures.get(_CEILINGS.get(pair, ""))
     return row[name].value if row else None
 
 
-def _measures(joined: Joined, sample: Sample, found: Mapping[str, Mapping[str, _Figure]]) -> Iterator[Measure]:
+def _measures(joined: Joined, sample: Sample, figures: Mapping[str, Mapping[str, _Figure]]) -> Iterator[Measure]:
     counts = {"knn": len(sample.queries), "rsa": len(sample.pairs)}
     for name, says in _SAYS.items():
-        for pair, row in found.items():
+        for pair, row in figures.items():
             figure = row[name]
             yield Measure(
                 f"{name} {pair}",
                 figure.value,
                 None if figure.value is None else figure.floor,
-                _ceiling(found, pair, name),
+                _ceiling(figures, pair, name),
                 counts.get(name, joined.count),
                 _UNITS.get(name, "cosine"),
                 says if figure.value is not None else "needs tables of one width",

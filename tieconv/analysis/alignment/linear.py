@@ -12,7 +12,7 @@ from math import pi, sqrt
 
 import numpy as np
 
-from tieconv.analysis.alignment.tables import Array, Joined
+from tieconv.analysis.alignment.token_tables import Array, Joined
 from tieconv.analysis.relation.linear_map import solve
 
 MAPS = ("identity", "procrustes", "least squares")
@@ -94,17 +94,17 @@ def expected(measure: str, tokens: int, width: int) -> float:
 
 def _pairs(joined: Joined, source: int, target: int, shuffle: Array | None) -> Iterator[tuple[Array, Array]]:
     for places in joined.blocks():
-        other = places if shuffle is None else shuffle[places]
-        yield joined.take(source, places), joined.take(target, other)
+        partners = places if shuffle is None else shuffle[places]
+        yield joined.take(source, places), joined.take(target, partners)
 
 
 def _maps(gram: Array, cross: Array) -> dict[str, Array | None]:
     """Each map as a float32 matrix of (source width, target width), ``None`` for the identity."""
-    found: dict[str, Array | None] = {}
+    maps: dict[str, Array | None] = {}
     if cross.shape[0] == cross.shape[1]:
         left, _, right = np.linalg.svd(cross)
-        found |= {"identity": None, "procrustes": (left @ right).astype(np.float32)}
-    return found | {"least squares": solve(gram, cross, _ROUNDING).astype(np.float32)}
+        maps |= {"identity": None, "procrustes": (left @ right).astype(np.float32)}
+    return maps | {"least squares": solve(gram, cross, _ROUNDING).astype(np.float32)}
 
 
 def _cosines(mapped: Array, target: Array) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tieconv.analysis.alignment.tables import Array, Joined
+from tieconv.analysis.alignment.token_tables import Array, Joined
 
 NEIGHBOURS = 10
 PAIRS = 200_000
@@ -43,16 +43,16 @@ def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
     """Table ``which`` seen through a sample; one pass over its rows."""
     asked = _units(joined.take(which, sample.queries))
     norms = np.empty(joined.count)
-    near = _Nearest(len(sample.queries), k)
+    nearest = _Nearest(len(sample.queries), k)
     for places in joined.blocks():
         rows = joined.take(which, places)
         norms[places] = np.linalg.norm(rows, axis=1)
-        near.add(_alike(asked, _units(rows), sample.queries, places), places)
+        nearest.add(_alike(asked, _units(rows), sample.queries, places), places)
     left, right = sample.pairs.T
     cosines = np.concatenate(
         [np.einsum("ij,ij->i", asked[a], asked[b]) for a, b in zip(_parts(left), _parts(right), strict=True)]
     )
-    return Local(np.sort(near.places, axis=1), cosines, norms)
+    return Local(np.sort(nearest.places, axis=1), cosines, norms)
 
 
 class _Nearest:
@@ -78,10 +78,10 @@ def _alike(asked: Array, rows: Array, queries: Array, places: Array) -> Array:
     return scores
 
 
-def overlap(one: Local, other: Local) -> Array:
+def overlap(source: Local, target: Local) -> Array:
     """The share of each query's neighbours that both tables agree on, (queries,)."""
-    k = one.neighbours.shape[1]
-    both = np.sort(np.concatenate([one.neighbours, other.neighbours], axis=1), axis=1)
+    k = source.neighbours.shape[1]
+    both = np.sort(np.concatenate([source.neighbours, target.neighbours], axis=1), axis=1)
     shares: Array = (both[:, 1:] == both[:, :-1]).sum(axis=1) / k
     return shares
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import numpy as np
 from tieconv.analysis import Findings
 from tieconv.analysis.alignment.compare import QUERIES, Untied, align
 from tieconv.analysis.alignment.plane import plane
-from tieconv.analysis.alignment.tables import Array, Table
-from tieconv.analysis.alignment.tokens import token_bytes
+from tieconv.analysis.alignment.token_strings import token_bytes
+from tieconv.analysis.alignment.token_tables import Array, Table
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.analysis.relation.classify import equal_tables
@@ -37,7 +37,7 @@ def opened(path: str | Path, *, embed: str | None = None, head: str | None = Non
 
 def extended(
     analysis: Analysis,
-    found: Findings,
+    findings: Findings,
     against: str | Path | None = None,
     second: str | Path | None = None,
     *,
@@ -55,40 +55,41 @@ def extended(
     sections = list(analysis.sections)
     if against is not None:
         with ExitStack() as stack:
-            untied, other = (stack.enter_context(opened(path)) if path else None for path in (against, second))
+            untied, second_model = (stack.enter_context(opened(path)) if path else None for path in (against, second))
             assert untied is not None
-            sections.append(align_models(found.subject, untied, other))
+            sections.append(align_models(findings.subject, untied, second_model))
     if maps:
-        sections += _maps(found)
+        sections += _maps(findings)
     return replace(analysis, sections=tuple(sections))
 
 
-def _maps(found: Findings) -> Iterator[Section]:
+def _maps(findings: Findings) -> Iterator[Section]:
     """Of each table; none of one that has fewer than three rows with a direction."""
-    subject = found.subject
+    subject = findings.subject
     for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
         if stored is not None:
             table = Table(role, stored.rows, stored.width, stored.pick)
-            colours = _colours(found, stored.rows)
-            with suppress(RefusedError):
-                yield plane(table, colours, f"Map: {role}", _telling(colours))
+            colours = _colours(findings, stored.rows)
+            section = plane(table, colours, f"Map: {role}", _telling(colours))
+            if section is not None:
+                yield section
 
 
-def _colours(found: Findings, rows: int) -> dict[str, Array]:
+def _colours(findings: Findings, rows: int) -> dict[str, Array]:
     """What tells tokens apart beyond their rows: how the two tables differ there, how often the text has them."""
     colours: dict[str, Array] = {}
-    if found.related is not None and found.related.moments.unequal.any():
-        colours["difference of the two rows"] = _filled(found.related.moments.apart, rows)
-    if found.measured is not None:
-        colours["log10(1 + times in the text)"] = _filled(np.log10(1 + found.measured.counts), rows)
+    if findings.related is not None and findings.related.moments.unequal.any():
+        colours["difference of the two rows"] = _filled(findings.related.moments.distances, rows)
+    if findings.measured is not None:
+        colours["log10(1 + times in the text)"] = _filled(np.log10(1 + findings.measured.counts), rows)
     return colours
 
 
 def _filled(values: Array, rows: int) -> Array:
     """The values of the first ``rows`` rows, 0 for those that have none."""
     whole = np.zeros(rows)
-    kept = min(rows, len(values))
-    whole[:kept] = np.nan_to_num(values[:kept], posinf=0.0)
+    shared = min(rows, len(values))
+    whole[:shared] = np.nan_to_num(values[:shared], posinf=0.0)
     return whole
 
 
@@ -134,9 +135,9 @@ def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
 
 def _untied(subject: Subject) -> Untied:
     if subject.head is None or equal_tables(subject.embed, subject.head):
-        what = "is tied: it has one table" if subject.head is None else "has two equal tables, as a tied one has"
+        problem = "is tied: it has one table" if subject.head is None else "has two equal tables, as a tied one has"
         raise RefusedError(
-            f"{shown(_source(subject))} {what}, and a reference needs an input and an output table of its own",
+            f"{shown(_source(subject))} {problem}, and a reference needs an input and an output table of its own",
             "name an untied model: tieconv analyze TIED --against UNTIED",
         )
     return Untied(
@@ -146,8 +147,8 @@ def _untied(subject: Subject) -> Untied:
 
 def _require_another(untied: Subject, second: Subject) -> None:
     """A model is as like itself as can be: no ceiling of what two seeds share."""
-    for mine, other in ((untied.embed, second.embed), (untied.output, second.output)):
-        if mine.width == other.width and mine.rows == other.rows and equal_tables(mine, other):
+    for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
+        if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
             raise RefusedError(
                 f"{shown(_source(second))} holds the {shown(mine.record.name)} of {shown(_source(untied))}, and the "
                 "ceilings need a model of another seed",

@@ -7,20 +7,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from tieconv.analysis.alignment.linear import moments
-from tieconv.analysis.alignment.tables import Array, Table, join
+from tieconv.analysis.alignment.token_tables import FEWEST, Array, Table, directed_rows
 from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
 
 
 def plane(
     table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
-) -> Section:
+) -> Section | None:
     """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
 
     ``colours`` are numbers by row (rows,), such as frequencies or differences, by what they are, the most telling one
-    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all. Raises
-    `RefusedError` where fewer than three rows have a direction.
+    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all.
+    ``None`` where fewer than three rows have a direction.
     """
-    joined = join([Table(table.name, table.rows, table.width, table.read)])
+    joined = directed_rows(table)
+    if joined.count < FEWEST:
+        return None
     seen = moments(joined, 0)
     energies, directions = np.linalg.eigh(seen.gram)
     energies = np.clip(energies[::-1], 0, None)
@@ -28,8 +30,8 @@ def plane(
     rows = joined.take(0, chosen)
     spots = (rows - seen.mean) @ directions[:, ::-1][:, :2]
     series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
-    for what, values in (colours or {}).items():
-        series[f"plane_colour {what}"] = values[joined.numbers[0][chosen]]
+    for label, values in (colours or {}).items():
+        series[f"plane_colour {label}"] = values[joined.numbers[0][chosen]]
     series["plane_colour row norm"] = np.linalg.norm(rows, axis=1)
     return Section(
         title,
@@ -46,13 +48,13 @@ def _chosen(count: int, first: Array | None) -> Array:
         return np.arange(count)
     if first is None or not first.any():
         return _spread_over(np.arange(count), POINTS)
-    kept = _spread_over(np.flatnonzero(first), POINTS // 2)
-    return np.union1d(kept, _spread_over(np.setdiff1d(np.arange(count), kept), POINTS - len(kept)))
+    chosen = _spread_over(np.flatnonzero(first), POINTS // 2)
+    return np.union1d(chosen, _spread_over(np.setdiff1d(np.arange(count), chosen), POINTS - len(chosen)))
 
 
 def _spread_over(places: Array, most: int) -> Array:
-    found: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
-    return found
+    spread: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
+    return spread
 
 
 def _sentence(name: str, energies: Array) -> str:

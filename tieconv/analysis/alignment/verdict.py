@@ -67,11 +67,11 @@ def verdict(contests: list[Contest]) -> tuple[str, str]:
             "Nothing here tells which role the tied table plays: against both tables it is at chance, or equally far "
             "from them."
         )
-    for side, other in (("output", "input"), ("input", "output")):
-        if len(won[side]) >= 2 and not won[other]:
+    for side, opposite in (("output", "input"), ("input", "output")):
+        if len(won[side]) >= 2 and not won[opposite]:
             return side, (
                 f"The tied table is {side}-shaped: it agrees more with the untied {_role(side)} than with the untied "
-                f"{_role(other)} in {_and([_WORDS[name] for name in won[side]])}."
+                f"{_role(opposite)} in {_and([_WORDS[name] for name in won[side]])}."
             )
     if not (won["output"] and won["input"]):
         return "mixed", f"Too little for an answer: {_votes(won)[0]}, and the other two measures for neither role."

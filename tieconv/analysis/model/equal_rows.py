@@ -15,23 +15,23 @@ _DIGEST = 16
 
 def digests(table: Table) -> Array:
     """A digest of each row's bytes: (V,) of 16-byte strings."""
-    found = np.empty(table.rows, f"V{_DIGEST}")
+    row_digests = np.empty(table.rows, f"V{_DIGEST}")
     for start, stop in spans(table.rows, table.width):
         block = table.bits(start, stop)
-        for place in range(stop - start):
-            found[start + place] = np.void(blake2b(block[place].data, digest_size=_DIGEST).digest())
-    return found
+        for row in range(stop - start):
+            row_digests[start + row] = np.void(blake2b(block[row].data, digest_size=_DIGEST).digest())
+    return row_digests
 
 
-def overlap(one: Array, two: Array) -> int:
-    """How many digests of ``one`` find one of their own in ``two``, each of which serves once."""
-    first, second = Counter(map(bytes, one)), Counter(map(bytes, two))
+def overlap(left: Array, right: Array) -> int:
+    """How many digests of ``left`` find one of their own in ``right``, each of which serves once."""
+    first, second = Counter(map(bytes, left)), Counter(map(bytes, right))
     return sum((first & second).values())
 
 
-def duplicates(found: Array) -> list[list[int]]:
+def duplicates(row_digests: Array) -> list[list[int]]:
     """The groups of two or more places with one digest, in order of their first place."""
     groups: dict[bytes, list[int]] = {}
-    for place, digest in enumerate(found):
-        groups.setdefault(digest.tobytes(), []).append(place)
+    for row, digest in enumerate(row_digests):
+        groups.setdefault(digest.tobytes(), []).append(row)
     return [group for group in groups.values() if len(group) > 1]

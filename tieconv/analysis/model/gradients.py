@@ -42,6 +42,6 @@ def gradients_section(reference: Apart, *, tied: bool) -> Section:
     if into.shape == out.shape and length_in and length_out:
         cosine = float((into * out).sum()) / (length_in * length_out)
         measures.append(Measure("cosine of the two", cosine, floor=0.0, n=n))
-    what = "tied table" if tied else "two tables"
-    sentence = f"On this text the output end makes {share:.0%} of the gradient of the {what}."
+    tables = "tied table" if tied else "two tables"
+    sentence = f"On this text the output end makes {share:.0%} of the gradient of the {tables}."
     return Section(TITLE, sentence, tuple(measures))

@@ -20,13 +20,13 @@ class Moments:
     Sums are float64 over the rows that are finite in both, and whose squares are (``finite``). ``unequal`` marks rows
     that differ in a bit, or, for two types, whose values differ once the wider is rounded to the narrower; ``cast``
     says which was rounded (empty for one type). ``unequal_columns`` marks columns in the same way.
-    ``apart`` is ‖U_v − E_v‖.
+    ``distances`` are ‖U_v − E_v‖.
     """
 
     rows: int
     width: int
     norms: tuple[Array, Array]
-    apart: Array
+    distances: Array
     unequal: Array
     finite: Array
     sums: tuple[Array, Array]
@@ -55,7 +55,7 @@ class Moments:
 def measure(embed: Table, head: Table) -> Moments:
     """The moments of the rows that both tables have. Raises what the reader raises."""
     rows, width = min(embed.rows, head.rows), embed.width
-    found = Moments(
+    moments = Moments(
         rows,
         width,
         (np.zeros(embed.rows), np.zeros(head.rows)),
@@ -69,31 +69,31 @@ def measure(embed: Table, head: Table) -> Moments:
         np.zeros(width, bool),
     )
     for start, stop in spans(rows, width):
-        _add(found, start, stop, embed.bits(start, stop), head.bits(start, stop), (embed.form, head.form))
-    for place, table in enumerate((embed, head)):
+        _add(moments, start, stop, embed.bits(start, stop), head.bits(start, stop), (embed.form, head.form))
+    for side, table in enumerate((embed, head)):
         for start, stop in spans(table.rows - rows, width):
             values = table.values(rows + start, rows + stop)
-            found.norms[place][rows + start : rows + stop] = _lengths(values)
-    return found
+            moments.norms[side][rows + start : rows + stop] = _lengths(values)
+    return moments
 
 
-def _add(found: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, forms: tuple[Format, Format]) -> None:
+def _add(moments: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, forms: tuple[Format, Format]) -> None:
     e, u = numbers(e_bits, forms[0]), numbers(u_bits, forms[1])
     differing = _unequal(e_bits, u_bits, forms)
-    found.unequal[start:stop] = differing.any(axis=1)
-    found.unequal_columns |= differing.any(axis=0)
-    found.norms[0][start:stop], found.norms[1][start:stop] = _lengths(e), _lengths(u)
+    moments.unequal[start:stop] = differing.any(axis=1)
+    moments.unequal_columns |= differing.any(axis=0)
+    moments.norms[0][start:stop], moments.norms[1][start:stop] = _lengths(e), _lengths(u)
     with np.errstate(all="ignore"):
-        found.apart[start:stop] = _lengths(u - e)
-    finite = (found.norms[0][start:stop] < SQUARED[1]) & (found.norms[1][start:stop] < SQUARED[1])  # a NaN is not
-    found.finite[start:stop] = finite
+        moments.distances[start:stop] = _lengths(u - e)
+    finite = (moments.norms[0][start:stop] < SQUARED[1]) & (moments.norms[1][start:stop] < SQUARED[1])  # a NaN is not
+    moments.finite[start:stop] = finite
     if not finite.all():
         e, u = e[finite], u[finite]
-    found.sums[0][:] += e.sum(0)
-    found.sums[1][:] += u.sum(0)
-    found.squares[0][:] += np.einsum("ij,ij->j", e, e)
-    found.squares[1][:] += np.einsum("ij,ij->j", u, u)
-    found.cross[:] += np.einsum("ij,ij->j", e, u)
+    moments.sums[0][:] += e.sum(0)
+    moments.sums[1][:] += u.sum(0)
+    moments.squares[0][:] += np.einsum("ij,ij->j", e, e)
+    moments.squares[1][:] += np.einsum("ij,ij->j", u, u)
+    moments.cross[:] += np.einsum("ij,ij->j", e, u)
 
 
 def _unequal(e: Array, u: Array, forms: tuple[Format, Format]) -> Array:
@@ -105,33 +105,33 @@ def _unequal(e: Array, u: Array, forms: tuple[Format, Format]) -> Array:
     return differing
 
 
-def _narrower(one: Format, two: Format) -> str:
+def _narrower(left: Format, right: Format) -> str:
     """The type with fewer mantissa bits: BF16 before F16, whose range is smaller and whose steps are finer."""
-    return min((one, two), key=lambda form: form.mantissa).name
+    return min((left, right), key=lambda form: form.mantissa).name
 
 
 def _lengths(values: Array) -> Array:
     """The length of each row: 0 for a row of zeros alone, no number for one with NaN or infinity alone."""
     with np.errstate(all="ignore"):
-        found: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
-        odd = ~((found > SQUARED[0]) & (found < SQUARED[1]))
-        if odd.any():
-            found[odd] = _careful_lengths(values[odd])
-    return found
+        norms: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
+        extreme = ~((norms > SQUARED[0]) & (norms < SQUARED[1]))
+        if extreme.any():
+            norms[extreme] = _careful_lengths(values[extreme])
+    return norms
 
 
 def _careful_lengths(rows: Array) -> Array:
     """The same for numbers whose squares float64 may not hold: each row is divided by its largest number first."""
     largest = np.abs(rows).max(axis=1)
     units = rows / np.where(largest > 0, largest, 1)[:, None]
-    found: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
-    found[~np.isfinite(largest)] = np.nan
-    return found
+    norms: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
+    norms[~np.isfinite(largest)] = np.nan
+    return norms
 
 
 def lengths(table: Table) -> Array:
     """‖row‖ of each row of one table: (V,)."""
-    found = np.zeros(table.rows)
+    norms = np.zeros(table.rows)
     for start, stop in spans(table.rows, table.width):
-        found[start:stop] = _lengths(table.values(start, stop))
-    return found
+        norms[start:stop] = _lengths(table.values(start, stop))
+    return norms

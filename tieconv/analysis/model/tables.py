@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from tieconv.checkpoint.dtypes import FLOATS, nbytes
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, decode
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.text import shown
 
 Array = npt.NDArray[Any]
@@ -59,13 +59,13 @@ class Table:
 
     def pick(self, rows: Array) -> Array:
         """The rows of these indices (ascending) as float64: (len(rows), width)."""
-        found = np.empty((len(rows), self.width))
-        place = 0
+        picked = np.empty((len(rows), self.width))
+        position = 0
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
             if len(run):
-                found[place : place + len(run)] = self.values(int(run[0]), int(run[-1]) + 1)
-                place += len(run)
-        return found
+                picked[position : position + len(run)] = self.values(int(run[0]), int(run[-1]) + 1)
+                position += len(run)
+        return picked
 
 
 def numbers(bits: Array, form: Format) -> Array:
@@ -96,7 +96,7 @@ def open_table(reader: ByteReader, record: TensorRecord) -> Table:
     return Table(reader, record)
 
 
-def _refuse(record: TensorRecord, why: str) -> None:
+def _refuse(record: TensorRecord, why: str) -> NoReturn:
     raise UnreadableError(
         f"{shown(record.range.file)}: {shown(record.name)} {why}, so nothing is computed from it",
         "analyse the model that it was quantised or cut from",

@@ -46,11 +46,11 @@ def read_tokens(files: Files, names: Mapping[str, int], config: Mapping[str, obj
 
     The reason is empty where a vocabulary is malformed: that is as good as none here, as nothing else needs it.
     """
-    found = read_files(files, names)
-    vocabularies = ((TOKENIZER, found.model), (VOCABULARY, found.vocabulary), (WORDS, found.words))
+    tokenizer = read_files(files, names)
+    vocabularies = ((TOKENIZER, tokenizer.model), (VOCABULARY, tokenizer.vocabulary), (WORDS, tokenizer.words))
     for file, vocabulary in vocabularies:
         if vocabulary:
-            ids = token_ids(found, config)
-            text = dict.fromkeys(sorted(ids.listed), "") | found.added | vocabulary
+            ids = token_ids(tokenizer, config)
+            text = dict.fromkeys(sorted(ids.listed), "") | tokenizer.added | vocabulary
             return Tokens(file, text, ids.spans, ids.undecided), ""
-    return None, next(too_large(found), "")
+    return None, next(too_large(tokenizer), "")

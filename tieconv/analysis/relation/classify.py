@@ -15,7 +15,7 @@ from tieconv.analysis.relation.fits import Fit, column_fits
 from tieconv.analysis.relation.grams import WIDEST, Grams, gram
 from tieconv.analysis.relation.linear_map import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
 from tieconv.analysis.relation.retrieval import precision_at_1, sample
-from tieconv.analysis.relation.rounding import precision
+from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.inspection.numeric.bits import FORMATS, convert
@@ -87,10 +87,10 @@ def equal_tables(embed: Table, head: Table) -> bool:
     Raises what the reader raises.
     """
     moments = measure(embed, head)
-    found = _equal(embed, head, moments)
-    if found is None and not _untellable(moments):
-        found = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
-    return found is not None and found.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
+    equality = _equal(embed, head, moments)
+    if equality is None and not _untellable(moments):
+        equality = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
+    return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
 
 
 def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
@@ -100,8 +100,8 @@ def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str,
     wide, narrow = (embed, head) if kinds[0] == "F32" else (head, embed)
     form = FORMATS[min(kinds, key=lambda kind: FORMATS[kind].mantissa)]
     for start, stop in spans(moments.rows, embed.width):
-        one, two = (convert(table.bits(start, stop).reshape(-1), table.form, form) for table in (wide, narrow))
-        if (one != two).any():
+        left, right = (convert(table.bits(start, stop).reshape(-1), table.form, form) for table in (wide, narrow))
+        if (left != right).any():
             return None
     moments.cast = form.name
     differing = int(np.count_nonzero(moments.unequal))
@@ -149,8 +149,8 @@ def _sides(embed: Table, head: Table, moments: Moments) -> dict[str, object]:
 def _exact(kind: Kinship, moments: Moments, detail: Mapping[str, object]) -> Related:
     residual = 0.0
     if kind is Kinship.ROWS_DIFFER:
-        kept = moments.apart[moments.finite]
-        residual = float(np.linalg.norm(kept) / np.sqrt(moments.energies[1])) if moments.energies[1] else 0.0
+        differences = moments.distances[moments.finite]
+        residual = float(np.linalg.norm(differences) / np.sqrt(moments.energies[1])) if moments.energies[1] else 0.0
     return Related(kind, moments, residual, 0.0, kind is not Kinship.ROWS_DIFFER, detail=detail)
 
 
@@ -158,13 +158,13 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
     """Rows of the smaller table that stand elsewhere in the larger: all of them, or most where few stand in place."""
     from_head = head.rows <= embed.rows
     small, large = (head, embed) if from_head else (embed, head)
-    one, two = digests(small), digests(large)
-    matched = overlap(one, two)
+    small_digests, large_digests = digests(small), digests(large)
+    matched = overlap(small_digests, large_digests)
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
     there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
     # A row of zeros is no sign of another's place.
-    telling, found = int(np.count_nonzero(there[0])), overlap(one[there[0]], two[there[1]])
-    if matched < small.rows and (found <= HALF * telling or small.rows < FEW):
+    telling, shared = int(np.count_nonzero(there[0])), overlap(small_digests[there[0]], large_digests[there[1]])
+    if matched < small.rows and (shared <= HALF * telling or small.rows < FEW):
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should
         return None

@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.model.moments import Moments
 from tieconv.analysis.model.tables import Array, Table, spans
-from tieconv.analysis.relation.rounding import tolerance
+from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
 
 SURE = 16
@@ -76,9 +76,9 @@ def _residuals(embed: Table, head: Table, finite: Array, maps: list[tuple[Array,
     """‖U − Û‖² of each map, by differences and so without cancellation."""
     squares = [0.0] * len(maps)
     for start, stop in spans(len(finite), embed.width):
-        kept = finite[start:stop]
-        e, u = embed.values(start, stop)[kept], head.values(start, stop)[kept]
-        for place, (gains, shift) in enumerate(maps):
+        used = finite[start:stop]
+        e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
+        for index, (gains, shift) in enumerate(maps):
             left = u - gains * e - shift
-            squares[place] += float(np.einsum("ij,ij->", left, left))
+            squares[index] += float(np.einsum("ij,ij->", left, left))
     return squares

@@ -38,15 +38,15 @@ def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -
     float32 within a block and in float64 across blocks, others in float64 throughout.
     """
     width, short = embed.width, max(embed.form.width, head.form.width) == 2
-    found = [np.zeros((width, width)) for _ in range(3)]
+    totals = [np.zeros((width, width)) for _ in range(3)]
     for start, stop in spans(len(finite), width, GEMM):
-        kept = finite[start:stop]
-        e, u = embed.values(start, stop)[kept] - means[0], head.values(start, stop)[kept] - means[1]
+        used = finite[start:stop]
+        e, u = embed.values(start, stop)[used] - means[0], head.values(start, stop)[used] - means[1]
         if short:
             e, u = e.astype("f4"), u.astype("f4")
-        for total, (one, two) in zip(found, ((e, e), (u, u), (e, u)), strict=True):
-            total += one.T @ two
-    return Grams(int(np.count_nonzero(finite)), found[0], found[1], found[2], means)
+        for total, (left, right) in zip(totals, ((e, e), (u, u), (e, u)), strict=True):
+            total += left.T @ right
+    return Grams(int(np.count_nonzero(finite)), totals[0], totals[1], totals[2], means)
 
 
 @np.errstate(all="ignore")  # an overflow is seen in what it leaves

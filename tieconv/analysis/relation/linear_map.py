@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.model.tables import Array, Table
 from tieconv.analysis.relation.grams import Grams
-from tieconv.analysis.relation.rounding import tolerance
+from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
 
 ENOUGH = 2
@@ -28,8 +28,8 @@ class Linear:
 
     def apply(self, e: Array) -> Array:
         """Û for rows of E."""
-        found: Array = e @ self.map + self.shift
-        return found
+        mapped: Array = e @ self.map + self.shift
+        return mapped
 
 
 def fit_linear(grams: Grams) -> Linear | None:
@@ -51,10 +51,10 @@ def solve(gram: Array, cross: Array, least: float = 1e-12) -> Array:
     Directions with less than ``least`` of the largest eigenvalue are only rounding, and left out.
     """
     values, vectors = np.linalg.eigh(gram)
-    kept = (values > values[-1] * least) & (values > 0)
-    basis = vectors[:, kept]
-    found: Array = basis @ ((basis.T @ cross) / values[kept][:, None])
-    return found
+    significant = (values > values[-1] * least) & (values > 0)
+    basis = vectors[:, significant]
+    solution: Array = basis @ ((basis.T @ cross) / values[significant][:, None])
+    return solution
 
 
 def fit_without(grams: Grams, e: Array, u: Array) -> Linear | None:

@@ -32,7 +32,7 @@ def precision_at_1(embed: Table, head: Table, moments: Moments, asked: Array, ma
     rows = embed.pick(asked)
     queries = {name: _unit(apply(rows) - mean_u) for name, apply in maps.items()}
     best = {name: np.full(len(asked), -np.inf) for name in maps}
-    found = {name: np.full(len(asked), -1) for name in maps}
+    retrieved = {name: np.full(len(asked), -1) for name in maps}
     for start, stop in spans(moments.rows, head.width, GEMM):
         u = np.nan_to_num(_unit(head.values(start, stop) - mean_u), nan=0.0, posinf=0.0, neginf=0.0)
         for name, query in queries.items():
@@ -40,8 +40,8 @@ def precision_at_1(embed: Table, head: Table, moments: Moments, asked: Array, ma
             top = scores.argmax(axis=1)
             value = scores[np.arange(len(asked)), top]
             better = value > best[name]
-            best[name][better], found[name][better] = value[better], top[better] + start
-    return {name: float(np.mean(found[name] == asked)) if len(asked) else 0.0 for name in maps}
+            best[name][better], retrieved[name][better] = value[better], top[better] + start
+    return {name: float(np.mean(retrieved[name] == asked)) if len(asked) else 0.0 for name in maps}
 
 
 def _unit(rows: Array) -> Array:

@@ -38,7 +38,7 @@ def two_tables(subject: Subject, related: Related) -> Section:
     series = {
         "embed_norm": points(moments.norms[0]),
         "head_norm": points(moments.norms[1]),
-        "row_difference": points(moments.apart),
+        "row_difference": points(moments.distances),
         "spectrum": points(spectrum(subject.embed)[0]),
         "head_spectrum": points(spectrum(head)[0]),
     }
@@ -54,10 +54,10 @@ def two_tables(subject: Subject, related: Related) -> Section:
         detail |= {"rows_equal": share.rows, "columns_equal": share.columns}
     if moments.unequal.any():
         detail["rows_differing_ranges"] = ranges(np.flatnonzero(moments.unequal))
-    told = sentence(related)
+    text = sentence(related)
     if related.kind is Kinship.GAUGE and subject.final is not None and subject.final.capped:
-        told = told.replace("which the softmax cannot see", "which the soft cap of the logits sees")
-    return Section(TITLE, told, _measures(related), series, detail)
+        text = text.replace("which the softmax cannot see", "which the soft cap of the logits sees")
+    return Section(TITLE, text, _measures(related), series, detail)
 
 
 def sentence(related: Related) -> str:
@@ -119,12 +119,12 @@ def _drift(related: Related, left: str) -> str:
             "of the head."
         )
     share = related.retrieval.get("as stored", 1.0)
-    near = "each row is still nearest to its own"
+    nearest = "each row is still nearest to its own"
     if share < 1:
-        near = f"{share:.0%} of the rows are still nearest to their own"
+        nearest = f"{share:.0%} of the rows are still nearest to their own"
     equal = _share(related)
-    told = f"The tables started as one and drifted apart: the difference is {left} of the head, and {near}."
-    return f"{told} {equal[0].upper()}{equal[1:]}." if equal else told
+    drift = f"The tables started as one and drifted apart: the difference is {left} of the head, and {nearest}."
+    return f"{drift} {equal[0].upper()}{equal[1:]}." if equal else drift
 
 
 def _subset(related: Related) -> str:
@@ -143,30 +143,30 @@ def _measures(related: Related) -> tuple[Measure, ...]:
     moments = related.moments
     rows, width = moments.rows, moments.width
     says = f"once the wider type is rounded to {moments.cast}" if moments.cast else ""
-    found = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows", says=says)]
+    measures = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows", says=says)]
     lost = rows - moments.count
     if lost:
-        found.append(
+        measures.append(
             Measure("rows with NaN or infinity", float(lost), n=rows, unit="rows", says="left out of the fits")
         )
     for name, residual, most in _residuals(related):
-        found.append(
+        measures.append(
             Measure(
                 f"residual, {name}", residual, floor=most, ceiling=1.0, n=moments.count, says=_reading(residual, most)
             )
         )
     if related.linear:
         says = "the share of the head's energy that a linear map of the embedding explains, chance taken off"
-        found.append(
+        measures.append(
             Measure("adjusted R²", related.linear.adjusted, floor=0.0, ceiling=1.0, n=moments.count, says=says)
         )
-        found.append(
+        measures.append(
             Measure("R²", related.linear.r2, floor=width / rows, ceiling=1.0, n=moments.count, says="not corrected")
         )
     for name, value in related.retrieval.items():
         says = "share of rows whose nearest row of the head, by centred cosine, is their own; fitted without them"
-        found.append(Measure(f"P@1, {name}", value, floor=1 / rows, ceiling=1.0, n=related.asked, says=says))
-    return tuple(found)
+        measures.append(Measure(f"P@1, {name}", value, floor=1 / rows, ceiling=1.0, n=related.asked, says=says))
+    return tuple(measures)
 
 
 def _residuals(related: Related) -> list[tuple[str, float, float]]:

@@ -17,14 +17,14 @@ def simplest(low: Array, high: Array) -> Array:
     """
     negative = high < 0
     small, large = np.where(negative, -high, low), np.where(negative, -low, high)
-    found = np.full(len(low), np.nan)
-    open_ = np.isnan(found) & np.isfinite(small) & np.isfinite(large) & (small > 0) & (small <= large)
+    numbers = np.full(len(low), np.nan)
+    open_ = np.isnan(numbers) & np.isfinite(small) & np.isfinite(large) & (small > 0) & (small <= large)
     exponents = np.frexp(np.where(open_, large, 1.0))[1]
     for digits in range(1, DIGITS + 1):
         step = np.ldexp(1.0, exponents - digits)
         candidate = np.floor(np.where(open_, large, 1.0) / step) * step
-        hit = open_ & np.isnan(found) & (candidate >= small)
-        found = np.where(hit, candidate, found)
-    found = np.where(negative, -found, found)
-    found = np.where((low <= 0) & (high >= 0), 0.0, found)
-    return np.where(np.isinf(low) & np.isinf(high), 1.0, found)
+        hit = open_ & np.isnan(numbers) & (candidate >= small)
+        numbers = np.where(hit, candidate, numbers)
+    numbers = np.where(negative, -numbers, numbers)
+    numbers = np.where((low <= 0) & (high >= 0), 0.0, numbers)
+    return np.where(np.isinf(low) & np.isinf(high), 1.0, numbers)

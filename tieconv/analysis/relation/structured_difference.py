@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.model.moments import Moments
 from tieconv.analysis.model.tables import Array, Table, spans
-from tieconv.analysis.relation.rounding import tolerance
+from tieconv.analysis.relation.rounding_tolerance import tolerance
 
 HIGHEST_RANK = 128
 """Larger ranks are not looked for: adapters merged into a head have 4 to 128."""
@@ -53,14 +53,14 @@ def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, s
         return None
     factors, left, scaled = np.ones(moments.rows), 0.0, np.zeros(moments.width)
     for start, stop in spans(moments.rows, moments.width):
-        kept = moments.finite[start:stop]
-        e, u = embed.values(start, stop)[kept], head.values(start, stop)[kept]
+        used = moments.finite[start:stop]
+        e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
         joint, squares = np.einsum("ij,ij->i", e, u), np.einsum("ij,ij->i", e, e)
         gains = np.divide(joint, squares, out=np.zeros_like(joint), where=squares > 0)
         rest = u - gains[:, None] * e
         left += float(np.einsum("ij,ij->", rest, rest))
         scaled += (gains**2) @ (e * e)
-        factors[np.flatnonzero(kept) + start] = gains
+        factors[np.flatnonzero(used) + start] = gains
     residual = _relative(left, moments)
     # Noise of the embedding passes through each row's factor, so it is summed already scaled.
     most = tolerance(kinds, (scaled, moments.energies[1]), np.ones(moments.width), moments.count, moments.width)
@@ -92,14 +92,14 @@ def difference_rank(embed: Table, head: Table, moments: Moments, kinds: tuple[st
     left = energy - np.cumsum(np.linalg.eigvalsh(inner)[::-1][:highest])
     ones = np.ones(moments.width)
     most = tolerance(kinds, (moments.squares[0], moments.energies[1]), ones, moments.count, moments.width)
-    residuals = [_relative(max(float(one), 0.0), moments) for one in left]
-    return next(((rank, one) for rank, one in enumerate(residuals, 1) if one <= most), None)
+    residuals = [_relative(max(float(residual), 0.0), moments) for residual in left]
+    return next(((rank, residual) for rank, residual in enumerate(residuals, 1) if residual <= most), None)
 
 
 def _difference(embed: Table, head: Table, moments: Moments, start: int, stop: int) -> Array:
-    kept = moments.finite[start:stop]
-    found: Array = head.values(start, stop)[kept] - embed.values(start, stop)[kept]
-    return found
+    used = moments.finite[start:stop]
+    difference: Array = head.values(start, stop)[used] - embed.values(start, stop)[used]
+    return difference
 
 
 def _relative(squares: float, moments: Moments) -> float:

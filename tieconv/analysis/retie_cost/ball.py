@@ -67,8 +67,8 @@ def _farthest(blocks: Blocks, centre: Array, core: Array) -> tuple[float, Array]
 
 def _far(rows: Array, centre: Array) -> Array:
     distances = np.linalg.norm(rows - centre, axis=1)
-    kept: Array = rows[np.argsort(distances)[-CORE:]]
-    return kept
+    core: Array = rows[np.argsort(distances)[-CORE:]]
+    return core
 
 
 def _search(core: Array, centre: Array) -> Array:

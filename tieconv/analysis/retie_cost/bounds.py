@@ -90,11 +90,11 @@ def _variance(change: Change, used: Array | None) -> float:
     """Mean ‖D_v − D̄‖² over the tokens (uniform)."""
     sums, squares, count, start = np.zeros(change.embed.width), 0.0, 0, 0
     for block in change.seen():
-        kept = block if used is None else block[used[start : start + len(block)]]
+        rows = block if used is None else block[used[start : start + len(block)]]
         start += len(block)
-        sums += kept.sum(0)
-        squares += float(np.einsum("ij,ij->", kept, kept))
-        count += len(kept)
+        sums += rows.sum(0)
+        squares += float(np.einsum("ij,ij->", rows, rows))
+        count += len(rows)
     if not count:
         return 0.0
     mean = sums / count

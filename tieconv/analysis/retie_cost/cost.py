@@ -60,13 +60,19 @@ def costs(subject: Subject, related: Related) -> Costs:
         return _none(
             f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text"
         )
-    found = _head_change(subject, related)
+    head_bound = _head_change(subject, related)
     rows, why = _unread(subject, related)
-    certified = {"embed": found.kl if found and found.finite else None, "head": None if why else 0.0, "mean": None}
+    certified = {
+        "embed": head_bound.kl if head_bound and head_bound.finite else None,
+        "head": None if why else 0.0,
+        "mean": None,
+    }
     head = _unread_measure(why, rows)
     mean = Measure("KL bound, mean survives", None, unit=_NATS, says=_input(""))
     uncovered = "" if why else shown_ranges(rows)
-    return Costs(certified, found, (*_embed_measures(found, subject.withheld), head, mean), uncovered=uncovered)
+    return Costs(
+        certified, head_bound, (*_embed_measures(head_bound, subject.withheld), head, mean), uncovered=uncovered
+    )
 
 
 def one_shape(subject: Subject) -> bool:
@@ -100,7 +106,7 @@ def _unread(subject: Subject, related: Related) -> tuple[Array, str]:
     Of two types a row that is equal once it is rounded differs all the same.
     """
     moments = related.moments
-    rows = np.flatnonzero(moments.unequal | (moments.apart != 0) if moments.cast else moments.unequal)
+    rows = np.flatnonzero(moments.unequal | (moments.distances != 0) if moments.cast else moments.unequal)
     tokens = subject.tokens
     if tokens is None:
         return rows, subject.unlisted or "which ids have a token is not known"
@@ -114,19 +120,19 @@ def _unread(subject: Subject, related: Related) -> tuple[Array, str]:
     return rows, subject.unfed or tokens.undecided
 
 
-def _embed_measures(found: Bound | None, withheld: str) -> tuple[Measure, ...]:
-    if found is None:
+def _embed_measures(head_bound: Bound | None, withheld: str) -> tuple[Measure, ...]:
+    if head_bound is None:
         why = f"{withheld}: measure it with --text"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
-    if not found.finite:
+    if not head_bound.finite:
         why = "none: a row of a table, or the last norm, holds NaN or infinity"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
     return (
-        Measure("KL bound, embed survives", found.kl, unit=_NATS, says="certified: holds for every input"),
-        Measure("log-probability bound, embed survives", found.log_p, unit="nats", says="certified, any token"),
+        Measure("KL bound, embed survives", head_bound.kl, unit=_NATS, says="certified: holds for every input"),
+        Measure("log-probability bound, embed survives", head_bound.log_p, unit="nats", says="certified, any token"),
         Measure(
             "KL estimate, embed survives",
-            found.estimate,
+            head_bound.estimate,
             unit=_NATS,
             says="for hidden states without a preferred direction and tokens alike: right for rounding, "
             "up to 10 times too low for a head that was trained on",
@@ -158,5 +164,5 @@ def scope(uncovered: str) -> str:
 def shown_ranges(rows: Array) -> str:
     """Row numbers as ranges, the first eight: 3, 148-159."""
     listed = ranges(rows, len(rows))
-    told = [f"{first}" if first + 1 == end else f"{first}-{end - 1}" for first, end in listed[:_LISTED]]
-    return ", ".join(told) + (f" and {len(listed) - _LISTED:,} more ranges" if len(listed) > _LISTED else "")
+    texts = [f"{first}" if first + 1 == end else f"{first}-{end - 1}" for first, end in listed[:_LISTED]]
+    return ", ".join(texts) + (f" and {len(listed) - _LISTED:,} more ranges" if len(listed) > _LISTED else "")

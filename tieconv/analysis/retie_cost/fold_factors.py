@@ -64,11 +64,11 @@ def candidates(final: Final, low: Array, high: Array) -> Iterator[Array]:
     with np.errstate(all="ignore"):
         ends = np.stack([final.gains * low, final.gains * high]) - final.offset
         whole = simplest(ends.min(0), ends.max(0)) + final.offset
-        yield _kept(final, np.where(np.isinf(low) & np.isinf(high), 1.0, whole / final.gains))
-    yield _kept(final, simplest(low, high))
+        yield _representable(final, np.where(np.isinf(low) & np.isinf(high), 1.0, whole / final.gains))
+    yield _representable(final, simplest(low, high))
 
 
-def _kept(final: Final, gains: Array) -> Array:
+def _representable(final: Final, gains: Array) -> Array:
     """The factors of 24 bits at most that norm and shift take up without rounding, NaN elsewhere."""
     with np.errstate(all="ignore"):
         whole = final.gains * gains

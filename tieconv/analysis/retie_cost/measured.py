@@ -36,8 +36,8 @@ class Effect:
     loss: list[float] = field(default_factory=list)
 
     def add(self, before: Any, after: Any, target: Any) -> None:
-        kept = before.isfinite()  # what a bias masks with −∞ has no probability to lose
-        terms = (before.exp() * (before - after)).where(kept, before.new_zeros(()))
+        finite = before.isfinite()  # what a bias masks with −∞ has no probability to lose
+        terms = (before.exp() * (before - after)).where(finite, before.new_zeros(()))
         self.kl.append(float(terms.sum(-1).mean().clamp(min=0)))  # below 0 is rounding
         self.top1.append(float((before.argmax(-1) == after.argmax(-1)).float().mean()))
         change = before.gather(-1, target[:, None]) - after.gather(-1, target[:, None])
@@ -126,12 +126,12 @@ def survivors(subject: Subject) -> dict[str, Array | None]:
 
 def _mean(embed: Table, head: Table) -> Array:
     """The mean as `retie` writes it, (V, d) float32; of two types, of which it writes none, it is not rounded."""
-    found = np.empty((embed.rows, embed.width), "f4")
+    means = np.empty((embed.rows, embed.width), "f4")
     kind = embed.record.dtype if embed.record.dtype == head.record.dtype else None
     for start, stop in spans(embed.rows, embed.width):
         values = midpoints(embed.values(start, stop), head.values(start, stop))
-        found[start:stop] = floats(rounded(values, kind), kind).reshape(values.shape) if kind else values
-    return found
+        means[start:stop] = floats(rounded(values, kind), kind).reshape(values.shape) if kind else values
+    return means
 
 
 def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]) -> OnText:
@@ -185,19 +185,19 @@ def _bias(reference: Apart) -> tuple[Any, str] | None:
 
 @contextmanager
 def _without_bias(module: Any, name: str) -> Iterator[None]:
-    kept = getattr(module, name)
-    setattr(module, name, kept.new_zeros(kept.shape) if name in module._buffers else None)
+    bias = getattr(module, name)
+    setattr(module, name, bias.new_zeros(bias.shape) if name in module._buffers else None)
     try:
         yield
     finally:
-        setattr(module, name, kept)
+        setattr(module, name, bias)
 
 
 @contextmanager
 def _listening(reference: Apart, heard: list[Any]) -> Iterator[None]:
     """Whatever the head is applied to, (tokens, d), is appended to ``heard``."""
     module = reference.model.get_output_embeddings()
-    hook = module.register_forward_pre_hook(lambda _, given: heard.append(given[0].reshape(-1, given[0].shape[-1])))
+    hook = module.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
     try:
         yield
     finally:

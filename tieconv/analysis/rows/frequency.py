@@ -48,18 +48,18 @@ def line(name: str, values: Array, counts: Array) -> Line:
     seen = np.flatnonzero((counts > 0) & np.isfinite(values))
     if len(seen) < DISTINCT or not np.ptp(counts[seen]):
         return Line(name, None, None, None, len(seen))
-    log_p, kept = np.log(counts[seen] / counts.sum()), values[seen]
-    slope, start = np.polyfit(log_p, kept, 1)
-    r2 = float(np.corrcoef(log_p, kept)[0, 1] ** 2) if np.ptp(kept) else 0.0
+    log_p, fitted = np.log(counts[seen] / counts.sum()), values[seen]
+    slope, start = np.polyfit(log_p, fitted, 1)
+    r2 = float(np.corrcoef(log_p, fitted)[0, 1] ** 2) if np.ptp(fitted) else 0.0
     return Line(name, float(slope), float(start), r2, len(seen))
 
 
-def by_frequency(found: Mapping[str, Array], counts: Array) -> dict[str, tuple[float, ...]]:
-    """Series ``log_p`` and, at the same tokens, each of ``found`` (V,): of all that the text has, or `POINTS` of them.
+def by_frequency(rows: Mapping[str, Array], counts: Array) -> dict[str, tuple[float, ...]]:
+    """Series ``log_p`` and, at the same tokens, each of ``rows`` (V,): of all that the text has, or `POINTS` of them.
 
     Tokens stand from the rarest to the most frequent; equal ones in the order of their ids.
     """
     seen = np.flatnonzero(counts)
     seen = seen[np.argsort(counts[seen], kind="stable")]
     series = {"log_p": points(np.log(counts[seen] / counts.sum()))}
-    return series | {name: points(values[seen]) for name, values in found.items()}
+    return series | {name: points(values[seen]) for name, values in rows.items()}

@@ -56,12 +56,12 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
     series = {}
     if used is not None:
         detail["rows_without_token"] = ranges(np.flatnonzero(~used))
-    if flagged and flagged.apart:
+    if flagged and flagged.distinct:
         detail["under_trained"] = list(_listed(subject, flagged))
         detail["indicator"] = flagged.indicator
         series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
-    told = _sentence(subject, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
-    return Section(TITLE, told, tuple(measures), series, detail)
+    sentence = _sentence(subject, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
+    return Section(TITLE, sentence, tuple(measures), series, detail)
 
 
 def is_output_shaped(related: Related | None) -> bool:
@@ -131,7 +131,7 @@ def _undertrained(flagged: Flagged | None, used: Array | None, subject: Subject)
     if flagged is None:
         few = f"fewer than {REFERENCE} rows without a token to compare with"
         return Measure(name, None, unit="tokens", says=_no_tokenizer(subject) if used is None else few)
-    if not flagged.apart:
+    if not flagged.distinct:
         says = f"the rows without a token do not stand apart by the {flagged.indicator}, so nothing can be told by them"
         return Measure(name, None, n=flagged.reference, unit="tokens", says=says)
     says = f"by the {flagged.indicator}, at most {flagged.threshold:.3g}, as 95 % of the rows without a token have"
@@ -162,10 +162,10 @@ def _which_differ(related: Related | None, used: Array | None) -> dict[str, obje
 def _share(measures: list[Measure]) -> str:
     """How much probability the rows of zeros take, measured where it was; empty where it is not known."""
     values = {measure.name: measure.value for measure in measures}
-    for name, how in ((f"measured {_MASS}", "of it on the text"), (_MASS, "of it by estimate")):
+    for name, source in ((f"measured {_MASS}", "of it on the text"), (_MASS, "of it by estimate")):
         value = values.get(name)
         if value is not None:
-            return f"{value:.2g} {how}"
+            return f"{value:.2g} {source}"
     return ""
 
 
@@ -177,10 +177,10 @@ def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
 
 
 def _sentence(
-    subject: Subject, odd: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
+    subject: Subject, marks: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
 ) -> str:
-    """``odd`` marks the rows of zeros and those that are not finite."""
-    parts, (zero, broken), used = [], odd, subject.used
+    """``marks`` marks the rows of zeros and those that are not finite."""
+    parts, (zero, broken), used = [], marks, subject.used
     if broken.any():
         parts.append(f"{count(int(np.count_nonzero(broken)), 'row')} of the head with NaN or infinity")
     if used is not None and not used.all():
@@ -193,8 +193,8 @@ def _sentence(
         )
     if groups:
         parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")
-    if flagged and flagged.apart and len(flagged.rows):
+    if flagged and flagged.distinct and len(flagged.rows):
         parts.append(f"{count(len(flagged.rows), 'token')} that look as untrained as the rows without a token")
-    told = "; ".join(parts) if parts else "nothing out of the ordinary"
+    sentence = "; ".join(parts) if parts else "nothing out of the ordinary"
     unknown = f" ({_no_tokenizer(subject)})" if used is None else ""
-    return f"{told[0].upper()}{told[1:]}{unknown}."
+    return f"{sentence[0].upper()}{sentence[1:]}{unknown}."

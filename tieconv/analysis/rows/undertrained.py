@@ -37,7 +37,7 @@ class Flagged:
     tokens: int
 
     @property
-    def apart(self) -> bool:
+    def distinct(self) -> bool:
         """Whether the unused rows stand apart: by chance `QUANTILE` of all tokens would be flagged."""
         return len(self.rows) <= HALF * self.tokens
 
@@ -73,7 +73,7 @@ def _output_score(table: Table, norms: Array, unused: Array) -> tuple[Array, Arr
 def _distance(rows: Array, mean: Array, by_cosine: bool) -> Array:
     with np.errstate(all="ignore"):
         if not by_cosine:
-            found: Array = np.linalg.norm(rows - mean, axis=1)
+            distances: Array = np.linalg.norm(rows - mean, axis=1)
         else:
-            found = 1 - rows @ mean / (np.linalg.norm(rows, axis=1) * np.linalg.norm(mean))
-    return np.nan_to_num(found, nan=np.inf)
+            distances = 1 - rows @ mean / (np.linalg.norm(rows, axis=1) * np.linalg.norm(mean))
+    return np.nan_to_num(distances, nan=np.inf)

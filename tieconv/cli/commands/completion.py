@@ -27,11 +27,11 @@ def command(ctx: click.Context, shell: str) -> None:
 
 def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete the last of the rule codes in ``incomplete``, which commas separate."""
-    from tieconv.gate.known import rules
+    from tieconv.api.rules import rules
 
-    before, comma, last = incomplete.rpartition(",")
+    before, comma, word = incomplete.rpartition(",")
     return [
         CompletionItem(f"{before}{comma}{rule.code}", help=rule.summary)
         for rule in rules()
-        if rule.code.startswith(last.upper())
+        if rule.code.startswith(word.upper())
     ]

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import click
 
+from tieconv.api.rules import find_rule
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import echo
-from tieconv.gate.known import find_rule
 
 
 @click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
@@ -19,17 +19,17 @@ from tieconv.gate.known import find_rule
 @common_options
 def command(rule: str) -> None:
     """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
-    found = find_rule(rule)
+    known_rule = find_rule(rule)
     columns = width()
-    echo(f"{paint(f'{found.code} {found.name}', 'heading')} (usually: {found.level})\n")
-    text = found.told.strip()
+    echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
+    text = known_rule.told.strip()
     echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 
 def _lines(text: str, columns: int) -> Iterator[str]:
     """Headings in bold, paragraphs filled, quoted output as it is."""
-    for place, block in enumerate(_blocks(text)):
-        if place:
+    for index, block in enumerate(_blocks(text)):
+        if index:
             yield ""
         if block.startswith("## "):
             heading, _, block = block.partition("\n")

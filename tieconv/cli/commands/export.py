@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tieconv.api import Verdict
 from tieconv.api.exports import plan_export
-from tieconv.checkpoint.results.exported import ExportOutcome
-from tieconv.checkpoint.results.parity import Verdict
 from tieconv.cli.options import choice_option, common_options, json_option, model_argument
 from tieconv.cli.progress import stage_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
@@ -18,7 +17,7 @@ from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.onnx.export.plan import PlannedExport
+    from tieconv.api import ExportOutcome, PlannedExport
 
 
 _STAGES = {
@@ -112,8 +111,8 @@ def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportO
 def _close(outcome: ExportOutcome, model: str, output: str) -> None:
     report = outcome.parity
     if outcome.executed:
-        told = "parity passed" if report else "parity not measured"
-        say(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {told}")
+        parity_text = "parity passed" if report else "parity not measured"
+        say(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {parity_text}")
         return
     assert report is not None
     if report.verdict is Verdict.NOT_RUN:

@@ -121,5 +121,5 @@ def notes(lost: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
         return ()
     name, attributes = min(lost.items())
     others = f" and of {count(len(lost) - 1, 'other file')}" if len(lost) > 1 else ""
-    what = f"extended attributes of {shown(name)}{others}"
-    return (f"tieconv could not keep all {what}: {shown(', '.join(attributes))}",)
+    subject = f"extended attributes of {shown(name)}{others}"
+    return (f"tieconv could not keep all {subject}: {shown(', '.join(attributes))}",)

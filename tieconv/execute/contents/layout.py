@@ -30,17 +30,17 @@ def content_size(content: Content) -> int:
 def pieces(tensors: Iterable[OutputTensor]) -> Iterator[Piece]:
     """The tensors' contents one after the other, neighbours in the source merged into one piece."""
     offset = 0
-    last: Content | None = None
+    previous: Content | None = None
     for content in (part for tensor in tensors for part in tensor.parts):
         if not content_size(content):
             continue
-        merged = _merge(last, content) if last is not None else None
-        if merged is None and last is not None:
-            yield Piece(offset, last)
-            offset += content_size(last)
-        last = merged or content
-    if last is not None:
-        yield Piece(offset, last)
+        merged = _merge(previous, content) if previous is not None else None
+        if merged is None and previous is not None:
+            yield Piece(offset, previous)
+            offset += content_size(previous)
+        previous = merged or content
+    if previous is not None:
+        yield Piece(offset, previous)
 
 
 def _merge(first: Content, second: Content) -> Content | None:
@@ -54,18 +54,18 @@ def _merge(first: Content, second: Content) -> Content | None:
 
 def header(output: OutputWeights) -> bytes:
     """The file's first bytes, padded so that most tensor bytes lie where the source has them in a page."""
-    found = list(pieces(output.tensors))
+    joined = list(pieces(output.tensors))
     return encode_header(
         ((tensor.name, tensor.dtype, tensor.shape, tensor.nbytes) for tensor in output.tensors),
         output.metadata,
-        congruent=lambda data_start: padding(found, data_start),
+        congruent=lambda data_start: padding(joined, data_start),
     )
 
 
-def padding(found: Iterable[Piece], data_start: int) -> int:
+def padding(joined: Iterable[Piece], data_start: int) -> int:
     """Bytes (0 to 4095) to move ``data_start`` by; the first tensor byte stays on a multiple of 8."""
     shared: dict[int, int] = {}
-    for piece in found:
+    for piece in joined:
         if isinstance(piece.content, ByteRange) and piece.size >= PAGE:
             shift = (piece.content.start - data_start - piece.offset) % PAGE
             if (data_start + shift) % 8 == 0:

@@ -23,11 +23,6 @@ _LEAST = {"F16": -24, "BF16": -133, "F32": -149, "F64": -1074}
 Bytes = bytes | bytearray | memoryview
 
 
-def can_average(dtype: str) -> bool:
-    """Whether elements of ``dtype`` have a mean that can be rounded to it."""
-    return dtype in _FRACTION_BITS
-
-
 def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of the mean, block by block, read from two open files.
 
@@ -35,15 +30,15 @@ def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tup
     """
     for done in range(0, content.size, BLOCK):
         blocks = [memoryview(bytearray(min(BLOCK, content.size - done))) for _ in sources]
-        for source, block, span in zip(sources, blocks, (content.range, content.other), strict=True):
+        for source, block, span in zip(sources, blocks, (content.range, content.second), strict=True):
             read_full(source, block, span.start + done)
         yield done, _averaged(blocks, content)
 
 
 def _averaged(blocks: list[memoryview], content: Averaged) -> bytes:
     values = [floats(block, content.dtype) for block in blocks]
-    for found, name in zip(values, content.names, strict=True):
-        if not _all_finite(found):
+    for numbers, name in zip(values, content.names, strict=True):
+        if not _all_finite(numbers):
             raise RefusedError(
                 f"{shown(name)} holds infinities or NaNs, which have no mean",
                 "keep one of the two: --from embed or --from head",
@@ -75,11 +70,11 @@ def rounded(values: NDArray[Any], dtype: str) -> bytes:
     """Finite float64 values rounded to nearest, ties to even, in one step, as elements of ``dtype``."""
     import numpy as np
 
-    kept = values if dtype == "F64" else _on_grid(values, dtype)
+    on_grid = values if dtype == "F64" else _on_grid(values, dtype)
     with np.errstate(over="ignore"):  # what rounds up to infinity
         if dtype == "BF16":
-            return bytes((kept.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes())
-        return bytes(kept.astype({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).tobytes())
+            return bytes((on_grid.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes())
+        return bytes(on_grid.astype({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[dtype]).tobytes())
 
 
 def _on_grid(values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -87,9 +82,9 @@ def _on_grid(values: NDArray[Any], dtype: str) -> NDArray[Any]:
     import numpy as np
 
     _, exponents = np.frexp(values)
-    last = np.maximum(exponents - 1 - _FRACTION_BITS[dtype], _LEAST[dtype])
-    kept: NDArray[Any] = np.copysign(np.ldexp(np.rint(np.ldexp(values, -last)), last), values)
-    return kept
+    exponent = np.maximum(exponents - 1 - _FRACTION_BITS[dtype], _LEAST[dtype])
+    rounded_values: NDArray[Any] = np.copysign(np.ldexp(np.rint(np.ldexp(values, -exponent)), exponent), values)
+    return rounded_values
 
 
 def _all_finite(values: NDArray[Any]) -> bool:

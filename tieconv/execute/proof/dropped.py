@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import assert_never
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
@@ -12,11 +13,11 @@ from tieconv.checkpoint.output import Gathered, OutputWeights
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.proof import AllZero, Digest, Equal, Proof, digest
 from tieconv.errors import RefusedError, StalePlanError
-from tieconv.execute.contents import gather
+from tieconv.execute.contents import strided_write
 from tieconv.execute.contents.copy import BLOCK, read_full
-from tieconv.execute.contents.file_frame import frame
+from tieconv.execute.contents.file_layout import file_layout
 from tieconv.execute.contents.layout import Piece
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
 from tieconv.sources.local.files import FileSet, open_files
 from tieconv.text import shown
 
@@ -48,17 +49,21 @@ def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
         case Digest():
             return digest(_blocks(descriptor, record, BLOCK)) == proof.sha256
         case Equal():
-            kept, place = survivors.find(proof.kept)
-            step = BLOCK if record.stride is None and place.stride is None else gather.BLOCK
-            pairs = zip_longest(_blocks(descriptor, record, step), _blocks(kept, place, step), fillvalue=b"")
-            return all(_is_multiple(one, two, place.dtype, proof.exponent) for one, two in pairs)
+            kept_descriptor, survivor = survivors.find(proof.survivor)
+            step = BLOCK if record.stride is None and survivor.stride is None else strided_write.BLOCK
+            pairs = zip_longest(
+                _blocks(descriptor, record, step), _blocks(kept_descriptor, survivor, step), fillvalue=b""
+            )
+            return all(_is_multiple(left, right, survivor.dtype, proof.exponent) for left, right in pairs)
+        case _:
+            assert_never(proof)
 
 
-def _is_multiple(dropped: bytes | bytearray, kept: bytes | bytearray, dtype: str, exponent: int) -> bool:
+def _is_multiple(dropped: bytes | bytearray, survivor: bytes | bytearray, dtype: str, exponent: int) -> bool:
     if not exponent:
-        return dropped == kept
+        return dropped == survivor
     try:
-        return scaled(kept, dtype, exponent) == dropped
+        return scaled(survivor, dtype, exponent) == dropped
     except RefusedError:
         return False
 
@@ -70,10 +75,10 @@ def _is_zero(block: bytes | bytearray, dtype: str) -> bool:
 
 
 def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytearray]:
-    """The tensor's elements in order, ``step`` bytes at a time; a strided one `gather.BLOCK`. A block may be reused."""
+    """The tensor's elements in order, ``step`` bytes at a time (strided: `strided_write.BLOCK`). Blocks are reused."""
     if record.stride is not None:
         view = Gathered(record.range, record.dtype, record.shape, record.stride)
-        yield from (block for _, block in gather.blocks(descriptor, view))
+        yield from (block for _, block in strided_write.blocks(descriptor, view))
         return
     block = bytearray(min(step, record.range.size))
     for offset in range(record.range.start, record.range.end, step):
@@ -97,10 +102,10 @@ class _Survivors:
         self._staged, self._sources, self._written = staged, sources, written
         self._copied: dict[str, list[tuple[str, Piece, ByteRange]]] = {}
         for output in weights:
-            for piece in frame(output).pieces:
+            for piece in file_layout(output).pieces:
                 if isinstance(piece.content, ByteRange):
-                    place = (staged_names[output.name], piece, piece.content)
-                    self._copied.setdefault(piece.content.file, []).append(place)
+                    copied = (staged_names[output.name], piece, piece.content)
+                    self._copied.setdefault(piece.content.file, []).append(copied)
 
     def find(self, record: TensorRecord) -> tuple[int, TensorRecord]:
         """The descriptor to read and the record with its range there."""
@@ -109,8 +114,8 @@ class _Survivors:
             if content.start <= span.start and span.end <= content.end:
                 start = piece.offset + span.start - content.start
                 moved = ByteRange(name, start, start + span.size)
-                place = TensorRecord(record.name, record.dtype, record.shape, moved, record.stride)
-                return self._written.descriptor(name), place
+                written = TensorRecord(record.name, record.dtype, record.shape, moved, record.stride)
+                return self._written.descriptor(name), written
         came_along = span.file not in self._copied and (self._staged / span.file).exists()
         files = self._written if came_along else self._sources
         return files.descriptor(span.file), record
@@ -120,11 +125,13 @@ def _changed(proof: Proof) -> StalePlanError:
     name = shown(proof.tensor.name)
     match proof:
         case Equal():
-            was = f"compared with {shown(proof.kept.name)}"
+            was = f"compared with {shown(proof.survivor.name)}"
         case AllZero():
             was = "found to be all zero"
         case Digest():
             was = "measured"
+        case _:
+            assert_never(proof)
     return StalePlanError(
         f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
         "end that program, then run the command again",

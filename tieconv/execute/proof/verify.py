@@ -7,18 +7,18 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, WeightFile
-from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.copy import BLOCK, Tick, read_full
-from tieconv.execute.contents.file_frame import checksum, frame, places
-from tieconv.execute.contents.gather import blocks
+from tieconv.execute.contents.file_layout import checksum, file_layout, places
 from tieconv.execute.contents.layout import Piece
 from tieconv.execute.contents.mean import averaged_blocks
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import blocks
 from tieconv.execute.contents.write import SCALE_BLOCK, Record, Shared
 from tieconv.formats.safetensors.header import read_weight_file
 from tieconv.formats.torch.write import torch_metadata
@@ -44,7 +44,7 @@ class Verifier:
         with open_files(self.new) as written, open_files(self.root) as sources:
             file = _read(written, output, name)
             _check_header(file, output, name)
-            for piece in frame(output).pieces:
+            for piece in file_layout(output).pieces:
                 self._piece(piece, file, written, sources)
             if self.full:
                 _check_sums(file, written.descriptor(name), name)
@@ -55,23 +55,25 @@ class Verifier:
             case ByteRange() as span:
                 unproved = self._unproved(file.name, start, start + piece.size, span)
                 shift, source = span.start - start, sources.descriptor(span.file)
-                found = first_difference(source, descriptor, unproved, shift, self.tick)
+                offset = first_difference(source, descriptor, unproved, shift, self.tick)
             case Zeros(size):
-                found = first_nonzero(descriptor, start, start + size, self.tick)
+                offset = first_nonzero(descriptor, start, start + size, self.tick)
             case Scaled() as content:
-                found = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+                offset = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
             case Averaged() as content:
-                pair = sources.descriptor(content.range.file), sources.descriptor(content.other.file)
-                found = _first_other(averaged_blocks(pair, content), descriptor, start, self.tick)
-            case Given(data):
-                found = _first_other([(0, data)], descriptor, start, self.tick)
+                pair = sources.descriptor(content.range.file), sources.descriptor(content.second.file)
+                offset = _first_other(averaged_blocks(pair, content), descriptor, start, self.tick)
+            case InlineBytes(data):
+                offset = _first_other([(0, data)], descriptor, start, self.tick)
             case Gathered() as view:
-                found = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
-        if found is not None:
-            tensor = _tensor_at(file, found)
+                offset = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
+            case _:
+                assert_never(piece.content)
+        if offset is not None:
+            tensor = _tensor_at(file, offset)
             _fail(
                 file.name,
-                f"tensor {shown(tensor)} differs from its source at byte {found:,} of the file",
+                f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file",
                 "bytes",
             )
 
@@ -80,7 +82,7 @@ class Verifier:
         if self.full:
             return [(start, end)]
         shared = self.record.shared.get(name, [])
-        trusted = [one for one in shared if one.file == span.file and one.shift == span.start - start]
+        trusted = [written for written in shared if written.file == span.file and written.shift == span.start - start]
         return list(_outside(trusted, start, end))
 
     def text(self, output: OutputText) -> None:
@@ -88,11 +90,11 @@ class Verifier:
         expected = output.text.encode()
         descriptor = open_regular(self.new / output.name, self.new)
         try:
-            found = bytearray(os.fstat(descriptor).st_size)
-            read_full(descriptor, memoryview(found), 0)
+            written = bytearray(os.fstat(descriptor).st_size)
+            read_full(descriptor, memoryview(written), 0)
         finally:
             os.close(descriptor)
-        if found != expected:
+        if written != expected:
             _fail(output.name, "is not the document that was written", "text")
         self.tick(len(expected))
 
@@ -115,15 +117,15 @@ class Verifier:
         if old.st_size != new.st_size:
             _fail(name, f"has {new.st_size:,} bytes, its source {old.st_size:,}", "bytes")
         unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
-        found = first_difference(source, descriptor, unproved, 0, self.tick)
-        if found is not None:
-            _fail(name, f"differs from its source at byte {found:,}", "bytes")
+        offset = first_difference(source, descriptor, unproved, 0, self.tick)
+        if offset is not None:
+            _fail(name, f"differs from its source at byte {offset:,}", "bytes")
 
     def names(self, expected: Iterable[str]) -> None:
         """The directory holds these files and no others."""
-        found = {name for name, status in tree.walk(self.new) if not stat.S_ISDIR(status.st_mode)}
-        for name in sorted(found.symmetric_difference(expected)):
-            _fail(name, "was not planned" if name in found else "is not there", "names")
+        written = {name for name, status in tree.walk(self.new) if not stat.S_ISDIR(status.st_mode)}
+        for name in sorted(written.symmetric_difference(expected)):
+            _fail(name, "was not planned" if name in written else "is not there", "names")
 
 
 def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
@@ -147,16 +149,16 @@ def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
         promised = torch_metadata(promised)
     if file.metadata != promised:
         _fail(name, "does not have the metadata that was promised", "header")
-    found = {tensor.name: tensor for tensor in file.tensors}
+    written = {tensor.name: tensor for tensor in file.tensors}
     for tensor, start in places(output, file.data_start):
-        record = found.pop(tensor.name, None)
+        record = written.pop(tensor.name, None)
         if record is None:
             _fail(name, f"tensor {shown(tensor.name)} is not there", "header")
         if (record.dtype, record.shape, record.stride) != (tensor.dtype, tuple(tensor.shape), tensor.stride):
             _fail(name, f"tensor {shown(tensor.name)} is {record.dtype} {list(record.shape)}", "header")
         if (record.range.start, record.range.size) != (start, tensor.nbytes):
             _fail(name, f"tensor {shown(tensor.name)} lies at byte {record.range.start:,}", "header")
-    for extra in found:
+    for extra in written:
         _fail(name, f"tensor {shown(extra)} was not planned", "header")
 
 
@@ -169,12 +171,12 @@ def _check_sums(file: WeightFile, descriptor: int, name: str) -> None:
 
 
 def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
-    for one in sorted(trusted, key=lambda one: one.start):
-        if one.end <= start or one.start >= end:
+    for stretch in sorted(trusted, key=lambda stretch: stretch.start):
+        if stretch.end <= start or stretch.start >= end:
             continue
-        if start < one.start:
-            yield start, one.start
-        start = max(start, min(one.end, end))
+        if start < stretch.start:
+            yield start, stretch.start
+        start = max(start, min(stretch.end, end))
     if start < end:
         yield start, end
 
@@ -184,9 +186,9 @@ def first_difference(
 ) -> int | None:
     """The first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source``'s, ``shift`` on."""
     for start, end in ranges:
-        for offset, expected, found in _lockstep(source, descriptor, start, end, shift, tick):
-            if expected != found:
-                return offset + next(i for i, (a, b) in enumerate(zip(expected, found, strict=True)) if a != b)
+        for offset, expected, actual in _lockstep(source, descriptor, start, end, shift, tick):
+            if expected != actual:
+                return offset + next(i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if a != b)
     return None
 
 
@@ -194,25 +196,25 @@ def _lockstep(
     source: int, descriptor: int, start: int, end: int, shift: int, tick: Tick
 ) -> Iterator[tuple[int, bytearray, bytearray]]:
     """Blocks of both files, in two buffers that are used again."""
-    expected, found = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
+    expected, actual = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
     for offset in range(start, end, BLOCK):
-        if end - offset < len(found):
-            expected, found = bytearray(end - offset), bytearray(end - offset)
+        if end - offset < len(actual):
+            expected, actual = bytearray(end - offset), bytearray(end - offset)
         read_full(source, memoryview(expected), offset + shift)
-        read_full(descriptor, memoryview(found), offset)
-        yield offset, expected, found
-        tick(len(found))
+        read_full(descriptor, memoryview(actual), offset)
+        yield offset, expected, actual
+        tick(len(actual))
 
 
 def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | None:
     """The first offset from ``start`` to ``end`` whose byte is not zero."""
     zeros = bytes(BLOCK)
     for offset in range(start, end, BLOCK):
-        found = bytearray(min(BLOCK, end - offset))
-        read_full(descriptor, memoryview(found), offset)
-        if found != zeros[: len(found)]:
-            return offset + next(i for i, byte in enumerate(found) if byte)
-        tick(len(found))
+        actual = bytearray(min(BLOCK, end - offset))
+        read_full(descriptor, memoryview(actual), offset)
+        if actual != zeros[: len(actual)]:
+            return offset + next(i for i, byte in enumerate(actual) if byte)
+        tick(len(actual))
     return None
 
 
@@ -221,10 +223,10 @@ def _first_other(
 ) -> int | None:
     """The first offset whose byte is not the expected one; ``expected`` are blocks with their offset from ``start``."""
     for done, block in expected:
-        found = bytearray(len(block))
-        read_full(descriptor, memoryview(found), start + done)
-        if found != block:
-            return start + done + next(i for i, (a, b) in enumerate(zip(block, found, strict=True)) if a != b)
+        actual = bytearray(len(block))
+        read_full(descriptor, memoryview(actual), start + done)
+        if actual != block:
+            return start + done + next(i for i, (a, b) in enumerate(zip(block, actual, strict=True)) if a != b)
         tick(len(block))
     return None
 
@@ -233,18 +235,18 @@ def _first_unscaled(source: int, descriptor: int, start: int, content: Scaled, t
     """The first written block that, scaled back, is not its source: an exact product can always be undone."""
     for done in range(0, content.range.size, SCALE_BLOCK):
         size = min(SCALE_BLOCK, content.range.size - done)
-        expected, found = bytearray(size), bytearray(size)
+        expected, actual = bytearray(size), bytearray(size)
         read_full(source, memoryview(expected), content.range.start + done)
-        read_full(descriptor, memoryview(found), start + done)
-        if not _undone(found, expected, content):
+        read_full(descriptor, memoryview(actual), start + done)
+        if not _undone(actual, expected, content):
             return start + done
         tick(size)
     return None
 
 
-def _undone(found: bytearray, expected: bytearray, content: Scaled) -> bool:
+def _undone(actual: bytearray, expected: bytearray, content: Scaled) -> bool:
     try:
-        return scaled(found, content.dtype, -content.exponent) == expected
+        return scaled(actual, content.dtype, -content.exponent) == expected
     except RefusedError:
         return False
 

@@ -93,21 +93,21 @@ def _metadata(value: object) -> dict[str, object]:
 
 def _places(metadata: dict[str, object], listing: Listing) -> _Places:
     """Where the chunks of each name lie, held against the files that are there."""
-    found: _Places = {}
+    places: _Places = {}
     storage = metadata["storage_data"]
     assert isinstance(storage, Pairs)
     for index, info in storage.items:
         if not isinstance(index, Instance) or not isinstance(info, Instance):
             _refuse("an entry of storage_data is no pair of index and place")
-        name, place = index.fields().get("fqn"), info.fields()
-        file, start, size = place.get("relative_path"), place.get("offset"), place.get("length")
+        name, fields = index.fields().get("fqn"), info.fields()
+        file, start, size = fields.get("relative_path"), fields.get("offset"), fields.get("length")
         if not isinstance(name, str) or not isinstance(file, str):
             _refuse("an entry of storage_data names no tensor or no file")
         if not _natural(start) or not _natural(size):
             _refuse(f"{shown(name)} has no place in {shown(file)}")
         _check_place(name, file, start + size, listing)
-        found.setdefault(name, []).append((file, start, size))
-    return found
+        places.setdefault(name, []).append((file, start, size))
+    return places
 
 
 def _check_place(name: str, file: str, end: int, listing: Listing) -> None:

@@ -29,9 +29,9 @@ MAX_DEPTH = 4
 _INCOMPLETE = "the download may be incomplete; fetch it again"
 _OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adapter"}
 _LEAST, _WINDOW = 64 << 10, 1 << 20
-_KEPT = 4096
+_LONGEST_TEXT = 4096
 """Bytes of a metadata string that is kept; chat templates and licences are passed over."""
-_KEPT_IN_ALL = 16_000_000
+_TEXT_IN_ALL = 16_000_000
 """Bytes of all metadata keys, and of all strings that are kept."""
 _MOST_ENTRIES = 4_000_000
 """Strings and lists in all arrays: the largest vocabularies have, with their merges, a quarter of it."""
@@ -109,7 +109,7 @@ class _Cursor:
 
     def __init__(self, pread: Pread, size: int, name: str, *, sparse: bool = False) -> None:
         self._pread, self.size, self.name, self._sparse = pread, size, name, sparse
-        self.position = self.kept = self.entries = 0
+        self.position = self.kept_bytes = self.entries = 0
         self._start, self._window = 0, b""
 
     def take(self, count: int) -> bytes:
@@ -150,22 +150,22 @@ class _Cursor:
         """One unsigned integer."""
         return int(self.unpack(layout))
 
-    def counted(self, limit: int, what: str, least: int) -> int:
+    def counted(self, limit: int, noun: str, least: int) -> int:
         """A number of entries of at least ``least`` bytes each, which must fit the file."""
         number = self.natural("<Q")
         if number > limit or number * least > self.size:
-            self.refuse(f"declares {number:,} {what}, more than it can hold", "count")
+            self.refuse(f"declares {number:,} {noun}, more than it can hold", "count")
         return number
 
-    def text(self, limit: int, what: str) -> str:
+    def text(self, limit: int, noun: str) -> str:
         """A string of at most ``limit`` bytes."""
         length = self.natural("<Q")
         if length > limit:
-            self.refuse(f"has a {what} of {length:,} bytes", "name-length")
+            self.refuse(f"has a {noun} of {length:,} bytes", "name-length")
         try:
             return self.take(length).decode("utf-8")
         except UnicodeDecodeError:
-            self.refuse(f"has a {what} that is not UTF-8", "not-utf8")
+            self.refuse(f"has a {noun} that is not UTF-8", "not-utf8")
 
     def refuse(self, why: str, code: str, hint: str = "") -> NoReturn:
         raise UnreadableError(
@@ -197,7 +197,7 @@ def _check_version(cursor: _Cursor) -> None:
 
 def _metadata(cursor: _Cursor, keys: int) -> dict[str, str]:
     """The scalar entries as text; long strings and arrays are passed over."""
-    found: dict[str, str] = {}
+    metadata: dict[str, str] = {}
     seen: set[str] = set()
     for _ in range(keys):
         key = cursor.text(MAX_NAME, "metadata key")
@@ -207,8 +207,8 @@ def _metadata(cursor: _Cursor, keys: int) -> dict[str, str]:
         seen.add(key)
         value = _value(cursor, cursor.natural("<I"), 0)
         if value is not None:
-            found[key] = value
-    return found
+            metadata[key] = value
+    return metadata
 
 
 def _value(cursor: _Cursor, kind: int, depth: int) -> str | None:
@@ -225,7 +225,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> str | None:
 
 def _string(cursor: _Cursor) -> str | None:
     length = cursor.natural("<Q")
-    if length > _KEPT:
+    if length > _LONGEST_TEXT:
         cursor.skip(length)
         return None
     _count_kept(cursor, length)
@@ -233,9 +233,9 @@ def _string(cursor: _Cursor) -> str | None:
 
 
 def _count_kept(cursor: _Cursor, length: int) -> None:
-    cursor.kept += length
-    if cursor.kept > _KEPT_IN_ALL:
-        cursor.refuse(f"has metadata keys and strings of more than {_KEPT_IN_ALL:,} bytes", "metadata-size")
+    cursor.kept_bytes += length
+    if cursor.kept_bytes > _TEXT_IN_ALL:
+        cursor.refuse(f"has metadata keys and strings of more than {_TEXT_IN_ALL:,} bytes", "metadata-size")
 
 
 def _skip_array(cursor: _Cursor, depth: int) -> None:

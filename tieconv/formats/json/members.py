@@ -16,10 +16,10 @@ from typing import cast
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.json.strict import MAX_INTEGER_DIGITS, check_budget, loads, refuse
+from tieconv.formats.limits import WINDOW
 
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset``."""
-WINDOW = 1 << 20
 LARGEST_MEMBER = 16_000_000
 """Bytes of one key and its value."""
 BEHIND_OBJECTS, BEHIND_STRINGS = re.compile(rb'(?<=\})\s*,\s*(?=")'), re.compile(rb'(?<=")\s*,\s*(?=")')
@@ -77,14 +77,14 @@ class Members:
 
     def _likely_batch(self, data: bytes) -> dict[str, object] | None:
         """The members of a window up to its last likely separator; ``None`` where that is not JSON."""
-        found = list(self._separator.finditer(data, max(len(data) - _SEARCHED, 0)))
-        if not found:
+        separators = list(self._separator.finditer(data, max(len(data) - _SEARCHED, 0)))
+        if not separators:
             return None
         try:
-            batch = self._loads(data[: found[-1].start()])
+            batch = self._loads(data[: separators[-1].start()])
         except UnreadableError:
             return None
-        self.position += found[-1].end()
+        self.position += separators[-1].end()
         return batch
 
     def _searched_batch(self, data: bytes) -> tuple[dict[str, object], bool]:
@@ -113,8 +113,8 @@ class Members:
         except ValueError as error:
             if not isinstance(error, json.JSONDecodeError):
                 refuse(self._name, "an integer of thousands of digits", "json.refused")
-            place = self.position + _bytes(text, error.pos)
-            refuse(self._name, f"byte {place}: {error.msg}", "json.malformed")
+            offset = self.position + _bytes(text, error.pos)
+            refuse(self._name, f"byte {offset}: {error.msg}", "json.malformed")
         except RecursionError:
             refuse(self._name, "nested too deep", "json.refused")
         return _bytes(text, cut), _bytes(text, follow), closed
@@ -165,9 +165,9 @@ def _whole_parts(text: str, behind: Callable[[str, int], int], closing: str, ope
                 raise json.JSONDecodeError("Expecting value", text, position)
             whole = cut, position
     except (IndexError, StopIteration, json.JSONDecodeError) as error:
-        message, place = _fault(error, text)
-        if final or (place < len(text) - _LONGEST_TOKEN and not message.startswith("Unterminated string")):
-            raise json.JSONDecodeError(message, text, place) from None
+        message, offset = _fault(error, text)
+        if final or (offset < len(text) - _LONGEST_TOKEN and not message.startswith("Unterminated string")):
+            raise json.JSONDecodeError(message, text, offset) from None
         return *whole, False
     return whole[0], position + 1, True
 

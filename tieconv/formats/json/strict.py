@@ -69,15 +69,15 @@ def loads(
         )
 
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(items)
-        if len(found) != len(items):
+        members = dict(items)
+        if len(members) != len(items):
             seen: set[str] = set()
             repeated = next(key for key, _ in items if key in seen or seen.add(key))  # type: ignore[func-returns-value]
             if not lenient:
                 raise _Problem(f"the key {shown(repeated)} stands twice")
             if duplicates is not None:
                 duplicates.append(repeated)
-        return found
+        return members
 
     def constant(text: str) -> float:
         if lenient:

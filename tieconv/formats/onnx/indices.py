@@ -22,18 +22,18 @@ _STEPS = 1000
 
 
 class Index(Enum):
-    """Where the numbers of a lookup come from. Positions, which are counted, are `OTHER`."""
+    """Where the numbers of a lookup come from. Positions, which are counted, are `INDEPENDENT`."""
 
     IDS = auto()
     COMPUTED = auto()
-    OTHER = auto()
+    INDEPENDENT = auto()
 
 
 def index_of(scope: Scope, name: str) -> Index:
     """What the value is as the index of a lookup."""
     if _reaches_input(scope, name):
         return Index.IDS
-    return Index.COMPUTED if _is_computed(scope, name) else Index.OTHER
+    return Index.COMPUTED if _is_computed(scope, name) else Index.INDEPENDENT
 
 
 def _reaches_input(scope: Scope, name: str) -> bool:
@@ -41,15 +41,15 @@ def _reaches_input(scope: Scope, name: str) -> bool:
     pending, seen = [(scope, name)], {(id(scope), name)}
     while pending and len(seen) < _STEPS:
         scope, name = pending.pop()
-        scope, found = scope.find(name)
-        if found is None:
+        scope, producer = scope.find(name)
+        if producer is None:
             return bool(name)
-        if isinstance(found, Tensor) or found[0].standard not in _IDS:
+        if isinstance(producer, Tensor) or producer[0].standard not in _IDS:
             continue
-        for other in _data(found[0]):
-            if (id(scope), other) not in seen:
-                seen.add((id(scope), other))
-                pending.append((scope, other))
+        for source in _data(producer[0]):
+            if (id(scope), source) not in seen:
+                seen.add((id(scope), source))
+                pending.append((scope, source))
     return False
 
 
@@ -58,18 +58,18 @@ def _is_computed(scope: Scope, name: str) -> bool:
     pending, seen, inputs = [(scope, name)], {(id(scope), name)}, False
     while pending:
         scope, name = pending.pop()
-        scope, found = scope.find(name)
-        if found is None:
+        scope, producer = scope.find(name)
+        if producer is None:
             inputs = inputs or bool(name)
             continue
-        if isinstance(found, Tensor) or found[0].standard == "Constant":
+        if isinstance(producer, Tensor) or producer[0].standard == "Constant":
             continue
-        if found[0].standard not in _IDS | _ARITHMETIC or len(seen) > _STEPS:
+        if producer[0].standard not in _IDS | _ARITHMETIC or len(seen) > _STEPS:
             return False
-        for other in _all_data(found[0]):
-            if (id(scope), other) not in seen:
-                seen.add((id(scope), other))
-                pending.append((scope, other))
+        for source in _all_data(producer[0]):
+            if (id(scope), source) not in seen:
+                seen.add((id(scope), source))
+                pending.append((scope, source))
     return inputs
 
 

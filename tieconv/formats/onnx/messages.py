@@ -24,7 +24,7 @@ MAX_DEPTH = 64
 """Subgraphs within subgraphs."""
 MAX_RANK = 64
 
-Place = tuple[int, int]
+FieldSpan = tuple[int, int]
 """First byte and last byte + 1 of a field."""
 
 
@@ -38,12 +38,12 @@ class Tensor:
     name: str = ""
     kind: int = 0
     dims: list[int] = field(default_factory=list)
-    raw: Place | None = None
+    raw: FieldSpan | None = None
     typed: list[Field] = field(default_factory=list)
     external: bool = False
     entries: dict[str, str] = field(default_factory=dict)
     repeats: bool = False
-    whole: Place = (0, 0)
+    whole: FieldSpan = (0, 0)
 
 
 @dataclass(slots=True)
@@ -104,12 +104,12 @@ class Model:
 
 def read_model(wire: Wire) -> Model:
     """The model of a file. Raises `UnreadableError` for what is no ONNX model."""
-    model, found, version = Model(Graph()), False, ""
+    model, has_graph, version = Model(Graph()), False, ""
     for number, kind, start, end in wire.fields(0, wire.size):
         if number == 7 and kind == BYTES:
-            if found:
+            if has_graph:
                 wire.refuse("holds two graphs", "two-graphs")
-            found, model.graph = True, _graph(wire, start, end, model.tensors, 0)
+            has_graph, model.graph = True, _graph(wire, start, end, model.tensors, 0)
         elif number == 1 and kind == VARINT:
             model.ir_version = signed(start)
         elif number == 2 and kind == BYTES:
@@ -123,7 +123,7 @@ def read_model(wire: Wire) -> Model:
             _function(wire, start, end, model)
         elif kind == BYTES:
             check_field(wire, start, end, MODEL.get(number))
-    if not found:
+    if not has_graph:
         wire.refuse("holds no graph: it is no ONNX model", "malformed")
     model.producer = " ".join(filter(None, (model.producer, version)))
     return model
@@ -204,16 +204,16 @@ def _element(wire: Wire, start: int, end: int) -> tuple[int | None, bool] | None
     The element type is ``None`` where the value has no type, 0 where its type names none.
     """
     types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
-    found: tuple[int | None, bool] | None = (None, False)
+    element: tuple[int | None, bool] | None = (None, False)
     for number, kind, value, stop in wire.fields(*types[-1]) if types else ():
         if kind == BYTES and number in _TENSOR_TYPES:
             fields = list(wire.fields(value, stop))
-            elements = [one for field_, each, one, _ in fields if (field_, each) == (1, VARINT)]
-            found = elements[-1] if elements else 0, any(field_ == 2 for field_, *_ in fields)
+            elements = [element_type for field_, each, element_type, _ in fields if (field_, each) == (1, VARINT)]
+            element = elements[-1] if elements else 0, any(field_ == 2 for field_, *_ in fields)
         elif kind == BYTES and number in _CONTAINER_TYPES:
             inner = {field_ for field_, each, *_ in wire.fields(value, stop) if each == BYTES}
-            found = None if _CONTAINER_TYPES[number] in inner else (0, False)
-    return found
+            element = None if _CONTAINER_TYPES[number] in inner else (0, False)
+    return element
 
 
 def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> str:
@@ -255,7 +255,7 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
         elif number == 20 and kind == VARINT:
             typed = True
         elif number in (3, 8):
-            numbers += [signed(one) for one in wire.numbers(field_)]
+            numbers += [signed(unsigned) for unsigned in wire.numbers(field_)]
         elif number in (5, 10) and kind == BYTES:
             _tensor(wire, value, stop, tensors)
         elif number in (6, 11) and kind == BYTES:
@@ -269,8 +269,8 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
     node.integers[name] = numbers
     if not typed:
         node.untyped.append(name)
-    for place, graph in enumerate(graphs):
-        node.graphs[name if not place else f"{name}.{place}"] = graph
+    for position, graph in enumerate(graphs):
+        node.graphs[name if not position else f"{name}.{position}"] = graph
 
 
 def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
@@ -302,8 +302,8 @@ def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
 
 
 def _entry(wire: Wire, start: int, end: int) -> tuple[str, str]:
-    found = {1: "", 2: ""}
+    texts = {1: "", 2: ""}
     for number, kind, value, stop in wire.fields(start, end):
-        if number in found and kind == BYTES:
-            found[number] = wire.text(value, stop)
-    return found[1], found[2]
+        if number in texts and kind == BYTES:
+            texts[number] = wire.text(value, stop)
+    return texts[1], texts[2]

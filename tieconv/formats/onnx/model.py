@@ -62,7 +62,7 @@ class OnnxModel:
             config=config,
             companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
             special=listing.special if whole else (),
-            cautions=(*cautions, *(caution for _, _, found in read for caution in found)),
+            cautions=(*cautions, *(caution for _, _, faults in read for caution in faults)),
             states={name: files.state(name) for name in sorted(used)},
             read_only=NEXT_STEP,
             graphs=tuple(graph for graph, _, _ in read),
@@ -124,19 +124,21 @@ def _read_one(
             ir_version=model.ir_version,
             opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
             producer=model.producer,
-            inputs=tuple(one for one in model.graph.inputs if one not in scope.held),
+            inputs=tuple(input_name for input_name in model.graph.inputs if input_name not in scope.held),
             outputs=tuple(model.graph.outputs),
             nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
             sparse=sum(inside.graph.sparse for inside in scopes(scope)),
             names=tuple(labels.values()),
-            embedding=None if any(one.role == "embedding" for one in quantised) else read(roles.embedding),
+            embedding=None if any(table.role == "embedding" for table in quantised) else read(roles.embedding),
             head=read(roles.head),
             bias=labels[id(roles.bias)] if roles.bias is not None else None,
             latent=latent,
             session_bytes=held,
             quantised=quantised,
             uses=tuple(uses(scope, labels)),
-            overridable=tuple(labels[id(scope.held[one])] for one in model.graph.inputs if one in scope.held),
+            overridable=tuple(
+                labels[id(scope.held[input_name])] for input_name in model.graph.inputs if input_name in scope.held
+            ),
         ),
         tensors,
         validity.cautions(model, name, is_utf8=wire.is_utf8),
@@ -161,7 +163,7 @@ def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[Q
 
 def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
     """A name of its own for each initializer: of two branches that use one name the second gets a number."""
-    found: dict[int, str] = {}
+    labels: dict[int, str] = {}
     used: Counter[str] = Counter()
     for inside in scopes(scope):
         if len(inside.held) != len(inside.graph.initializers):
@@ -170,26 +172,26 @@ def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
         for tensor in inside.graph.initializers:
             used[tensor.name] += 1
             number = f"#{used[tensor.name]}" if used[tensor.name] > 1 else ""
-            found[id(tensor)] = f"{prefix}{tensor.name}{number}"
-    return found
+            labels[id(tensor)] = f"{prefix}{tensor.name}{number}"
+    return labels
 
 
 def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
     """The forms of initializers that a session computes when it starts, and the bytes of all that it then holds."""
     inputs = set(scope.graph.inputs) if model.ir_version >= OLDEST_IR else set(scope.held)
     forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
-    for found in _reads(scope):
-        fixed = found.tensor.name not in inputs or scope.held.get(found.tensor.name) is not found.tensor
-        key = (found.perm, found.kind, found.shaped) if fixed else (None, found.tensor.kind, ())
-        forms.setdefault(id(found.tensor), {}).setdefault(key, found)
+    for stored in _reads(scope):
+        fixed = stored.tensor.name not in inputs or scope.held.get(stored.tensor.name) is not stored.tensor
+        key = (stored.perm, stored.kind, stored.shaped) if fixed else (None, stored.tensor.kind, ())
+        forms.setdefault(id(stored.tensor), {}).setdefault(key, stored)
     latent = []
     held = 0
     for tensor, read in forms.items():
-        for (perm, kind, shaped), found in read.items():
-            size = _form_bytes(found.tensor, kind)
+        for (perm, kind, shaped), stored in read.items():
+            size = _form_bytes(stored.tensor, kind)
             held += size
-            if perm is not None or kind != found.tensor.kind or shaped:
-                latent.append(Latent(labels[tensor], found.operators, size, len(read) > 1))
+            if perm is not None or kind != stored.tensor.kind or shaped:
+                latent.append(Latent(labels[tensor], stored.operators, size, len(read) > 1))
     return tuple(latent), held
 
 
@@ -215,9 +217,9 @@ def _reads(outer: Scope) -> Iterator[Origin]:
             if name
         )
         for name in (*names, *scope.graph.outputs):
-            found = origin(scope, name, shaped=True)
-            if found is not None:
-                yield found
+            stored = origin(scope, name, shaped=True)
+            if stored is not None:
+                yield stored
 
 
 def _weight_files(graphs: tuple[str, ...], records: list[TensorRecord], files: Files) -> Iterator[WeightFile]:
@@ -225,7 +227,7 @@ def _weight_files(graphs: tuple[str, ...], records: list[TensorRecord], files: F
     for record_ in records:
         held.setdefault(record_.range.file, []).append(record_)
     for name, tensors in held.items():
-        tensors.sort(key=lambda one: (one.range.start, one.range.end))
+        tensors.sort(key=lambda tensor: (tensor.range.start, tensor.range.end))
         start = tensors[0].range.start if tensors else 0
         yield WeightFile(name, files.state(name).size, start, tuple(tensors), None)
 

@@ -129,8 +129,8 @@ class Wire:
 
     def single(self, field: Field) -> float:
         """A number of single precision."""
-        found: float = struct.unpack("<f", self.take(field[2], field[3]))[0] if field[1] == FIXED32 else 0.0
-        return found
+        number: float = struct.unpack("<f", self.take(field[2], field[3]))[0] if field[1] == FIXED32 else 0.0
+        return number
 
     def refuse(self, why: str, code: str) -> NoReturn:
         raise self._error(why, code)

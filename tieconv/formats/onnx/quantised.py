@@ -40,21 +40,21 @@ class Quantised:
 def quantised_head(scope: Scope) -> Quantised | None:
     """The matrix whose quantised product reaches an output, `logits` first."""
     outputs = sorted(scope.graph.outputs, key=lambda name: name != _LOGITS)
-    return next((found for name in outputs if (found := _behind(scope, name))), None)
+    return next((head for name in outputs if (head := _behind(scope, name))), None)
 
 
 def _behind(scope: Scope, name: str) -> Quantised | None:
     for _ in range(_STEPS):
-        scope, found = scope.find(name)
-        if found is None or isinstance(found, Tensor):
+        scope, producer = scope.find(name)
+        if producer is None or isinstance(producer, Tensor):
             return None
-        node, _place = found
+        node, _index = producer
         if node.standard in _HEADS:
             blocks = node.standard == _BLOCKS_HEAD and not any(node.inputs[4:5])  # with g_idx the columns are permuted
             return _read(scope, node, node.inputs[1:], node.inputs[1:4] if blocks else [])
         if node.standard in _PRODUCTS:
             return _dequantised(scope, node)
-        computed = [one for one in node.inputs if one and not is_constant(scope, one)]
+        computed = [operand for operand in node.inputs if operand and not is_constant(scope, operand)]
         if node.standard not in _PASSED or not computed:
             return None
         name = computed[0]
@@ -65,8 +65,8 @@ def quantised_embedding(outer: Scope, tokens: int | None) -> Quantised | None:
     """The matrix that a lookup of quantised rows reads; of several one with ``tokens`` rows."""
     nodes = ((scope, node) for scope in scopes(outer) for node in scope.graph.nodes if node.standard == _LOOKUP)
     reads = ((scope, node, [*node.inputs[:1], *node.inputs[2:4]] if _by_rows(node) else []) for scope, node in nodes)
-    found = [read for scope, node, parts in reads if (read := _read(scope, node, node.inputs[:1], parts))]
-    return next((read for read in found if read.tensor.dims[0] == tokens), next(iter(found), None))
+    tables = [read for scope, node, parts in reads if (read := _read(scope, node, node.inputs[:1], parts))]
+    return next((read for read in tables if read.tensor.dims[0] == tokens), next(iter(tables), None))
 
 
 def _by_rows(node: Node) -> bool:
@@ -78,14 +78,14 @@ def _dequantised(scope: Scope, node: Node) -> Quantised | None:
     """The right-hand side of a float product that is dequantised before it, in a turn or not."""
     name = node.inputs[1] if len(node.inputs) > 1 else ""
     for _ in range(_STEPS):
-        scope, found = scope.find(name)
-        if found is None or isinstance(found, Tensor) or not found[0].inputs:
+        scope, producer = scope.find(name)
+        if producer is None or isinstance(producer, Tensor) or not producer[0].inputs:
             return None
-        if found[0].standard == "DequantizeLinear":
-            return _read(scope, found[0], found[0].inputs[:1])
-        if found[0].standard not in ("Transpose", "Identity", "Cast"):
+        if producer[0].standard == "DequantizeLinear":
+            return _read(scope, producer[0], producer[0].inputs[:1])
+        if producer[0].standard not in ("Transpose", "Identity", "Cast"):
             return None
-        name = found[0].inputs[0]
+        name = producer[0].inputs[0]
     return None
 
 
@@ -94,7 +94,7 @@ def _read(scope: Scope, node: Node, names: list[str], parts: Sequence[str] = ())
     if matrix is None:
         return None
     origins = [origin(scope, name, shaped=True) for name in parts if name]
-    held = tuple(found.tensor for found in origins if found is not None)
+    held = tuple(stored.tensor for stored in origins if stored is not None)
     bits, block = integer(node, "bits", 4), integer(node, "block_size", 128)
     whole = len(held) == len(origins) > 1
     return Quantised(matrix, node.standard.rpartition(".")[2], held if whole else (), bits, block)
@@ -102,6 +102,6 @@ def _read(scope: Scope, node: Node, names: list[str], parts: Sequence[str] = ())
 
 def _matrices(scope: Scope, names: list[str]) -> Iterator[Tensor]:
     for name in names:
-        found = origin(scope, name, shaped=True)
-        if found is not None and len(found.tensor.dims) >= _MATRIX:
-            yield found.tensor
+        stored = origin(scope, name, shaped=True)
+        if stored is not None and len(stored.tensor.dims) >= _MATRIX:
+            yield stored.tensor

@@ -70,9 +70,9 @@ def _lookups(outer: Scope) -> Iterator[tuple[Role, Index]]:
                 matrix, ids, axis = node.inputs[WORDS], node.inputs[0], 0
             else:
                 continue
-            found = origin(scope, matrix)
-            if found is not None and len(found.tensor.dims) == 2:
-                yield Role(found.tensor, found.turned != (axis == 1)), index_of(scope, ids)
+            stored = origin(scope, matrix)
+            if stored is not None and len(stored.tensor.dims) == 2:
+                yield Role(stored.tensor, stored.turned != (axis == 1)), index_of(scope, ids)
 
 
 def _head(scope: Scope, lookups: list[Role]) -> tuple[Role | None, Tensor | None]:
@@ -96,10 +96,10 @@ def _behind(scope: Scope, name: str) -> tuple[Role | None, Tensor | None]:
     """The matrix whose product a value is, and the vector that was added to it."""
     bias: Tensor | None = None
     for _ in range(_STEPS):
-        scope, found = scope.find(name)
-        if found is None or isinstance(found, Tensor):
+        scope, producer = scope.find(name)
+        if producer is None or isinstance(producer, Tensor):
             break
-        node, index = found
+        node, index = producer
         if node.standard == "If":
             scope, name = _branch(scope, node, index)
             continue
@@ -108,31 +108,31 @@ def _behind(scope: Scope, name: str) -> tuple[Role | None, Tensor | None]:
         if node.standard in ON_THE_WAY and node.inputs:
             name = node.inputs[0]
             continue
-        computed = [one for one in node.inputs if not is_constant(scope, one)]
+        computed = [operand for operand in node.inputs if not is_constant(scope, operand)]
         if node.standard not in _WITH_A_CONSTANT or len(computed) != 1 or len(node.inputs) != 2:
             break
         if node.standard == "Add":
-            bias = _vector(scope, [one for one in node.inputs if one not in computed])
+            bias = _vector(scope, [operand for operand in node.inputs if operand not in computed])
         name = computed[0]
     return None, None
 
 
 def _branch(scope: Scope, node: Node, index: int) -> tuple[Scope, str]:
     """The value that the first branch gives."""
-    place = next(place for place, one in enumerate(scope.graph.nodes) if one is node)
-    for inside in scope.inner[place].values():
+    position = next(position for position, other_node in enumerate(scope.graph.nodes) if other_node is node)
+    for inside in scope.inner[position].values():
         if index < len(inside.graph.outputs):
             return inside, inside.graph.outputs[index]
     return scope, ""
 
 
 def _product(scope: Scope, node: Node) -> Role | None:
-    found = origin(scope, node.inputs[1])
-    if found is None or len(found.tensor.dims) != 2:
+    stored = origin(scope, node.inputs[1])
+    if stored is None or len(stored.tensor.dims) != 2:
         return None
-    return Role(found.tensor, found.turned == bool(integer(node, "transB", 0)))
+    return Role(stored.tensor, stored.turned == bool(integer(node, "transB", 0)))
 
 
 def _vector(scope: Scope, names: list[str]) -> Tensor | None:
-    found = origin(scope, names[0]) if names else None
-    return found.tensor if found is not None and len(found.tensor.dims) in (1, 2) else None
+    stored = origin(scope, names[0]) if names else None
+    return stored.tensor if stored is not None and len(stored.tensor.dims) in (1, 2) else None

@@ -38,10 +38,10 @@ def scope_of(graph: Graph, parent: Scope | None = None) -> Scope:
     """The graph and all graphs inside it."""
     scope = Scope(graph, parent)
     scope.held = {tensor.name: tensor for tensor in graph.initializers}
-    for place, node in enumerate(graph.nodes):
+    for number, node in enumerate(graph.nodes):
         for index, name in enumerate(node.outputs):
             scope.makers.setdefault(name, (node, index))
-        scope.inner[place] = {key: scope_of(inside, scope) for key, inside in node.graphs.items()}
+        scope.inner[number] = {key: scope_of(inside, scope) for key, inside in node.graphs.items()}
     return scope
 
 
@@ -78,13 +78,13 @@ def origin(scope: Scope, name: str, *, shaped: bool = False) -> Origin | None:
     """
     passed: list[Node] = []
     for _ in range(_STEPS):
-        scope, found = scope.find(name)
-        if isinstance(found, Tensor):
-            return _turned(found, passed)
-        if found is None or not (_passes(found[0]) or (shaped and is_shaped(scope, found[0]))):
+        scope, producer = scope.find(name)
+        if isinstance(producer, Tensor):
+            return _turned(producer, passed)
+        if producer is None or not (_passes(producer[0]) or (shaped and is_shaped(scope, producer[0]))):
             return None
-        passed.append(found[0])
-        name = found[0].inputs[0]
+        passed.append(producer[0])
+        name = producer[0].inputs[0]
     return None
 
 
@@ -118,14 +118,14 @@ def _turned(tensor: Tensor, passed: list[Node]) -> Origin | None:
 def is_constant(scope: Scope, name: str) -> bool:
     """Whether a value is fixed when the session starts."""
     for _ in range(_STEPS):
-        scope, found = scope.find(name)
-        if found is None:
+        scope, producer = scope.find(name)
+        if producer is None:
             return False
-        if isinstance(found, Tensor) or found[0].standard == "Constant":
+        if isinstance(producer, Tensor) or producer[0].standard == "Constant":
             return True
-        if found[0].standard not in _UNFOLDED or not found[0].inputs:
+        if producer[0].standard not in _UNFOLDED or not producer[0].inputs:
             return False
-        name = found[0].inputs[0]
+        name = producer[0].inputs[0]
     return False
 
 

@@ -31,15 +31,19 @@ def _use(
 ) -> Iterator[MatrixUse]:
     passed: list[Node] = []
     for _ in range(_STEPS):
-        scope, found = scope.find(name)
-        if isinstance(found, Tensor):
-            if prod(found.dims) >= MIN_ELEMENTS:
-                yield _seen(labels[id(found)], passed, operator, index, columns=columns)
+        scope, producer = scope.find(name)
+        if isinstance(producer, Tensor):
+            if prod(producer.dims) >= MIN_ELEMENTS:
+                yield _seen(labels[id(producer)], passed, operator, index, columns=columns)
             return
-        if found is None or not (_passes_on(found[0]) or found[0].standard == "Cast") or not found[0].inputs:
+        if (
+            producer is None
+            or not (_passes_on(producer[0]) or producer[0].standard == "Cast")
+            or not producer[0].inputs
+        ):
             return
-        passed.append(found[0])
-        name = found[0].inputs[0]
+        passed.append(producer[0])
+        name = producer[0].inputs[0]
 
 
 def _seen(name: str, passed: list[Node], operator: str, index: int, *, columns: bool) -> MatrixUse:

@@ -141,35 +141,35 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
 
 def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
     made = scopes[-1]
-    for place, node in enumerate(graph.nodes):
-        yield from _of_node(node, place, imported)
+    for index, node in enumerate(graph.nodes):
+        yield from _of_node(node, index, imported)
         for name in node.inputs:
             if name and not any(name in scope for scope in scopes):
-                yield CHECKER, order_fault(graph, place, name)
+                yield CHECKER, order_fault(graph, index, name)
         for inner in node.graphs.values():
             yield from _of_graph(inner, scopes, imported)
         for name in node.outputs:
             if name and name in made:
-                yield CHECKER, f"{label(node, place)} makes {shown(name)}, which is already made"
+                yield CHECKER, f"{label(node, index)} makes {shown(name)}, which is already made"
             made.add(name)
 
 
-def _of_node(node: Node, place: int, imported: Set[str]) -> Iterator[Fault]:
+def _of_node(node: Node, index: int, imported: Set[str]) -> Iterator[Fault]:
     if not node.operator:
-        yield CHECKER, f"node {place} has no operator"
+        yield CHECKER, f"node {index} has no operator"
     elif not node.inputs and not node.outputs:
-        yield CHECKER, f"{label(node, place)} has neither an input nor an output"
+        yield CHECKER, f"{label(node, index)} has neither an input nor an output"
     if imported and node.domain not in imported and not (not node.domain and STANDARD & imported):
         yield (
             CHECKER,
-            f"{label(node, place)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
+            f"{label(node, index)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
         )
 
 
 def _untyped(graph: Graph) -> Iterator[Fault]:
-    for place, node in enumerate(graph.nodes):
+    for index, node in enumerate(graph.nodes):
         for name in node.untyped:
-            yield CHECKER, f"{label(node, place)} has the attribute {shown(name) or '(empty)'} without a type"
+            yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
         for inner in node.graphs.values():
             yield from _untyped(inner)
 
@@ -184,9 +184,9 @@ def _repeated(names: Iterable[str]) -> list[str]:
     return [name for name, number in Counter(names).items() if number > 1]
 
 
-def label(node: Node, place: int) -> str:
+def label(node: Node, index: int) -> str:
     """Return how a sentence calls a node."""
-    return f"node {place:,} ({shown(node.operator, 60)})"
+    return f"node {index:,} ({shown(node.operator, 60)})"
 
 
 STANDARD = {"", "ai.onnx"}

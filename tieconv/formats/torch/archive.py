@@ -101,19 +101,19 @@ class _Window:
 
 def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> list[Entry]:
     """The entries, one behind the other from the first byte of the file to the directory; ``listed`` is used up."""
-    found: list[Entry] = []
+    taken: list[Entry] = []
     position = 0
     following = [entry[0] for entry in listed]
     following.append(end)
     for number, (offset, name, flags, _, crc, size) in enumerate(listed, 1):
         if offset != position:
-            what = "has bytes before its first entry" if not found else "has entries that overlap or leave a gap"
-            malformed(what, "zip.overlap" if found else "zip.prefix")
+            problem = "has bytes before its first entry" if not taken else "has entries that overlap or leave a gap"
+            malformed(problem, "zip.overlap" if taken else "zip.prefix")
         listed[number - 1] = _USED
         derived = _derived_start(offset, name, flags, size, following[number]) if sparse else None
         if derived is not None:
             position = following[number]
-            found.append(Entry(_text(name), derived, derived + size, crc))
+            taken.append(Entry(_text(name), derived, derived + size, crc))
             continue
         start = _data_start(window, offset, name, flags, crc, size)
         stop, position = start + size, following[number]
@@ -123,10 +123,10 @@ def _entries(window: _Window, listed: list[Listed], end: int, sparse: bool) -> l
             position = stop
         elif not _described(window, stop, position - stop, crc, size):
             _refuse_headers(name)
-        found.append(Entry(_text(name), start, stop, crc))
+        taken.append(Entry(_text(name), start, stop, crc))
     if position != end:
         malformed("has bytes between its last entry and its directory", "zip.junk")
-    return found
+    return taken
 
 
 _USED = Listed(0, b"", 0, 0, 0, 0)
@@ -194,16 +194,16 @@ def _without_top(entries: list[Entry]) -> dict[str, Entry]:
     top = entries[0].name.partition("/")[0] + "/"
     if not _NAME.fullmatch(top + "data"):
         malformed(f"has an entry {shown(entries[0].name)}, which is no name inside a torch file", "zip.name")
-    found: dict[str, Entry] = {}
+    by_name: dict[str, Entry] = {}
     skip, usual = len(top), _USUAL.fullmatch
     for entry in entries:
         name = entry.name
         if not name.startswith(top) or not (usual(name, skip) or _NAME.fullmatch(name)):
             malformed(f"has an entry {shown(name)}, which is no name inside a torch file", "zip.name")
-        found[name[skip:]] = entry
-    if len(found) < len(entries):
+        by_name[name[skip:]] = entry
+    if len(by_name) < len(entries):
         malformed(f"has two entries {shown(_repeated(entries)[skip:])}", "zip.repeated")
-    return found
+    return by_name
 
 
 def _repeated(entries: list[Entry]) -> str:

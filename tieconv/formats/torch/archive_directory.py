@@ -72,8 +72,8 @@ def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
     """Offset, bytes and entries of the directory, and the offset of the first end record."""
     tail = pread(_END.size, max(size - _END.size, 0))
     if len(tail) < _END.size or not tail.startswith(END):
-        last = pread(min(size, _SEARCHED), max(size - _SEARCHED, 0))
-        if 0 <= last.rfind(END) <= len(last) - _END.size:
+        ending = pread(min(size, _SEARCHED), max(size - _SEARCHED, 0))
+        if 0 <= ending.rfind(END) <= len(ending) - _END.size:
             _refuse_ordinary(pread)
             malformed("has bytes behind the end of its archive", "zip.suffix")
         malformed("is a zip archive without its end", "zip.truncated")
@@ -82,9 +82,9 @@ def directory_place(pread: Pread, size: int) -> tuple[int, int, int, int]:
     if disk or first_disk or here != count or comment:
         _refuse_ordinary(pread)
         malformed("is a zip archive of several parts or with a comment", "zip.end")
-    place = pread(_LOCATOR64.size, end - _LOCATOR64.size) if end >= _LOCATOR64.size else b""
-    if place.startswith(LOCATOR64):
-        return _place64(pread, place, end - _LOCATOR64.size, (count, length, start))
+    locator = pread(_LOCATOR64.size, end - _LOCATOR64.size) if end >= _LOCATOR64.size else b""
+    if locator.startswith(LOCATOR64):
+        return _place64(pread, locator, end - _LOCATOR64.size, (count, length, start))
     if count == _MAX16 or MAX32 in (length, start):
         malformed("is a zip archive without its zip64 record", "zip.end")
     return _bounded(start, length, count, end)
@@ -98,9 +98,9 @@ def _refuse_ordinary(pread: Pread) -> None:
         refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
 
 
-def _place64(pread: Pread, place: bytes, end: int, small: tuple[int, int, int]) -> tuple[int, int, int, int]:
+def _place64(pread: Pread, locator: bytes, end: int, small: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """As the zip64 record has it; the plain record must say the same or leave it open."""
-    _, disk, offset, disks = _LOCATOR64.unpack(place)
+    _, disk, offset, disks = _LOCATOR64.unpack(locator)
     raw = pread(_END64.size, offset) if offset == end - _END64.size else b""
     if disk or disks != 1 or len(raw) != _END64.size or not raw.startswith(END64):
         malformed("has a zip64 locator that leads astray", "zip.end")
@@ -128,9 +128,9 @@ def listed_entries(data: bytes, count: int) -> list[Listed]:
     """The ``count`` entries of the directory's bytes, in its order; none of them compressed."""
     _check_kind(data)
     listed: list[Listed] = []
-    position, last = 0, len(data) - _CENTRAL.size
+    position, last_start = 0, len(data) - _CENTRAL.size
     for _ in range(count):
-        if position > last:
+        if position > last_start:
             malformed("ends inside its directory", "zip.directory")
         entry, position = _listed(data, position)
         listed.append(entry)
@@ -146,15 +146,15 @@ def _check_kind(data: bytes) -> None:
     names = _names(data)
     kind = by_entries(names)
     if kind is not None:
-        refuse(kind.what, f"torch.{kind.code}", kind.hint)
+        refuse(kind.sentence_end, f"torch.{kind.code}", kind.hint)
     if 0 < len(names) < _NAMES and not re.search(rb"(?:^|/)data\.pkl\n", names, re.MULTILINE):
         refuse(_ORDINARY, "torch.no-pickle", "unpack it first")
 
 
 def _names(data: bytes) -> bytes:
     """The names of the entries, each followed by a newline, as far as the directory can be followed; 16 MiB at most."""
-    position, last, names, taken = 0, len(data) - _CENTRAL.size, bytearray(), 0
-    while data[position : position + 4] == CENTRAL and position <= last and taken < _NAMES:
+    position, last_start, names, taken = 0, len(data) - _CENTRAL.size, bytearray(), 0
+    while data[position : position + 4] == CENTRAL and position <= last_start and taken < _NAMES:
         name, extra, comment = _lengths(data, position + 28)
         position += _CENTRAL.size
         names += data[position : position + name] + b"\n"

@@ -18,8 +18,8 @@ def check_disguise(first: bytes, length: int) -> None:
         return
     kind = by_content(first)
     if kind is not None:
-        _stop(kind.what, kind.code, kind.hint)
+        _stop(kind.sentence_end, kind.code, kind.hint)
 
 
-def _stop(what: str, code: str, hint: str) -> NoReturn:
-    refuse(what, f"torch.{code}", hint)
+def _stop(sentence: str, code: str, hint: str) -> NoReturn:
+    refuse(sentence, f"torch.{code}", hint)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NoReturn
 
 from tieconv.formats.torch.pickle.values import (
     Dtype,
@@ -84,8 +85,8 @@ def _tensor(arguments: Arguments) -> StoredTensor:
     return _view(storage, storage.dtype, arguments[1:4])
 
 
-def _view(storage: StorageRef, dtype: Dtype, place: Arguments) -> StoredTensor:
-    offset, shape, stride = place
+def _view(storage: StorageRef, dtype: Dtype, arguments: Arguments) -> StoredTensor:
+    offset, shape, stride = arguments
     if type(offset) is not int or not natural(offset):
         refuse(f"has a tensor that starts outside of storage {storage.key}", "torch.offset")
     sides, steps = _sizes(shape, "shape"), _sizes(stride, "stride")
@@ -94,9 +95,9 @@ def _view(storage: StorageRef, dtype: Dtype, place: Arguments) -> StoredTensor:
     return StoredTensor(storage, dtype, offset, sides, steps)
 
 
-def _sizes(value: object, what: str) -> tuple[int, ...]:
+def _sizes(value: object, noun: str) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > MAX_RANK or not all(map(natural, value)):
-        refuse(f"has a tensor whose {what} is no list of sizes", f"torch.{what}")
+        refuse(f"has a tensor whose {noun} is no list of sizes", f"torch.{noun}")
     return value
 
 
@@ -115,9 +116,9 @@ def _v3(arguments: Arguments) -> StoredTensor:
     return _view(storage, dtype.value, arguments[1:4])
 
 
-def _check_metadata(given: Arguments) -> None:
+def _check_metadata(arguments: Arguments) -> None:
     """Bits such as `conj` and `neg` change what the stored bytes mean."""
-    for metadata in given:
+    for metadata in arguments:
         if metadata is not None and not (isinstance(metadata, Pairs) and not metadata.items):
             refuse("has a tensor that stands conjugated or negated", "torch.lazy-bits", "resolve it before saving")
 
@@ -154,9 +155,9 @@ def _pairs(arguments: Arguments) -> Pairs:
     (entries,) = arguments
     if isinstance(entries, Pairs):
         return Pairs(list(entries.items))
-    given = entries if isinstance(entries, list) else [entries]
-    pairs = [entry for entry in given if isinstance(entry, tuple | list) and len(entry) == 2]
-    if given is not entries or len(pairs) != len(given):
+    items = entries if isinstance(entries, list) else [entries]
+    pairs = [entry for entry in items if isinstance(entry, tuple | list) and len(entry) == 2]
+    if items is not entries or len(pairs) != len(items):
         refuse("makes a dictionary of other than pairs", "pickle.malformed")
     return Pairs([(key, value) for key, value in pairs])
 
@@ -184,7 +185,7 @@ def _opaque(name: str) -> tuple[str, Global]:
 
 def _encoded(arguments: Arguments) -> Opaque:
     """Bytes, as Python 2 pickles them: a text and the names of its encoding and of what to do about errors."""
-    if not all(type(one) is str for one in arguments):
+    if not all(type(argument) is str for argument in arguments):
         refuse("encodes other than text", "pickle.arguments")
     return Opaque("_codecs.encode")
 
@@ -217,9 +218,9 @@ def _device(arguments: Arguments) -> Opaque:
     return Opaque("torch.device")
 
 
-def _unsupported(name: str, what: str, hint: str) -> tuple[str, Global]:
-    def stop(_arguments: Arguments) -> object:
-        refuse(f"holds {what}, which is not read", "torch.unsupported", hint)
+def _unsupported(name: str, noun: str, hint: str) -> tuple[str, Global]:
+    def stop(_arguments: Arguments) -> NoReturn:
+        refuse(f"holds {noun}, which is not read", "torch.unsupported", hint)
 
     return name, Global(name, stop)
 
@@ -272,7 +273,7 @@ ALLOWED: Globals = {
                 for core in ("core", "_core")
                 for name in ("scalar", "_reconstruct")
             ),
-            *(_unsupported(f"torch._utils.{name}", what, _HINT) for name, what in _REBUILT.items()),
+            *(_unsupported(f"torch._utils.{name}", noun, _HINT) for name, noun in _REBUILT.items()),
         ]
     ),
     **{f"torch.{name}Storage": Global(f"torch.{name}Storage") for name in _QUANTISED},

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tieconv.formats.torch.archive_directory import Pread
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle.machine import run
-from tieconv.formats.torch.pickle.state import Truncated, allowance
+from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
 from tieconv.formats.torch.pickle.values import Pairs, PickleProblem, StorageRef, refuse
 
 MAGIC = 0x1950A86A20F9469CFC6C
@@ -70,7 +70,7 @@ class _Stream:
                 window *= 4
                 continue
             except PickleProblem as problem:
-                raise self._told(problem, data) from None
+                raise self._stated(problem, data) from None
             self.position += end
             return value
 
@@ -86,7 +86,7 @@ class _Stream:
     def _most(self) -> int:
         return allowance(self.length, len(self.storages))
 
-    def _told(self, problem: PickleProblem, data: bytes) -> PickleProblem:
+    def _stated(self, problem: PickleProblem, data: bytes) -> PickleProblem:
         """A file that does not even start like a pickle is named as what it is."""
         if not self.position and data[:1] != b"\x80" and problem.code in ("pickle.opcode", "pickle.malformed"):
             return PickleProblem("is no torch file", "torch.unknown", "give a file that torch.save wrote")
@@ -107,12 +107,12 @@ def _places(stream: _Stream, keys: list[object]) -> dict[str, tuple[int, int]]:
         reference = stream.storages.get(str(key))
         if reference is None:
             refuse("lists a storage that no tensor uses", "torch.storage-key")
-        told = int.from_bytes(stream.pread(_LENGTH, position), "little", signed=True)
+        stored_length = int.from_bytes(stream.pread(_LENGTH, position), "little", signed=True)
         start = position + _LENGTH
         end = start + reference.nbytes
         if end > stream.length:
             refuse(f"ends inside storage {reference.key}", "torch.truncated", "fetch the file again")
-        if told != reference.numel:
+        if stored_length != reference.numel:
             refuse(f"gives storage {reference.key} two sizes", "torch.storage-size")
         places[reference.key] = (start, end)
         position = end

@@ -6,7 +6,8 @@ import re
 
 from tieconv.checkpoint.model_files import Caution, Files, Listing, WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.directory import Model, Naming
+from tieconv.formats.directory import Model
+from tieconv.formats.layout import Naming
 
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _STATES = "training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states"
@@ -18,11 +19,11 @@ def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]
 
     size = files.state(name).size
     sparse = bool(getattr(files, "costly", False))
-    found = read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name, sparse=sparse)
+    stored_model = read_torch_file(lambda count, offset: files.pread(name, count, offset), size, name, sparse=sparse)
     expect = getattr(files, "expect", None)  # local files can hold what is read to its checksum
     if expect is not None:
-        expect(found[:1])
-    return found
+        expect(stored_model[:1])
+    return stored_model
 
 
 def check_slices(listing: Listing) -> None:

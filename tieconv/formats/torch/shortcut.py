@@ -46,15 +46,15 @@ def usual_tensors(data: bytes, position: int, memo: list[object], persistent: Pe
     names: tuple[str, ...] = ()
     end = position
     while len(values) < 2 * _MOST:
-        found = match(data, position)
-        made = found and _tensor(found, memo, len(memo) + len(names), persistent)
-        if not found or not made:
+        matched = match(data, position)
+        made = matched and _tensor(matched, memo, len(memo) + len(names), persistent)
+        if not matched or not made:
             break
         memo += names
         memo += made
         values += names
         values.append(made[-1])
-        end = found.end()
+        end = matched.end()
         names, position = _next(data, end, len(memo), opening)
         if not names:
             break
@@ -75,13 +75,13 @@ def _opening(data: bytes, position: int, memo: list[object]) -> bytes:
     return opening if type(function) is Global and function.shortcut is usual_tensors else b""
 
 
-def _next(data: bytes, start: int, place: int, opening: bytes) -> tuple[tuple[str, ...], int]:
-    """The name that follows a call, put into ``place``, and the offset behind the MARK of the call after that."""
+def _next(data: bytes, start: int, number: int, opening: bytes) -> tuple[tuple[str, ...], int]:
+    """The name that follows a call, put into the memo, and the offset behind the MARK of the next call."""
     if len(data) - start < 5:
         return (), start
     opcode, size = _TEXT(data, start)
     put = start + 5 + size
-    if opcode != b"X" or not opening or data[put : put + 8] != _PUT_TEXT(b"r", place) + opening:
+    if opcode != b"X" or not opening or data[put : put + 8] != _PUT_TEXT(b"r", number) + opening:
         return (), start
     try:
         return (data[start + 5 : put].decode("utf-8"),), put + 8
@@ -90,20 +90,20 @@ def _next(data: bytes, start: int, place: int, opening: bytes) -> tuple[tuple[st
 
 
 def _tensor(
-    found: re.Match[bytes], memo: list[object], first: int, persistent: Persistent
+    matched: re.Match[bytes], memo: list[object], first: int, persistent: Persistent
 ) -> tuple[object, ...] | None:
     """What a call puts into the memo from ``first`` on, the tensor last; ``None`` where it is left to the opcodes."""
     (
         word, short, long, key_length, key, key_put, location, elements, pid_put,
         start, shape, shape_put, stride, stride_put, hooks, hooks_put, arguments_put, tensor_put,
-    ) = found.groups()  # fmt: skip
+    ) = matched.groups()  # fmt: skip
     places = key_put + pid_put + shape_put + stride_put + hooks_put + arguments_put + tensor_put
     if places != _PLACES(*range(first, first + 7)) or len(key) != int.from_bytes(key_length, "little"):
         return None
-    place = short[0] if short else int.from_bytes(long, "little")
-    if max(word[0], place, location[0], hooks[0]) >= len(memo):
+    number = short[0] if short else int.from_bytes(long, "little")
+    if max(word[0], number, location[0], hooks[0]) >= len(memo):
         return None
-    kind, called = memo[place], memo[hooks[0]]
+    kind, called = memo[number], memo[hooks[0]]
     if type(kind) is not Global or type(called) is not Global or called.name != "collections.OrderedDict":
         return None
     offset, sides, steps = _number(start), _sizes(shape), _sizes(stride)

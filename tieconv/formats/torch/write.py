@@ -16,7 +16,7 @@ from tieconv.errors import UnreadableError
 from tieconv.formats.torch.archive import LOCAL
 from tieconv.formats.torch.archive_directory import CENTRAL, END, END64, LOCATOR64
 from tieconv.formats.torch.globals_ import STORAGE_CLASSES, TORCH_NAMES, WIDTHS
-from tieconv.formats.torch.state import METADATA
+from tieconv.formats.torch.state_dict import METADATA
 from tieconv.text import shown
 
 ALIGNMENT = 64
@@ -190,8 +190,8 @@ class _Pickler:
         if known is not None:
             self.out.append(b"h" + bytes([known]))
             return
-        place = self.places[f"{module} {name}"] = len(self.places)
-        self.out.append(f"c{module}\n{name}\n".encode() + b"q" + bytes([place]))
+        number = self.places[f"{module} {name}"] = len(self.places)
+        self.out.append(f"c{module}\n{name}\n".encode() + b"q" + bytes([number]))
 
     def ordered(self) -> None:
         self.name("collections", "OrderedDict")

@@ -85,7 +85,7 @@ class Pair:
         total, length = self.left.elements, 128
         if total <= PROBES * length:
             return self.read(0, total)
-        starts = [(total - length) * place // (PROBES - 1) for place in range(PROBES)]
+        starts = [(total - length) * index // (PROBES - 1) for index in range(PROBES)]
         announce(self.reader, [piece for start in starts for piece in self._run(start, length)])
         parts = [self.read(start, start + length) for start in starts]
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
@@ -133,9 +133,9 @@ def monotone(bits: Array, form: Format) -> Array:
 
 def ulp_distance(a: Array, b: Array, form: Format) -> Array:
     """How many representable values apart two arrays are, unsigned; meaningless where either is NaN."""
-    one, two = monotone(a, form), monotone(b, form)
+    left, right = monotone(a, form), monotone(b, form)
     # The difference may exceed the signed range; as an unsigned number it never does.
-    return (np.maximum(one, two) - np.minimum(one, two)).view(form.bits)
+    return (np.maximum(left, right) - np.minimum(left, right)).view(form.bits)
 
 
 def decode(bits: Array, form: Format) -> Array:

@@ -47,23 +47,23 @@ class Rows:
     count: int = 0
     ranges: list[list[int]] = field(default_factory=list)
     complete: bool = True
-    last: int = -1
+    last_row: int = -1
 
     def add(self, first: int, flags: Array) -> None:
         """Count the rows ``first + i`` where ``flags[i]``; a row seen in two parts counts once."""
-        found = np.flatnonzero(flags) + first
-        if len(found) and found[0] == self.last:
-            found = found[1:]
-        if not len(found):
+        numbers = np.flatnonzero(flags) + first
+        if len(numbers) and numbers[0] == self.last_row:
+            numbers = numbers[1:]
+        if not len(numbers):
             return
-        self.count += len(found)
-        self._extend(found)
-        self.last = int(found[-1])
+        self.count += len(numbers)
+        self._extend(numbers)
+        self.last_row = int(numbers[-1])
 
-    def _extend(self, found: Array) -> None:
-        breaks = np.flatnonzero(np.diff(found) > 1)[: LISTED_RANGES + 1]
-        starts = [int(found[0]), *(int(found[i + 1]) for i in breaks)]
-        ends = [*(int(found[i]) + 1 for i in breaks), int(found[-1]) + 1]
+    def _extend(self, numbers: Array) -> None:
+        breaks = np.flatnonzero(np.diff(numbers) > 1)[: LISTED_RANGES + 1]
+        starts = [int(numbers[0]), *(int(numbers[i + 1]) for i in breaks)]
+        ends = [*(int(numbers[i]) + 1 for i in breaks), int(numbers[-1]) + 1]
         for start, end in zip(starts, ends, strict=True):
             if self.complete and self.ranges and self.ranges[-1][1] == start:
                 self.ranges[-1][1] = end
@@ -116,14 +116,14 @@ def difference(pair: Pair) -> Difference:
     """Compare every element of a pair; raises what the reader raises."""
     common = _common(pair)
     rows, width = _matrix(pair)
-    found = Difference(rows)
+    differences = Difference(rows)
     for row, start, stop in _row_pieces(rows, width):
         left, right = (
             convert(bits, form, common) for bits, form in zip(pair.read(start, stop), pair.formats, strict=True)
         )
-        if not _add_plain(found, left, right, common, row, width):
-            _add_careful(found, left, right, common, row, width)
-    return found
+        if not _add_plain(differences, left, right, common, row, width):
+            _add_careful(differences, left, right, common, row, width)
+    return differences
 
 
 def _common(pair: Pair) -> Format:
@@ -151,7 +151,7 @@ def _row_pieces(rows: int, width: int) -> Iterator[tuple[int, int, int]]:
             yield row, start, min(start + PIECE, (row + 1) * width)
 
 
-def _add_plain(found: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> bool:
+def _add_plain(differences: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> bool:
     """Add a piece whose squares are safe to sum, which also shows that it is finite; else do nothing."""
     a = _values(left, form)
     same = np.array_equal(left, right)
@@ -161,39 +161,39 @@ def _add_plain(found: Difference, left: Array, right: Array, form: Format, row: 
         right_squares = left_squares if same else float(np.dot(b, b))
     if not all(_SAFE_SQUARES[0] < total < _SAFE_SQUARES[1] for total in (left_squares, right_squares)):
         return False
-    found.left_squares += left_squares
-    found.right_squares += right_squares
+    differences.left_squares += left_squares
+    differences.right_squares += right_squares
     if not same:
-        found.differing.add(row, _rows_of(left != right, width))
-        _add_distances(found, b - a, ulp_distance(left, right, form))
+        differences.differing.add(row, _rows_of(left != right, width))
+        _add_distances(differences, b - a, ulp_distance(left, right, form))
     return True
 
 
-def _add_careful(found: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> None:
+def _add_careful(differences: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> None:
     """Add a piece that may hold NaN, infinities or extreme magnitudes."""
     unequal = left != right
     if not magnitude(left | right, form).any():  # zeros, of whatever sign
-        found.differing.add(row, _rows_of(unequal, width))
+        differences.differing.add(row, _rows_of(unequal, width))
         return
     nan_left, nan_right = is_nan(left, form), is_nan(right, form)
     one_nan = nan_left != nan_right
     finite = is_finite(left, form) & is_finite(right, form)
-    found.differing.add(row, _rows_of(unequal, width))
-    found.nan.add(row, _rows_of(one_nan, width))
-    found.unbounded |= bool((unequal & ~finite & ~(nan_left & nan_right)).any())
-    found.payloads_differ |= bool((unequal & nan_left & nan_right).any())
+    differences.differing.add(row, _rows_of(unequal, width))
+    differences.nan.add(row, _rows_of(one_nan, width))
+    differences.unbounded |= bool((unequal & ~finite & ~(nan_left & nan_right)).any())
+    differences.payloads_differ |= bool((unequal & nan_left & nan_right).any())
     a = np.where(finite, decode(left, form), 0).astype("<f8")
     b = np.where(finite, decode(right, form), 0).astype("<f8")
     with np.errstate(all="ignore"):
-        found.left_squares += float(np.dot(a, a))
-        found.right_squares += float(np.dot(b, b))
-        _add_distances(found, b - a, np.where(nan_left | nan_right, 0, ulp_distance(left, right, form)))
+        differences.left_squares += float(np.dot(a, a))
+        differences.right_squares += float(np.dot(b, b))
+        _add_distances(differences, b - a, np.where(nan_left | nan_right, 0, ulp_distance(left, right, form)))
 
 
-def _add_distances(found: Difference, distance: Array, ulps: Array) -> None:
-    found.squares += float(np.dot(distance, distance))
-    found.max_abs = max(found.max_abs, float(distance.max()), -float(distance.min()))
-    found.max_ulp = max(found.max_ulp, int(ulps.max()))
+def _add_distances(differences: Difference, distance: Array, ulps: Array) -> None:
+    differences.squares += float(np.dot(distance, distance))
+    differences.max_abs = max(differences.max_abs, float(distance.max()), -float(distance.min()))
+    differences.max_ulp = max(differences.max_ulp, int(ulps.max()))
 
 
 def _values(bits: Array, form: Format) -> Array:

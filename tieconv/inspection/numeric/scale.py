@@ -114,7 +114,7 @@ def _first_bounds(pair: Pair) -> _Bounds:
     if bounds.informative:
         return bounds
     every = (_bounds(left, right, *pair.formats) for left, right in pair.pieces())
-    return next((found for found in every if found.informative), _Bounds())
+    return next((candidate for candidate in every if candidate.informative), _Bounds())
 
 
 def _fit(pair: Pair, bounds: _Bounds, close: Scaling | None) -> Scaling | None:
@@ -126,7 +126,7 @@ def _fit(pair: Pair, bounds: _Bounds, close: Scaling | None) -> Scaling | None:
     tried: set[float] = set()
     for _ in range(_TRIES):
         wanted = replace(bounds, close=bounds.exact) if close else bounds
-        factor = next((one for one in _candidates(wanted, pair.left.shape) if one not in tried), None)
+        factor = next((candidate for candidate in _candidates(wanted, pair.left.shape) if candidate not in tried), None)
         if factor is None or not bounds.admissible:
             break
         tried.add(factor)
@@ -211,8 +211,8 @@ def _bounds(left: Array, right: Array, source: Format, target: Format) -> _Bound
     steps = monotone(right[used], target)
     steps = np.where(values < 0, -steps, steps)
     values = np.abs(values)
-    found = _Bounds(*(_interval(values, steps, target, ulps) for ulps in (0, 1)))
-    return found & _Bounds(exact)
+    bounds = _Bounds(*(_interval(values, steps, target, ulps) for ulps in (0, 1)))
+    return bounds & _Bounds(exact)
 
 
 def _interval(values: Array, steps: Array, form: Format, ulps: int) -> _Interval:

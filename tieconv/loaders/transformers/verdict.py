@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.inspection import Inspection, Member
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.relation.proved import Cast
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Verdict, error
 from tieconv.loaders.loaded import Cause, Loaded
@@ -73,8 +74,8 @@ def _differs(base: Member, member: Member) -> bool:
     """Whether a member's values are lost where it gets those of ``base``."""
     if facts.same(base) and facts.same(member):
         return False
-    if member.state is State.CAST:
-        return member.detail.get("exact") == member.name
+    if isinstance(member.relation, Cast):
+        return member.relation.exact == member.name
     return True
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute import tree
+from tieconv.install import install_command
 from tieconv.onnx.export.axes import name_axes
 from tieconv.reference.model import quiet
 from tieconv.reference.packages import need
@@ -91,28 +92,28 @@ def _exporter(inputs: dict[str, Any], opset: int | None) -> tuple[Any, Any]:
     try:
         return exporter(), config
     except ImportError as error:
-        told = f"transformers' exporter does not start: {shown(error, 300)}"
-        raise RefusedError(told, "pip install 'tieconv[onnx,torch]'", "export.packages") from error
+        message = f"transformers' exporter does not start: {shown(error, 300)}"
+        raise RefusedError(message, install_command("onnx", "torch"), "export.packages") from error
 
 
 def versions() -> dict[str, str]:
     """The packages that make a graph, as they are installed."""
-    found = {}
+    releases = {}
     for name in (*TRIED, "onnx-ir"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            releases[name] = importlib.metadata.version(name)
+    return releases
 
 
-def _told(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+def _joined(releases: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in releases.items())
 
 
 def _moved(why: str) -> TieconvError:
     here = versions().get("transformers", "an unknown version")
     return RefusedError(
         f"the exporter of transformers {here} is not the one that tieconv knows: {why}",
-        f"tried with {_told(TRIED)}: pip install 'transformers=={TRIED['transformers']}'",
+        f"tried with {_joined(TRIED)}: pip install 'transformers=={TRIED['transformers']}'",
         "export.moved",
     )
 
@@ -128,7 +129,7 @@ def _failed(model: Any, error: Exception) -> TieconvError:
 
 def tried() -> str:
     """What is installed beside what this was tried with, for a hint."""
-    return f"installed: {_told(versions())}; tried with: {_told(TRIED)}"
+    return f"installed: {_joined(versions())}; tried with: {_joined(TRIED)}"
 
 
 @contextlib.contextmanager

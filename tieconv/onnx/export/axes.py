@@ -39,9 +39,9 @@ def _symbols(model: ir.Model) -> Iterator[tuple[str, str]]:
 def _named(side: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.SymbolicDim:
     if isinstance(side, int) or not side.value:
         return side
-    told = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), side.value)
+    expression = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), side.value)
     # The exporter writes a side that it took for free and found to be always 2 as the symbol "2".
-    return int(told) if told.isdecimal() else ir.SymbolicDim(told)
+    return int(expression) if expression.isdecimal() else ir.SymbolicDim(expression)
 
 
 def _values(model: ir.Model) -> Iterator[ir.Value]:

@@ -34,7 +34,7 @@ def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) ->
         "outputs": [_value(value) for value in graph.outputs],
         "tied": [list(names) for names in plan.tied],
         "shared": [
-            {"initializer": m.kept, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}
+            {"initializer": m.initializer, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}
             for m in outcome.matrices
             if m.done
         ],

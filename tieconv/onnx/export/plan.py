@@ -22,7 +22,7 @@ from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.validate import check_model
+from tieconv.onnx.parity.subject import check_model
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.text import shown
@@ -71,15 +71,15 @@ class PlannedExport:
 
     def clear(self, out: str | Path) -> None:
         """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
-        sweep(destination(_place(self.evidence.checkpoint, self.plan.copied), _target(out, False)))
+        sweep(destination(_other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, False)))
 
     def _check(self, out: str | Path, overwrite: bool) -> Path:
         """OUT, absolute: it may be written, and the model is the one that was inspected. Asked again at the end."""
-        place, target = _place(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite)
-        final = destination(place, target)
+        plan, target = _other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite)
+        final = destination(plan, target)
         with writing(final.name, final.parent, 0):
-            check_place(place, target)
-            check_fresh(place)
+            check_place(plan, target)
+            check_fresh(plan)
         return final
 
     def execute(
@@ -90,7 +90,7 @@ class PlannedExport:
         A parity that failed or was not run leaves ``out`` as it was: the outcome is then not executed, and holds the
         report. Raises a `TieconvError` and leaves ``out`` as it was where anything else fails.
         """
-        final = destination(_place(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite))
+        final = destination(_other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite))
 
         def check(first: bool) -> None:
             if first:
@@ -98,8 +98,8 @@ class PlannedExport:
             else:
                 self._check(out, overwrite)
 
-        found = run(self.plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
-        return replace(found, output=str(out)) if found.executed else found
+        outcome = run(self.plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
+        return replace(outcome, output=str(out)) if outcome.executed else outcome
 
     def __str__(self) -> str:
         return str(self.outcome())
@@ -142,12 +142,12 @@ def plan_export(
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
     """What the user should know beforehand; ``shared`` is the form of a head that is tied."""
-    found = [HELD_TWICE] if shared is HeadForm.TRANSPOSE else []
+    notes = [HELD_TWICE] if shared is HeadForm.TRANSPOSE else []
     if precision == "bf16" and parity and provider != "cuda":
-        found.append("onnxruntime's CPU provider cannot run bf16: without a GPU give --no-parity")
+        notes.append("onnxruntime's CPU provider cannot run bf16: without a GPU give --no-parity")
     if not parity:
-        found.append("the logits will not be measured; weights are compared bit for bit all the same")
-    return found
+        notes.append("the logits will not be measured; weights are compared bit for bit all the same")
+    return notes
 
 
 def _check_consistent(evidence: Inspection) -> None:
@@ -172,10 +172,10 @@ def _kind(name: str, config: Mapping[str, object]) -> Kind:
 def _companions(checkpoint: Checkpoint) -> dict[str, int]:
     """The files that come along: all but weights, and what has the name of a file of ours."""
     config = checkpoint.config
-    found = {**checkpoint.companions, **({config.name: len(config.text.encode())} if config else {})}
+    companions = {**checkpoint.companions, **({config.name: len(config.text.encode())} if config else {})}
     return {
         name: size
-        for name, size in found.items()
+        for name, size in companions.items()
         if not name.lower().endswith(_WEIGHTS) and name not in OURS and name not in checkpoint.others
     }
 
@@ -192,7 +192,7 @@ def _target(out: str | Path, overwrite: bool) -> Target:
     return Target(Path(out), overwrite=overwrite)
 
 
-def _place(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
+def _other_formats(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
     """The plan of the other formats, as far as the checks of OUT look at it."""
     links = tuple(LinkFile(name, size) for name, size in copied.items())
     whole = replace(checkpoint, layout=Layout.SINGLE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -12,17 +12,17 @@ from tieconv.reference import Batch, Reference
 from tieconv.text import shown
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
-_OTHER = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
+_MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
 
 
 def kind_of(model: Any) -> Kind:
     """What a graph of the model computes. Raises `RefusedError` for a model that takes or gives more than tokens."""
     name = type(model).__name__
     accepts = _accepts(model)
-    other = next((name for name in _OTHER if name in accepts), None)
-    other = other or (model.main_input_name if model.main_input_name != "input_ids" else None)
-    if other or model.get_output_embeddings() is None:
-        why = f"takes {other}" if other else "has no head"
+    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
+    input_name = input_name or (model.main_input_name if model.main_input_name != "input_ids" else None)
+    if input_name or model.get_output_embeddings() is None:
+        why = f"takes {input_name}" if input_name else "has no head"
         raise RefusedError(
             f"{shown(name)} {why}: export serves language models over tokens, with logits",
             "export its language model alone, or use transformers.exporters",
@@ -51,14 +51,16 @@ def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
         return _cached(reference, Batch(ids, mask))
     encoder = Batch(ids[:, :SOURCE], mask[:, :SOURCE])
     if kind is Kind.SEQ2SEQ:
-        given = reference.inputs(Batch(encoder.ids, encoder.mask, decoder_ids=ids[:, :SEQUENCE]))
+        inputs = reference.inputs(Batch(encoder.ids, encoder.mask, decoder_ids=ids[:, :SEQUENCE]))
     elif kind is Kind.MASKED:
         types = int(getattr(config, "type_vocab_size", 0) or 0) > 1 and "token_type_ids" in _accepts(reference.model)
         kinds = torch.zeros_like(encoder.ids) if types else None
-        given = reference.inputs(Batch(encoder.ids, encoder.mask, types=kinds, placed=False))
+        inputs = reference.inputs(Batch(encoder.ids, encoder.mask, types=kinds, placed=False))
+    elif kind is Kind.PLAIN:
+        inputs = reference.inputs(encoder)
     else:
-        given = reference.inputs(encoder)
-    return given | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
+        assert_never(kind)
+    return inputs | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
 
 
 def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
@@ -77,8 +79,8 @@ def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
             "use transformers.exporters, and tieconv dedup on what it writes",
             "export.cache",
         )
-    given: dict[str, Any] = reference.inputs(batch, PAST)
-    return given | {"past_key_values": filled, "use_cache": True}
+    inputs: dict[str, Any] = reference.inputs(batch, PAST)
+    return inputs | {"past_key_values": filled, "use_cache": True}
 
 
 def _is_plain(layer: Any) -> bool:

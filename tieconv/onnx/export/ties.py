@@ -15,8 +15,8 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def tied_names(evidence: Inspection) -> tuple[tuple[str, ...], ...]:
     """Groups of names in the checkpoint that hold one tensor: tied and consistent, or stored twice with equal bytes."""
-    found = (_one_tensor(tie) for tie in evidence.ties)
-    return tuple(names for names in found if len(names) > 1)
+    groups = (_one_tensor(tie) for tie in evidence.ties)
+    return tuple(names for names in groups if len(names) > 1)
 
 
 def _one_tensor(tie: Tie) -> tuple[str, ...]:
@@ -48,19 +48,19 @@ def join_ties(model: Any, evidence: Inspection) -> tuple[tuple[str, ...], ...]:
 def _parameter(model: Any, parameters: dict[str, Any], name: str) -> Iterator[str]:
     """The parameter that a stored name is loaded into: checkpoints may have the base model's prefix or lack it."""
     prefix = f"{model.base_model_prefix}."
-    for found in (name, prefix + name, name.removeprefix(prefix)):
-        if found in parameters:
-            yield found
+    for candidate in (name, prefix + name, name.removeprefix(prefix)):
+        if candidate in parameters:
+            yield candidate
             return
 
 
-def _equal(one: Any, two: Any) -> bool:
-    if one is two:
+def _equal(left: Any, right: Any) -> bool:
+    if left is right:
         return True
-    if one.shape != two.shape or one.dtype != two.dtype:
+    if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    bits = _BITS[one.element_size()]
-    return bool(torch.equal(one.data.contiguous().view(bits), two.data.contiguous().view(bits)))
+    bits = _BITS[left.element_size()]
+    return bool(torch.equal(left.data.contiguous().view(bits), right.data.contiguous().view(bits)))
 
 
 def _replace(model: Any, name: str, parameter: Any) -> None:

@@ -9,7 +9,7 @@ import onnx
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats.onnx.external import External
-from tieconv.formats.onnx.external import byte_range as place
+from tieconv.formats.onnx.external import byte_range as range_in_file
 from tieconv.formats.onnx.tensor import needed_bytes
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
@@ -55,7 +55,7 @@ def byte_range(tensor: onnx.TensorProto, graph: str, root: str, files: FileSet) 
     and length do not fit the file, the type or the shape.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    return place(External(graph, tensor.name, entries, tensor_bytes(tensor)), root, files)
+    return range_in_file(External(graph, tensor.name, entries, tensor_bytes(tensor)), root, files)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int | None:

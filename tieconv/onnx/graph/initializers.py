@@ -64,21 +64,21 @@ class GraphBytes:
 
     def stored(self, least: int) -> list[Stored]:
         """The initializers of ``least`` elements and more, of this graph and of those inside it."""
-        found = []
-        for place, (graph, value) in enumerate(initializers(self._graph.model)):
+        entries = []
+        for index, (graph, value) in enumerate(initializers(self._graph.model)):
             tensor = value.const_value
             if tensor is None or tensor.dtype.name not in DTYPES or tensor.size < least:
                 continue
-            span = self._span(tensor, place)
+            span = self._span(tensor, index)
             if span is not None:
-                record = TensorRecord(f"{place}:{value.name}", DTYPES[tensor.dtype.name], sides(tensor.shape), span)
-                found.append(Stored(value, graph, record))
-        return found
+                record = TensorRecord(f"{index}:{value.name}", DTYPES[tensor.dtype.name], sides(tensor.shape), span)
+                entries.append(Stored(value, graph, record))
+        return entries
 
-    def _span(self, tensor: ir.TensorProtocol, place: int) -> ByteRange | None:
+    def _span(self, tensor: ir.TensorProtocol, index: int) -> ByteRange | None:
         if isinstance(tensor, ir.ExternalTensor):
             return None if str(tensor.location).startswith(NEW) else self._graph.range_of(tensor)
-        name = f"{_INLINE}{place}"
+        name = f"{_INLINE}{index}"
         flat = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
         self._inline[name] = flat.data
         return ByteRange(name, 0, flat.nbytes)
@@ -89,8 +89,3 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
     for graph in model.graphs():
         for value in graph.initializers.values():
             yield graph, value
-
-
-def is_inline(span: ByteRange) -> bool:
-    """Whether the bytes lie in the graph file itself."""
-    return span.file.startswith(_INLINE)

@@ -79,17 +79,19 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
     except Exception as error:
         raise _malformed(name, error) from error
     ir.external_data.set_base_dir(model.graph, os.path.dirname(os.path.join(root, name)))
-    described = frozenset(info.name for info in proto.graph.value_info) & {one.name for one in proto.graph.initializer}
+    described = frozenset(info.name for info in proto.graph.value_info) & {
+        initializer.name for initializer in proto.graph.initializer
+    }
     return GraphFile(name, root, model, state.size, state, ranges, described)
 
 
 def read_sources(listing: Listing, files: FileSet) -> tuple[GraphFile, ...]:
     """The graphs that MODEL names, each one that `tieconv inspect` reads too. Raises as `read_graph` does."""
-    found = []
+    graphs = []
     for name in graph_names(listing):
         check_readable(listing.root, files, name)
-        found.append(read_graph(listing.root, name, files))
-    return tuple(found)
+        graphs.append(read_graph(listing.root, name, files))
+    return tuple(graphs)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from tieconv.errors import RefusedError
+from tieconv.install import install_command
 
 _PIP = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxruntime": "onnxruntime"}
 
@@ -15,7 +16,7 @@ def require_graph_packages() -> None:
     if missing:
         raise RefusedError(
             f"an ONNX graph is read with {' and '.join(missing)}, not installed here",
-            "pip install 'tieconv[onnx]'",
+            install_command("onnx"),
             "onnx.not-installed",
         )
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from tieconv.install import install_command
 from tieconv.text import shown
 
-INSTALL = "pip install --upgrade 'tieconv[gpu]'"
+INSTALL = install_command("gpu", upgrade=True)
 UNKNOWN = "session.fallback"
 """The code where nothing is found that stands against CUDA."""
 _DRIVER = "nvidia-smi must list a GPU: install the NVIDIA driver; in a container, start it with its GPU (--gpus all)"
@@ -36,55 +37,59 @@ class Cause:
     code: str
 
 
-def diagnose(ort: Any, said: str = "", load: Load = ctypes.CDLL) -> Cause:
-    """The first thing that stands against CUDA: ``said`` by onnxruntime, a library, the driver, the device."""
+def diagnose(ort: Any, error_text: str = "", load: Load = ctypes.CDLL) -> Cause:
+    """The first thing that stands against CUDA: ``error_text`` by onnxruntime, a library, the driver, the device."""
     return (
-        _said(ort, said, load)
+        _cause_in(ort, error_text, load)
         or _libraries(ort, load)
         or _device(ort, load)
         or Cause(
-            _call(said) or shown(said, 300) or "its libraries load and a device answers, so the cause is not known",
+            _call(error_text)
+            or shown(error_text, 300)
+            or "its libraries load and a device answers, so the cause is not known",
             f"what onnxruntime says of it: python -c 'import onnxruntime as o; o.print_debug_info()'; then {INSTALL}",
             UNKNOWN,
         )
     )
 
 
-def failed_while_run(ort: Any, said: str, load: Load = ctypes.CDLL) -> Cause | None:
+def failed_while_run(ort: Any, error_text: str, load: Load = ctypes.CDLL) -> Cause | None:
     """What failed while a graph ran on CUDA; ``None`` where the device and its libraries did not.
 
     onnxruntime loads cuDNN and cuFFT when the first node needs them: a session starts without.
     """
-    absent, failure = _UNAVAILABLE.search(said), _call(said)
+    absent, failure = _UNAVAILABLE.search(error_text), _call(error_text)
     if absent:
         why = f"a node of the graph needs {absent[1]}, which onnxruntime {ort.__version__} does not find"
         return Cause(why, INSTALL, f"session.{absent[1].lower()}")
     if failure:
-        told = f"the device or its libraries failed while the graph ran: {failure}"
-        return _said(ort, said, load) or Cause(told, "nvidia-smi, then the same command again", "session.device")
+        sentence = f"the device or its libraries failed while the graph ran: {failure}"
+        return _cause_in(ort, error_text, load) or Cause(
+            sentence, "nvidia-smi, then the same command again", "session.device"
+        )
     return None
 
 
-def _call(said: str) -> str:
+def _call(error_text: str) -> str:
     """The failed call without the C++ around it: "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED"."""
-    found = _CALL.search(said)
-    return shown(found[0].strip(), 300) if found else ""
+    call = _CALL.search(error_text)
+    return shown(call[0].strip(), 300) if call else ""
 
 
 def _major(ort: Any) -> int:
     """The major version of CUDA that onnxruntime was built for; 0 where it does not say."""
-    told = str(getattr(ort, "cuda_version", "") or "").partition(".")[0]
-    return int(told) if told.isdecimal() else 0
+    major = str(getattr(ort, "cuda_version", "") or "").partition(".")[0]
+    return int(major) if major.isdecimal() else 0
 
 
-def _said(ort: Any, said: str, load: Load) -> Cause | None:
-    failure = _FAILURE.search(said)
+def _cause_in(ort: Any, error_text: str, load: Load) -> Cause | None:
+    failure = _FAILURE.search(error_text)
     number = int(failure[1]) if failure else 0
     if number in (35, 36):
         return _old_driver(ort, load)
     if number in (100, 101):
         return _no_device()
-    if number == 209 or "no kernel image" in said:
+    if number == 209 or "no kernel image" in error_text:
         return Cause(
             "this onnxruntime has no kernels for the architecture of this GPU",
             f"an onnxruntime-gpu that is built for it: {INSTALL}",
@@ -117,13 +122,13 @@ def _libraries(ort: Any, load: Load) -> Cause | None:
 def _absent(ort: Any, library: str) -> Cause:
     if library.startswith("libcuda.so"):
         return Cause(f"{library}, the NVIDIA driver's own library, is not found", _DRIVER, "session.no-driver")
-    what = "cuDNN" if library.startswith("libcudnn") else f"CUDA {_major(ort) or ''}".rstrip()
-    why = f"{library} of {what} is not found, which onnxruntime {ort.__version__} is built for"
-    other = _torch_cuda()
-    if what != "cuDNN" and other and other.partition(".")[0] != str(_major(ort)):
-        why += f"; torch has CUDA {other}, whose libraries have another major version"
+    library_set = "cuDNN" if library.startswith("libcudnn") else f"CUDA {_major(ort) or ''}".rstrip()
+    why = f"{library} of {library_set} is not found, which onnxruntime {ort.__version__} is built for"
+    torch_cuda = _torch_cuda()
+    if library_set != "cuDNN" and torch_cuda and torch_cuda.partition(".")[0] != str(_major(ort)):
+        why += f"; torch has CUDA {torch_cuda}, whose libraries have another major version"
         return Cause(why, f"{INSTALL} (it brings the libraries of both majors side by side)", "session.cuda-major")
-    return Cause(why, INSTALL, "session.cudnn" if what == "cuDNN" else "session.cuda-libraries")
+    return Cause(why, INSTALL, "session.cudnn" if library_set == "cuDNN" else "session.cuda-libraries")
 
 
 def _torch_cuda() -> str:

@@ -106,21 +106,23 @@ def _start(ort: Any, path: str, provider: str, choice: Choice, precision: str) -
     """
     if choice.providers[0] == CPU:
         return _open(ort, path, choice.providers), choice.notes
-    inner, said = None, ""
+    inner, error_text = None, ""
     try:
         with _unlogged(ort):
             inner = _open(ort, path, choice.providers)
     except StartError as error:
-        said = str(error)
+        error_text = str(error)
     except NotRunError as stop:
         if stop.code != _NO_KERNEL or diagnose(ort).code == UNKNOWN:
             raise
     if inner is not None and str(inner.get_providers()[0]) == CUDA:
         return inner, choice.notes
-    cause = diagnose(ort, said)
+    cause = diagnose(ort, error_text)
     if provider == "cuda":
-        told = f"onnxruntime silently gave a CPU session: {cause.why}" if inner else f"it does not start: {cause.why}"
-        raise NotRunError(f"CUDA was asked for and {told}", cause.hint, cause.code, active=CPU)
+        problem = (
+            f"onnxruntime silently gave a CPU session: {cause.why}" if inner else f"it does not start: {cause.why}"
+        )
+        raise NotRunError(f"CUDA was asked for and {problem}", cause.hint, cause.code, active=CPU)
     _check_precision(precision)
     note = f"onnxruntime has a CUDA provider that does not start here, and the CPU was used: {cause.why}"
     return inner or _open(ort, path, [CPU]), (*choice.notes, note)
@@ -142,8 +144,8 @@ def _unlogged(ort: Any) -> Iterator[None]:
 
 def out_of_memory(error: Exception) -> bool:
     """Whether the runtime says that memory ran out, its own or the device's."""
-    told = str(error)
-    return isinstance(error, MemoryError) or "llocate memory" in told or "out of memory" in told
+    message = str(error)
+    return isinstance(error, MemoryError) or "llocate memory" in message or "out of memory" in message
 
 
 def _check_precision(precision: str) -> None:

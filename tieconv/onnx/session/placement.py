@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from tieconv.errors import NotRunError
+from tieconv.install import install_command
 from tieconv.onnx.session.provider import CUDA
 from tieconv.text import count, shown
 
@@ -34,7 +35,7 @@ def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) ->
         if cuda:
             raise NotRunError(
                 "this onnxruntime does not say on which provider each node runs, so a fallback would go unseen",
-                "pip install --upgrade 'tieconv[gpu]'",
+                install_command("gpu", upgrade=True),
                 "session.placement",
             )
         return {}
@@ -48,7 +49,7 @@ def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) ->
     if cuda and not placed:
         raise NotRunError(
             "onnxruntime gave no placement of nodes, so a fallback to the CPU would go unseen",
-            "pip install --upgrade 'tieconv[gpu]'",
+            install_command("gpu", upgrade=True),
             "session.placement",
         )
     if heavy:

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tieconv.errors import MissingPackageError, NotRunError
+from tieconv.install import install_command
 from tieconv.reference.packages import need
 from tieconv.text import shown
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
-_CLASH = "pip uninstall -y onnxruntime onnxruntime-gpu && pip install 'tieconv[gpu]'"
+_CLASH = f"pip uninstall -y onnxruntime onnxruntime-gpu && {install_command('gpu')}"
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Package:
 
 def installed() -> list[Package]:
     """The distributions that provide the module onnxruntime, the first of each name on the path."""
-    found = []
+    packages = []
     for name in ("onnxruntime", "onnxruntime-gpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             made = importlib.metadata.distribution(name)
-            found.append(Package(name, made.version, os.path.realpath(str(made.locate_file("onnxruntime")))))
-    return found
+            packages.append(Package(name, made.version, os.path.realpath(str(made.locate_file("onnxruntime")))))
+    return packages
 
 
 def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
@@ -72,13 +73,13 @@ def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
 
 
 def _no_provider(ort: Any) -> NotRunError:
-    told, hint = f"the installed onnxruntime {ort.__version__} has no CUDA provider", ""
+    message, hint = f"the installed onnxruntime {ort.__version__} has no CUDA provider", ""
     here = os.path.realpath(os.path.dirname(getattr(ort, "__file__", None) or ""))
     for package in installed():
         if package.name == "onnxruntime-gpu" and package.directory != here:
-            told += f"; {package} has one and comes behind it on Python's path"
+            message += f"; {package} has one and comes behind it on Python's path"
             hint = f"pip uninstall -y onnxruntime, or PYTHONPATH={shown(os.path.dirname(package.directory))}"
-    return NotRunError(told, hint or "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'", "session.no-cuda")
+    return NotRunError(message, hint or f"pip uninstall -y onnxruntime && {install_command('gpu')}", "session.no-cuda")
 
 
 def _clash_notes(provider: str) -> tuple[str, ...]:
@@ -86,8 +87,8 @@ def _clash_notes(provider: str) -> tuple[str, ...]:
     both = installed()
     if len({package.directory for package in both}) == len(both):
         return ()
-    told = " and ".join(map(str, both))
-    sentence = f"{told} are both installed: they share one directory, and whichever came last runs"
+    names = " and ".join(map(str, both))
+    sentence = f"{names} are both installed: they share one directory, and whichever came last runs"
     if provider == "cuda":
         raise NotRunError(sentence, _CLASH, "session.packages")
     return (f"{sentence}; to have one: {_CLASH}",)
@@ -102,11 +103,11 @@ def preload(ort: Any) -> None:
 
 def versions(ort: Any) -> dict[str, str]:
     """What ran: onnxruntime, its CUDA, and the packages around it."""
-    found = {"onnxruntime": str(ort.__version__)}
+    releases = {"onnxruntime": str(ort.__version__)}
     cuda = getattr(ort, "cuda_version", "")
     if cuda:
-        found["cuda"] = str(cuda)
+        releases["cuda"] = str(cuda)
     for name in ("onnx", "onnx-ir", "torch", "transformers"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            releases[name] = importlib.metadata.version(name)
+    return releases

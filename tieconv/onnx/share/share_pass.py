@@ -14,10 +14,10 @@ from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_O
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.apply import apply
-from tieconv.onnx.share.choice import Choice, Setting, reads_of
 from tieconv.onnx.share.find import Group, Member, find_groups
 from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.patterns.interface import Names
+from tieconv.onnx.share.surviving_copy import Choice, Setting, reads_of
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local.files import FileSet
 
@@ -52,11 +52,11 @@ class SharePass(InPlacePass):
         """Rewrite the graph in place."""
         self._promised = interface(model)
         setting = Setting(self._form or HeadForm.GEMM, opset(model), Names(model), model.graph)
-        found = []
+        matrices = []
         for group in self._groups():
-            found += self._share(group, setting)
-        self.matrices = (*found, *self._cast_by_node(found))
-        changed = any(matrix.done for matrix in found)
+            matrices += self._share(group, setting)
+        self.matrices = (*matrices, *self._cast_by_node(matrices))
+        changed = any(matrix.done for matrix in matrices)
         self._file.changed = self._file.changed or changed
         return PassResult(model, modified=changed)
 
@@ -66,15 +66,17 @@ class SharePass(InPlacePass):
             raise PostconditionError("the graph's inputs or outputs changed")
         names = {name for graph in model.graphs() for name in graph.initializers}
         for matrix in self.matrices:
-            if matrix.kept not in names:
-                raise PostconditionError(f"initializer {matrix.kept} is gone")
+            if matrix.initializer not in names:
+                raise PostconditionError(f"initializer {matrix.initializer} is gone")
 
-    def _cast_by_node(self, found: list[SharedMatrix]) -> list[SharedMatrix]:
+    def _cast_by_node(self, matrices: list[SharedMatrix]) -> list[SharedMatrix]:
         """Matrices of which a session makes a second one by folding a Cast: sharing them would double the file."""
         reader = GraphBytes(self._file, self._files)
-        told = {matrix.kept for matrix in found}
-        casts = [one for one in reader.stored(MIN_ELEMENTS) if one.value.name not in told and _is_cast_too(one)]
-        return [_left(Group((Member(one, False),), ("folded",)), _CAST, self._file.name) for one in casts]
+        reported = {matrix.initializer for matrix in matrices}
+        casts = [
+            entry for entry in reader.stored(MIN_ELEMENTS) if entry.value.name not in reported and _is_cast_too(entry)
+        ]
+        return [_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file.name) for entry in casts]
 
     def _groups(self) -> list[Group]:
         """Groups of several copies, then single matrices that are also read transposed."""
@@ -82,7 +84,7 @@ class SharePass(InPlacePass):
         stored = reader.stored(MIN_ELEMENTS)
         groups = find_groups(reader, stored)
         grouped = {id(member.stored) for group in groups for member in group.members}
-        alone = [Group((Member(one, False),), ("folded",)) for one in stored if id(one) not in grouped]
+        alone = [Group((Member(entry, False),), ("folded",)) for entry in stored if id(entry) not in grouped]
         return [*groups, *(group for group in alone if _both_ways(group.members))]
 
     def _share(self, group: Group, setting: Setting) -> list[SharedMatrix]:
@@ -96,9 +98,11 @@ class SharePass(InPlacePass):
                 return [replace(done, avoided=chosen.avoided)]
             parts = [(part, choose_form(part, setting, self._form)) for part in _parts(free) if len(part) > 1]
             made = [
-                self._apply(Group(tuple(part), ("identical",)), part, found.choice, found.setting, chosen.why, group)
-                for part, found in parts
-                if found.choice is not None
+                self._apply(
+                    Group(tuple(part), ("identical",)), part, selected.choice, selected.setting, chosen.why, group
+                )
+                for part, selected in parts
+                if selected.choice is not None
             ]
             return made or [_left(group, chosen.why, self._file.name)]
         return [_left(group, _INPUT, self._file.name)] if fixed else []
@@ -119,19 +123,19 @@ class SharePass(InPlacePass):
         if "folded" not in kinds and any(_turned_by_node(member) for member in members):
             kinds = (*kinds, "folded")
         applied = apply(self._file, members, choice, setting)
-        kept = applied.kept
-        assert kept.const_value is not None and kept.dtype is not None
-        size = kept.const_value.nbytes
-        copies = 2 if any(use.flipped for use in uses_of(kept)) else 1
-        others = len(whole.members) - len(members) + _constants(self._file.model, kept.const_value)
+        survivor = applied.survivor
+        assert survivor.const_value is not None and survivor.dtype is not None
+        size = survivor.const_value.nbytes
+        copies = 2 if any(use.flipped for use in uses_of(survivor)) else 1
+        others = len(whole.members) - len(members) + _constants(self._file.model, survivor.const_value)
         return SharedMatrix(
             graph=self._file.name,
             kinds=kinds,
-            kept=str(kept.name),
+            initializer=str(survivor.name),
             dropped=applied.dropped,
             nodes=applied.nodes,
-            dtype=kept.dtype.name,
-            shape=sides(kept.const_value.shape),
+            dtype=survivor.dtype.name,
+            shape=sides(survivor.const_value.shape),
             stored_before=stored,
             stored_after=size,
             held_before=held,
@@ -182,10 +186,10 @@ def _both_ways(members: Sequence[Member]) -> bool:
 
 def _parts(members: Sequence[Member]) -> list[list[Member]]:
     """The members by type and orientation: within a part all bytes are the same."""
-    found: dict[object, list[Member]] = {}
+    parts: dict[object, list[Member]] = {}
     for member in members:
-        found.setdefault((member.flipped, member.stored.record.dtype), []).append(member)
-    return list(found.values())
+        parts.setdefault((member.flipped, member.stored.record.dtype), []).append(member)
+    return list(parts.values())
 
 
 def _turned_by_node(member: Member) -> bool:
@@ -212,7 +216,7 @@ def _left(group: Group, why: str, graph: str = "") -> SharedMatrix:
     return SharedMatrix(
         graph=graph,
         kinds=group.kinds,
-        kept=names[0],
+        initializer=names[0],
         dropped=(),
         nodes=(),
         dtype=first.value.dtype.name if first.value.dtype else "",

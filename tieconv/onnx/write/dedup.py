@@ -59,17 +59,17 @@ def _share(graph: GraphFile, files: FileSet, form: HeadForm | None) -> tuple[Sha
 
 def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str]) -> list[str]:
     """What the user should know of the plan; ``command`` writes the heads in a form."""
-    found = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
+    notes = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
-        found.append(HELD_TWICE)
+        notes.append(HELD_TWICE)
     beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
     if beside:
         same_bits = "" if beside == [LEFT] else f"; the same bits: {command(HeadForm.FUSED)}"
-        found.append(f"{RUNTIMES} may round otherwise, in the last bits, beside {', '.join(beside)}{same_bits}")
+        notes.append(f"{RUNTIMES} may round otherwise, in the last bits, beside {', '.join(beside)}{same_bits}")
     avoided = list(dict.fromkeys(matrix.avoided for matrix in matrices if matrix.avoided))
     if avoided:
         fused = f"FusedMatMul keeps every bit beside {', '.join(avoided)}, and runs in ONNX Runtime alone"
-        found.append(f"{fused}; for any runtime: {command(HeadForm.GEMM)}")
+        notes.append(f"{fused}; for any runtime: {command(HeadForm.GEMM)}")
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
-        found.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
-    return found
+        notes.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
+    return notes

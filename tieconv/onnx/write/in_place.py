@@ -11,7 +11,7 @@ from tieconv.checkpoint.model_files import ByteRange, FileState, Listing
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.publish import swap
 from tieconv.formats.onnx.model import SUFFIX, data_files
-from tieconv.onnx.write.store import DATA
+from tieconv.onnx.write.data_placement import DATA
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
 
@@ -25,14 +25,14 @@ def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
     It differs from the old one's, which the old graph needs until the new one has its name, and a run after a killed
     one gives the same name again.
     """
-    known = sorted((name, one.device, one.inode, one.size, one.mtime_ns) for name, one in states.items())
+    known = sorted((name, state.device, state.inode, state.size, state.mtime_ns) for name, state in states.items())
     made_from = repr((command, known)).encode()
     return f"{graph}.{hashlib.sha256(made_from).hexdigest()[:12]}{DATA}"
 
 
-def old_data(spans: Iterable[ByteRange], kept: Iterable[str]) -> tuple[str, ...]:
+def old_data(spans: Iterable[ByteRange], used: Iterable[str]) -> tuple[str, ...]:
     """The data files that nothing needs any more."""
-    return tuple(sorted({span.file for span in spans} - set(kept)))
+    return tuple(sorted({span.file for span in spans} - set(used)))
 
 
 def check_removal(listing: Listing, names: tuple[str, ...], graphs: Iterable[str]) -> None:
@@ -81,9 +81,9 @@ def publish(staged: Path, final: Path, data: Iterable[str], old: Iterable[str]) 
     published: list[Path] = []
     try:
         for name in data:
-            place = final.parent / name
-            (swap.publish_file if os.path.lexists(place) else swap.publish_new)(staged / name, place)
-            published.append(place)
+            target = final.parent / name
+            (swap.publish_file if os.path.lexists(target) else swap.publish_new)(staged / name, target)
+            published.append(target)
         swap.publish_file(staged / final.name, final)
     except BaseException:
         for path in published:

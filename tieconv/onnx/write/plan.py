@@ -11,10 +11,10 @@ from tieconv.checkpoint.model_files import FileState, Listing
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile
+from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.in_place import data_name, old_data
 from tieconv.onnx.write.read_again import check_still_equal, check_written
 from tieconv.onnx.write.session_proof import prove
-from tieconv.onnx.write.store import Store, lay_out
 from tieconv.onnx.write.target import GraphTarget, check
 from tieconv.onnx.write.write import Progress, write
 from tieconv.planned import Verify
@@ -114,7 +114,7 @@ class PlannedGraphs:
 
     def _prove(self, new: Path, lone: str | None) -> tuple[SessionProof, ...]:
         """The proofs of the graphs that changed."""
-        found = []
+        proofs = []
         for file in self.files:
             name = lone or file.name
             done = [replace(m, graph=name) for m in self.matrices if m.graph == file.name and m.done]
@@ -122,14 +122,16 @@ class PlannedGraphs:
                 continue
             check_written(new, name, file, self.matrices if self.command == "dedup" else None)
             if self.command == "dedup":
-                found.append(prove(new, Path(file.root) / file.name, name, done))
-        return tuple(found)
+                proofs.append(prove(new, Path(file.root) / file.name, name, done))
+        return tuple(proofs)
 
     def _recheck(self) -> None:
         """Raise `StalePlanError` where initializers of the source that were shared are no longer equal."""
         if self.command == "dedup":
             for file in self.files:
-                check_still_equal(file, [one for one in self.matrices if one.graph == file.name and one.done])
+                check_still_equal(
+                    file, [matrix for matrix in self.matrices if matrix.graph == file.name and matrix.done]
+                )
 
     def _target(
         self, out: str | Path | None, in_place: bool, overwrite: bool, hardlink: bool, verify: Verify

@@ -37,10 +37,12 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
     if interface(written.model) != interface(source.model):
         _fail(name, "has other inputs or outputs than its source")
     _check_valid(staged / name, Path(source.root) / source.name)
-    left = {matrix.kept for matrix in matrices or () if matrix.left}
+    left = {matrix.initializer for matrix in matrices or () if matrix.left}
     for group in groups:
         names = [str(member.stored.value.name) for member in group.members]
-        if left.isdisjoint(names) and not any(any(one in m.left for one in names) for m in matrices or ()):
+        if left.isdisjoint(names) and not any(
+            any(initializer in m.left for initializer in names) for m in matrices or ()
+        ):
             _fail(name, f"still stores {shown(names[0])} and {shown(names[1])}, which are one matrix")
 
 
@@ -55,10 +57,10 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
         now = read_graph(source.root, source.name, files)
         reader = GraphBytes(now, files)
         stored = reader.stored(MIN_ELEMENTS)
-        groups = [{str(one.stored.value.name) for one in group.members} for group in find_groups(reader, stored)]
-    names = {str(one.value.name) for one in stored}
+        groups = [{str(entry.stored.value.name) for entry in group.members} for group in find_groups(reader, stored)]
+    names = {str(entry.value.name) for entry in stored}
     for matrix in matrices:
-        copies = {matrix.kept, *matrix.dropped} & names
+        copies = {matrix.initializer, *matrix.dropped} & names
         if len(copies) > 1 and not any(copies <= group for group in groups):
             raise StalePlanError(
                 f"{shown(source.name)}: another program changed {shown(sorted(copies)[0])} after it was compared",

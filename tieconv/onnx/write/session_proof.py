@@ -10,6 +10,7 @@ from tieconv.checkpoint.graph import SessionProof, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.errors import VerificationError
+from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, read_graph
 from tieconv.onnx.graph.packages import has_onnxruntime
@@ -19,7 +20,7 @@ from tieconv.text import shown
 
 _DUMP = "tieconv-proof.onnx"
 _HINT = "nothing was written; please report this with the graph's exporter and its version"
-NOT_INSTALLED = "onnxruntime is not installed: pip install 'tieconv[onnx]'"
+NOT_INSTALLED = f"onnxruntime is not installed: {install_command('onnx')}"
 
 
 def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix]) -> SessionProof:
@@ -42,11 +43,11 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
         for left in (dump, f"{dump}.data"):
             (staged / left).unlink(missing_ok=True)
     for matrix in matrices:
-        if copies[matrix.kept] == 0:
-            return SessionProof(name, why_not=f"the session knows no initializer named {matrix.kept}")
-        if copies[matrix.kept] > matrix.copies_promised:
+        if copies[matrix.initializer] == 0:
+            return SessionProof(name, why_not=f"the session knows no initializer named {matrix.initializer}")
+        if copies[matrix.initializer] > matrix.copies_promised:
             raise VerificationError(
-                f"{shown(name)}: a session holds {copies[matrix.kept]} copies of {shown(matrix.kept)}, "
+                f"{shown(name)}: a session holds {copies[matrix.initializer]} copies of {shown(matrix.initializer)}, "
                 f"{matrix.copies_promised} promised",
                 _HINT,
                 "verify.session",
@@ -102,15 +103,15 @@ def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[d
         stored = reader.stored(MIN_ELEMENTS)
         groups = find_groups(reader, stored)
         sets = [{member.stored.record.name for member in group.members} for group in groups]
-    found = {matrix.kept: _alike(matrix, stored, sets) for matrix in matrices}
-    copies = {name: sum(not wider for wider in ranges.values()) for name, ranges in found.items()}
-    return copies, [name for name, ranges in found.items() if any(ranges.values())]
+    ranges_of = {matrix.initializer: _alike(matrix, stored, sets) for matrix in matrices}
+    copies = {name: sum(not wider for wider in ranges.values()) for name, ranges in ranges_of.items()}
+    return copies, [name for name, ranges in ranges_of.items() if any(ranges.values())]
 
 
 def _alike(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[str]]) -> dict[ByteRange, bool]:
     """The places of the kept initializer's copies, and whether each is in a wider type; empty where it is not there."""
-    own = next((one.record for one in stored if one.value.name == matrix.kept), None)
+    own = next((entry.record for entry in stored if entry.value.name == matrix.initializer), None)
     if own is None:
         return {}
     names = next((group for group in groups if own.name in group), {own.name})
-    return {one.record.range: one.record.nbytes > own.nbytes for one in stored if one.record.name in names}
+    return {entry.record.range: entry.record.nbytes > own.nbytes for entry in stored if entry.record.name in names}

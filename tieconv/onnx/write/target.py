@@ -14,8 +14,8 @@ from tieconv.execute.refusals import check_place
 from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination, is_staging
 from tieconv.onnx.graph.model import SUFFIX, graph_names
+from tieconv.onnx.write.data_placement import Store
 from tieconv.onnx.write.in_place import check_removal
-from tieconv.onnx.write.store import Store
 from tieconv.text import shown
 
 
@@ -103,9 +103,9 @@ def check_beside(target: GraphTarget, store: Store) -> None:
     if not target.is_file:
         return
     for file in store.data:
-        place = target.final.parent / file.name
+        path = target.final.parent / file.name
         # In place the name says what the data is made from: a file of it is what a killed run left.
-        if os.path.lexists(place) and not (target.in_place and place.is_file() and not place.is_symlink()):
+        if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
             raise DestinationError(
                 f"{shown(target.final.parent / file.name)} exists, where the data of the graph is to go",
                 "give another -o",

@@ -24,10 +24,10 @@ from tieconv.execute.publish.owned import checked, owning
 from tieconv.execute.refusals import check_place, stale
 from tieconv.execute.staging import Staging
 from tieconv.execute.system_errors import writing
+from tieconv.onnx.write.data_placement import DataFile, Source, Store
 from tieconv.onnx.write.in_place import publish
-from tieconv.onnx.write.store import DataFile, Source, Store
 from tieconv.onnx.write.target import GraphTarget, check, check_beside
-from tieconv.onnx.write.transpose import first_not_turned, write_turned
+from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 
@@ -184,9 +184,9 @@ class _Job:
         """What was written reads back as what it was made from."""
         with open_files(self.staging.new) as written, open_files(self.target.listing.root) as sources:
             for name, data in self.store.graphs.items():
-                found = bytearray(written.state(name).size)
-                read_full(written.descriptor(name), memoryview(found), 0)
-                if found != data:
+                stored = bytearray(written.state(name).size)
+                read_full(written.descriptor(name), memoryview(stored), 0)
+                if stored != data:
                     raise _differs(name, 0)
                 self.tick(len(data))
             for file in self.store.data if self.target.target.verify == "full" else ():
@@ -202,14 +202,14 @@ class _Job:
         return first_not_turned(source(content.range.file), written, offset, content, self.tick)
 
     def _check_names(self) -> None:
-        found = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
+        written = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
         planned = {*self.store.graphs, *(file.name for file in self.store.data)}
         planned |= set(self.target.companions(self.store))
-        kept = {name for name, state in self.before.items() if not tree.is_directory(state)}
-        planned |= kept - set(self.store.removed)
-        if found != planned:
+        remaining = {name for name, state in self.before.items() if not tree.is_directory(state)}
+        planned |= remaining - set(self.store.removed)
+        if written != planned:
             raise VerificationError(
-                f"written {shown(sorted(found ^ planned)[0])} was not planned, or is not there",
+                f"written {shown(sorted(written ^ planned)[0])} was not planned, or is not there",
                 "nothing was changed; please report this",
                 "verify.names",
             )

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci.check_paths import place, relative
+from tieconv.reporters.ci.check_paths import path_of, relative
 from tieconv.text import count
 
-_KEPT = 10
+_ANNOTATIONS = 10
 _LOGGED = 150
 _TITLE = 255
 _COMMANDS = {Level.ERROR: "error", Level.WARNING: "warning", Level.NOTE: "notice"}
@@ -30,11 +30,11 @@ def render(report: CheckReport) -> str:
     left: list[_Entry] = []
     for level in Level:
         same = [entry for entry in entries if entry[0] is level]
-        kept = same if len(same) <= _KEPT else same[: _KEPT - 1]
-        lines += map(_annotation, kept)
-        left += same[len(kept) :]
-        if len(kept) < len(same):
-            more = f"{len(same) - len(kept)} more of level {level} are in the log of this step"
+        annotated = same if len(same) <= _ANNOTATIONS else same[: _ANNOTATIONS - 1]
+        lines += map(_annotation, annotated)
+        left += same[len(annotated) :]
+        if len(annotated) < len(same):
+            more = f"{len(same) - len(annotated)} more of level {level} are in the log of this step"
             lines.append(_annotation((level, "tieconv check", more, None)))
     lines += (f"  {level} {title}: {message}" for level, title, message, _ in left[:_LOGGED])
     if len(left) > _LOGGED:
@@ -52,7 +52,7 @@ def _failures(report: CheckReport) -> Iterator[_Entry]:
 
 def _entry(model: CheckedModel, entry: CheckedFinding) -> _Entry:
     finding = entry.finding
-    path = place(model.source, entry.file)
+    path = path_of(model.source, entry.file)
     following = f" (next: {view.command(finding.remedy.command)})" if finding.remedy else ""
     title = f"{view.line(finding.rule, 20)} in {view.line(path, 200)}"
     return finding.level, title, view.line(finding.message) + following, relative(path) if entry.file else None

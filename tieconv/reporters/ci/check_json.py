@@ -26,41 +26,41 @@ def render(report: CheckReport) -> str:
 def read(text: str | bytes) -> CheckReport:
     """The report that `render` wrote; ``ValueError`` for anything else."""
     try:
-        given = json.loads(text)
-        if given["schema"] != CHECK_SCHEMA:
+        document = json.loads(text)
+        if document["schema"] != CHECK_SCHEMA:
             raise ValueError(f"its schema is not {CHECK_SCHEMA}")
-        models = tuple(_model_of(model) for model in given["models"])
-        return CheckReport(models, Level(given["fail_on"]), _texts(given["notes"]), _texts(given["rules"]))
+        models = tuple(_model_of(model) for model in document["models"])
+        return CheckReport(models, Level(document["fail_on"]), _texts(document["notes"]), _texts(document["rules"]))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a key is missing or is no {CHECK_SCHEMA}: {error}") from error
 
 
-def _model_of(given: dict[str, Any]) -> CheckedModel:
-    failure = given["failure"]
+def _model_of(document: dict[str, Any]) -> CheckedModel:
+    failure = document["failure"]
     reason = Failure(_text(failure["message"]), _text(failure["hint"])) if failure else None
-    fixes = tuple(Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in given["fixes"])
-    output = None if given["output"] is None else _text(given["output"])
+    fixes = tuple(Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in document["fixes"])
+    output = None if document["output"] is None else _text(document["output"])
     return CheckedModel(
-        _text(given["source"]),
-        tuple(map(_finding_of, given["findings"])),
+        _text(document["source"]),
+        tuple(map(_finding_of, document["findings"])),
         reason,
         fixes,
         output,
-        _texts(given.get("unread", [])),
+        _texts(document.get("unread", [])),
     )
 
 
-def _finding_of(given: dict[str, Any]) -> CheckedFinding:
-    remedy, waived = given["remedy"], given["waiver"]
+def _finding_of(document: dict[str, Any]) -> CheckedFinding:
+    remedy, waived = document["remedy"], document["waiver"]
     finding = Finding(
-        _text(given["rule"]),
-        Level(given["level"]),
-        _text(given["message"]),
-        _texts(given["tensors"]),
+        _text(document["rule"]),
+        Level(document["level"]),
+        _text(document["message"]),
+        _texts(document["tensors"]),
         Remedy(_text(remedy["command"]), remedy["safe"] is True) if remedy else None,
     )
     waiver = Waiver(_text(waived["by"]), _text(waived["reason"])) if waived else None
-    return CheckedFinding(finding, _text(given["file"]), waiver)
+    return CheckedFinding(finding, _text(document["file"]), waiver)
 
 
 def _text(value: object) -> str:

@@ -32,8 +32,8 @@ def render(report: CheckReport) -> str:
     if models:
         blocks += ["", "| model | result | errors | warnings | notes | waived |", "|---|---|--:|--:|--:|--:|"]
         blocks += _bounded((partial(_row, model, report) for model in models), _BYTES // 3, "model")
-    told = [model for model in models if model.findings or model.failure or model.fixes]
-    blocks += _bounded((partial(_section, model, report) for model in told), _BYTES * 2 // 3, "model")
+    listed = [model for model in models if model.findings or model.failure or model.fixes]
+    blocks += _bounded((partial(_section, model, report) for model in listed), _BYTES * 2 // 3, "model")
     blocks += [f"\n**note:** {_prose(view.line(note))}" for note in report.notes[:_NOTES]]
     return "\n".join(blocks)
 
@@ -53,17 +53,17 @@ def _bounded(parts: Iterable[Callable[[], str]], room: int, noun: str, more: int
 
 
 def _row(model: CheckedModel, report: CheckReport) -> str:
-    found = view.levels(model.open)
+    counts = view.levels(model.open)
     verdict = "❌ failed" if report.fails(model) else "✅ passed"
-    figures = [str(found[level]) for level in Level]
+    figures = [str(counts[level]) for level in Level]
     if model.failure:
         verdict, figures = f"❌ {view.trouble(model)}", [""] * len(figures)
     return _cells(_name(view.line(model.source)), verdict, *figures, str(len(view.waived(model))))
 
 
 def _section(model: CheckedModel, report: CheckReport) -> str:
-    found = view.levels(model.open)
-    title = view.trouble(model) if model.failure else view.said(found)
+    counts = view.levels(model.open)
+    title = view.trouble(model) if model.failure else view.counted(counts)
     if view.waived(model):
         title += f", {len(view.waived(model))} waived"
     opened = " open" if report.fails(model) else ""

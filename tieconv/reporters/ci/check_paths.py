@@ -10,7 +10,7 @@ _FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".json")
 _REMOTE = "hf://"
 
 
-def place(source: str, file: str) -> str:
+def path_of(source: str, file: str) -> str:
     """The path of ``file`` of the model ``source``, which is a directory, one file of it, or on the Hub."""
     folder, base = posixpath.split(source)
     if not file or base == file:
@@ -27,8 +27,8 @@ def relative(path: str) -> str | None:
     root = os.environ.get("GITHUB_WORKSPACE", "")
     if not root and not path.startswith(("/", "..")):
         return posixpath.normpath(path or ".")
-    found = os.path.relpath(path or ".", root or os.curdir)
-    return None if found == ".." or found.startswith("../") else found
+    inside = os.path.relpath(path or ".", root or os.curdir)
+    return None if inside == ".." or inside.startswith("../") else inside
 
 
 def uri(path: str) -> str:

@@ -16,7 +16,7 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.checks.interface import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.ci.check_paths import place, relative, uri
+from tieconv.reporters.ci.check_paths import path_of, relative, uri
 from tieconv.version import REPOSITORY, VERSION
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -67,12 +67,12 @@ def _notification(name: str, text: str) -> dict[str, object]:
 
 def _rule(rule: Rule) -> dict[str, object]:
     title, _, body = rule.told.partition("\n")
-    what = re.search(r"^## What it does\n(.*?)(?=^## |\Z)", body, re.MULTILINE | re.DOTALL)
+    section = re.search(r"^## What it does\n(.*?)(?=^## |\Z)", body, re.MULTILINE | re.DOTALL)
     return {
         "id": rule.code,
         "name": rule.name.title().replace("-", ""),
         "shortDescription": {"text": title},
-        "fullDescription": {"text": view.line(" ".join((what[1] if what else title).split()))},
+        "fullDescription": {"text": view.line(" ".join((section[1] if section else title).split()))},
         "helpUri": f"{REPOSITORY}/blob/v{VERSION}/docs/rules.md#{rule.code.lower()}-{rule.name}",
         "help": {"text": body.strip(), "markdown": body.strip()},
         "defaultConfiguration": {"level": str(rule.level)},
@@ -119,7 +119,7 @@ def _location(model: CheckedModel, entry: CheckedFinding) -> dict[str, object]:
     names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema wants each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
     # GitHub wants a line, also of a file that has none.
-    physical = {"artifactLocation": _artifact(place(model.source, entry.file)), "region": {"startLine": 1}}
+    physical = {"artifactLocation": _artifact(path_of(model.source, entry.file)), "region": {"startLine": 1}}
     return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}
 
 

@@ -21,8 +21,8 @@ def _row(report: CheckReport, model: CheckedModel) -> tuple[str, ...]:
     name = view.line(model.source)
     if model.failure is not None:
         return name, "not checked", "", "", "", view.line(model.failure.message, _REASON)
-    found = view.levels(model.open)
+    levels = view.levels(model.open)
     rules = ", ".join(dict.fromkeys(entry.finding.rule for entry in model.open))
-    counts = (str(found[level]) for level in (Level.ERROR, Level.WARNING, Level.NOTE))
+    counts = (str(levels[level]) for level in (Level.ERROR, Level.WARNING, Level.NOTE))
     verdict = "failed" if report.fails(model) else "unread" if model.unread else "ok"
     return name, verdict, *counts, rules

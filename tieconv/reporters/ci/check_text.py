@@ -16,9 +16,9 @@ _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
     """The models, the worst first; a model without findings is one line. Notes and the summary go to stderr."""
     blocks = [list(_model(model, report, paint, width)) for model in view.worst_first(report.models)]
-    said = [block for block in blocks if len(block) > 1]
+    filled = [block for block in blocks if len(block) > 1]
     silent = [line for block in blocks if len(block) == 1 for line in block]  # one list without blank lines
-    return "\n\n".join("\n".join(block) for block in [*said, silent] if block)
+    return "\n\n".join("\n".join(block) for block in [*filled, silent] if block)
 
 
 def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | None) -> Iterator[str]:
@@ -55,5 +55,5 @@ def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
         if not finding.remedy.safe:
-            told = "(yours to decide: it changes, or settles, what the model computes)"
-            yield from wrapped(told, " " * len(lead), width)
+            phrase = "(yours to decide: it changes, or settles, what the model computes)"
+            yield from wrapped(phrase, " " * len(lead), width)

@@ -43,9 +43,9 @@ def trouble(model: CheckedModel) -> str:
     return "could not be fixed" if model.findings else "could not be read"
 
 
-def said(found: Counter[Level]) -> str:
+def counted(number_of: Counter[Level]) -> str:
     """``1 error, 2 warnings``; ``no findings``."""
-    return ", ".join(count(found[level], str(level)) for level in Level if found[level]) or "no findings"
+    return ", ".join(count(number_of[level], str(level)) for level in Level if number_of[level]) or "no findings"
 
 
 def summary(report: CheckReport) -> str:
@@ -54,8 +54,8 @@ def summary(report: CheckReport) -> str:
     bad = report.failed
     stopped = Counter(trouble(model) for model in report.models if model.failure)
     verdict = f"{bad} of {count(total, 'model')} failed" if bad else f"{count(total, 'model')} passed"
-    parts = [f"{verdict}: {said(levels(entry for model in report.models for entry in model.open))}"]
-    parts += [f"{number} {what}" for what, number in stopped.items()]
+    parts = [f"{verdict}: {counted(levels(entry for model in report.models for entry in model.open))}"]
+    parts += [f"{number} {reason}" for reason, number in stopped.items()]
     dropped = sum(len(waived(model)) for model in report.models)
     if dropped:
         parts.append(f"{dropped} waived")

@@ -55,8 +55,8 @@ def _section(section: Section, number: int) -> Iterator[str]:
     drawn = plots(section)
     if drawn:
         yield '<div class="plots">'
-        for place, plot in enumerate(drawn):
-            yield from _figure(plot, f"s{number}p{place}")
+        for index, plot in enumerate(drawn):
+            yield from _figure(plot, f"s{number}p{index}")
         yield "</div>"
     if section.measures:
         yield from _table(section.measures)
@@ -82,12 +82,12 @@ def _figure(plot: Plot, key: str) -> Iterator[str]:
 def _switch(shades: Sequence[Shade], key: str) -> Iterator[str]:
     """Radio buttons that show one drawing each, by the style sheet alone; the first is shown at the start."""
     yield '<div class="switch" role="group" aria-label="coloured by">'
-    for place, shade in enumerate(shades):
-        checked = " checked" if place == 0 else ""
-        yield f'<input type="radio" name="{key}" id="{key}c{place}" class="k{place}"{checked}>'
-        yield f'<label for="{key}c{place}">{escape(shade.name)}</label>'
-    for place, shade in enumerate(shades):
-        yield f'<div class="shade k{place}">'
+    for index, shade in enumerate(shades):
+        checked = " checked" if index == 0 else ""
+        yield f'<input type="radio" name="{key}" id="{key}c{index}" class="k{index}"{checked}>'
+        yield f'<label for="{key}c{index}">{escape(shade.name)}</label>'
+    for index, shade in enumerate(shades):
+        yield f'<div class="shade k{index}">'
         yield from _ramp(shade.ramp)
         yield f"{shade.drawing}</div>"
     yield "</div>"

@@ -23,16 +23,18 @@ _BAR, _LABEL, _GAP, _VALUE = 13, 18, 10, 58
 
 def bars(measures: Sequence[Measure]) -> str:
     """The drawing as SVG; empty where no measure compares E→T or U→T."""
-    found = {measure.name: measure for measure in measures if measure.value is not None and isfinite(measure.value)}
-    names = [name for name in NAMES if any(f"{name} {pair}" in found for pair in PAIRS)]
+    measures_by_name = {
+        measure.name: measure for measure in measures if measure.value is not None and isfinite(measure.value)
+    }
+    names = [name for name in NAMES if any(f"{name} {pair}" in measures_by_name for pair in PAIRS)]
     if not names:
         return ""
-    low = min(0.0, *(measure.value or 0.0 for measure in found.values()))
+    low = min(0.0, *(measure.value or 0.0 for measure in measures_by_name.values()))
     axis = _Axis(max(low, -1.0))
     parts: list[str] = []
     top = 0.0
     for name in names:
-        parts += _group(name, found, top, axis)
+        parts += _group(name, measures_by_name, top, axis)
         top += _LABEL + 2 * (_BAR + 3) + _GAP
     return svg("agreement of the tied table with either role", top, parts)
 
@@ -48,21 +50,21 @@ class _Axis:
         return round(1 + share * (WIDTH - _VALUE), 1)
 
 
-def _group(name: str, found: dict[str, Measure], top: float, axis: _Axis) -> Iterator[str]:
+def _group(name: str, measures: dict[str, Measure], top: float, axis: _Axis) -> Iterator[str]:
     yield f'<text class="name" x="0" y="{top + 12:.0f}">{NAMES[name]}</text>'
     yield f'<path class="axis" d="M{axis.at(0)} {top + _LABEL - 2:.0f}v{2 * (_BAR + 3) + 1}"/>'
-    for place, pair in enumerate(PAIRS):
-        measure = found.get(f"{name} {pair}")
+    for index, pair in enumerate(PAIRS):
+        measure = measures.get(f"{name} {pair}")
         if measure is not None:
-            yield from _bar(measure, place, top + _LABEL + place * (_BAR + 3), axis)
+            yield from _bar(measure, index, top + _LABEL + index * (_BAR + 3), axis)
 
 
-def _bar(measure: Measure, place: int, top: float, axis: _Axis) -> Iterator[str]:
+def _bar(measure: Measure, index: int, top: float, axis: _Axis) -> Iterator[str]:
     value = measure.value or 0.0
     start, end = sorted((axis.at(0), axis.at(value)))
-    told = f"{measure.name}: {figure(value)}, chance {figure(measure.floor)}, ceiling {figure(measure.ceiling)}"
-    yield f'<rect class="bar c{place}" x="{start}" y="{top:.1f}" width="{max(1.0, end - start):.1f}" height="{_BAR}">'
-    yield f"<title>{escape(told)}</title></rect>"
+    title = f"{measure.name}: {figure(value)}, chance {figure(measure.floor)}, ceiling {figure(measure.ceiling)}"
+    yield f'<rect class="bar c{index}" x="{start}" y="{top:.1f}" width="{max(1.0, end - start):.1f}" height="{_BAR}">'
+    yield f"<title>{escape(title)}</title></rect>"
     for kind, mark in (("floor", measure.floor), ("ceiling", measure.ceiling)):
         under = kind == "ceiling" and mark is not None and mark <= (measure.floor or 0.0)  # of other seeds: no ceiling
         if mark is not None and isfinite(mark) and not under:

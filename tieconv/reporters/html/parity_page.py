@@ -58,14 +58,14 @@ def _text(value: object) -> str:
 
 def _head(report: Parity) -> Iterator[str]:
     yield f'<h1>{_text(report.graph)}</h1>\n<p class="soft">measured against {_text(report.model)}</p>'
-    told = {
+    sentences = {
         Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are of the size of torch's own.",
         Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} did not hold."
         + (f" Likely: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",
     }[report.verdict]
     name = str(report.verdict).replace("_", " ")
-    yield f'<div class="verdict {report.verdict}"><strong>{name}</strong><br><span>{_text(told)}</span></div>'
+    yield f'<div class="verdict {report.verdict}"><strong>{name}</strong><br><span>{_text(sentences)}</span></div>'
     rows = "".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts(report))
     yield f"<dl>{rows}</dl>"
 
@@ -151,10 +151,10 @@ def _weights(report: Parity) -> Iterator[str]:
     yield from _unused(identity)
 
 
-def _lost(what: str, entries: Iterable[Lost]) -> Iterator[str]:
+def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:
     for entry in entries:
         state = ' class="case-bad"' if entry.required else ""
-        cells = (what, entry.name, f"{list(entry.shape)} {entry.dtype}", entry.reason)
+        cells = (kind, entry.name, f"{list(entry.shape)} {entry.dtype}", entry.reason)
         yield f"<tr{state}>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>"
 
 

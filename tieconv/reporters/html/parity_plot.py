@@ -14,11 +14,11 @@ _RMS_GATE = 2.0
 
 def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
     """Both distributions on one logarithmic axis, with torch's RMS error and the gate at twice of it."""
-    first, last = _range(histogram)
-    scale = _Scale(histogram, first, last)
+    first, end = _range(histogram)
+    scale = _Scale(histogram, first, end)
     rms = _rms([case.floor for case in cases if case.floor])
     parts = [
-        *_axis(histogram, scale, first, last),
+        *_axis(histogram, scale, first, end),
         f'<path d="{scale.area(histogram.floor)}" fill="var(--floor)" fill-opacity=".45"/>',
         f'<path d="{scale.line(histogram.graph)}" fill="none" stroke="var(--graph)" stroke-width="2"/>',
         *_mark(scale, rms * _RMS_GATE, "gate: 2 × torch's RMS", "var(--bad)", 12),
@@ -53,39 +53,39 @@ def _range(histogram: Histogram) -> tuple[int, int]:
 class _Scale:
     """From bins and shares to the picture's coordinates."""
 
-    def __init__(self, histogram: Histogram, first: int, last: int) -> None:
-        self.histogram, self.first, self.last = histogram, first, last
+    def __init__(self, histogram: Histogram, first: int, end: int) -> None:
+        self.histogram, self.first, self.end = histogram, first, end
         totals = [sum(counts) or 1 for counts in (histogram.graph, histogram.floor)]
         pairs = zip((histogram.graph, histogram.floor), totals, strict=True)
-        self.most = max(max(counts[first:last], default=0) / total for counts, total in pairs) or 1.0
+        self.most = max(max(counts[first:end], default=0) / total for counts, total in pairs) or 1.0
 
-    def x(self, place: float) -> float:
+    def x(self, position: float) -> float:
         """Of a bin's left edge."""
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (place - self.first) / max(self.last - self.first, 1)
+        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (position - self.first) / max(self.end - self.first, 1)
 
     def at(self, value: float) -> float:
         """Of a relative error, kept within the picture."""
-        place = (math.log10(value) - self.histogram.start) / self.histogram.width
-        return self.x(min(max(place, self.first), self.last))
+        position = (math.log10(value) - self.histogram.start) / self.histogram.width
+        return self.x(min(max(position, self.first), self.end))
 
     def line(self, counts: Sequence[int]) -> str:
         total = sum(counts) or 1
         bottom = _HEIGHT - _BOTTOM
         steps = [f"M{self.x(self.first):.1f} {bottom}"]
-        for i in range(self.first, self.last):
+        for i in range(self.first, self.end):
             y = bottom - (bottom - _TOP) * counts[i] / total / self.most
             steps.append(f"L{self.x(i):.1f} {y:.1f}L{self.x(i + 1):.1f} {y:.1f}")
-        return "".join((*steps, f"L{self.x(self.last):.1f} {bottom}"))
+        return "".join((*steps, f"L{self.x(self.end):.1f} {bottom}"))
 
     def area(self, counts: Sequence[int]) -> str:
         return f"{self.line(counts)}Z"
 
 
-def _axis(histogram: Histogram, scale: _Scale, first: int, last: int) -> Iterator[str]:
+def _axis(histogram: Histogram, scale: _Scale, first: int, end: int) -> Iterator[str]:
     bottom = _HEIGHT - _BOTTOM
     yield f'<path d="M{_LEFT} {bottom}H{_WIDTH - _RIGHT}" stroke="var(--soft)"/>'
     per_decade = round(1 / histogram.width)
-    decades = [i for i in range(first, last + 1) if i % per_decade == 0]
+    decades = [i for i in range(first, end + 1) if i % per_decade == 0]
     every = max(1, -(-len(decades) // 7))
     for i in decades[::every]:
         x, power = scale.x(i), round(histogram.start + i * histogram.width)
@@ -115,6 +115,6 @@ def _mark(scale: _Scale, value: float, label: str, colour: str, y: int) -> Itera
 
 def _rms(figures: Sequence[Figures]) -> float:
     """The relative RMS error of several cases together, each weighted by its positions."""
-    positions = sum(found.positions for found in figures)
-    squares = sum(found.positions * found.relative_rms**2 for found in figures)
+    positions = sum(figure.positions for figure in figures)
+    squares = sum(figure.positions * figure.relative_rms**2 for figure in figures)
     return math.sqrt(squares / positions) if positions else 0.0

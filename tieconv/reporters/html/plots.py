@@ -19,12 +19,12 @@ _STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
 def plots(section: Section) -> list[Plot]:
     """Everything of a section that can be drawn; series of an unknown name are drawn as lines."""
     left = {name: _finite(points) for name, points in section.series.items()}
-    found = list(bars_plot(section))
+    drawings = list(bars_plot(section))
     for recognise in (plane, frequency, _bias, _difference, _norms, _spectra, _scores, _losses):
         drawn, used = recognise(left)
-        found += drawn
+        drawings += drawn
         left = {name: points for name, points in left.items() if name not in used}
-    return found + [_unknown(name, points) for name, points in left.items() if len(points) > 1]
+    return drawings + [_unknown(name, points) for name, points in left.items() if len(points) > 1]
 
 
 def bars_plot(section: Section) -> Iterator[Plot]:
@@ -78,11 +78,11 @@ def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
     positive = [log10(value) for value in values if value > 0]
     low, high = (min(positive), max(positive)) if positive else (0.0, 0.0)
     marks: dict[str, list[str]] = {}
-    for place, value in enumerate(values):
+    for index, value in enumerate(values):
         style = f"q{step_of(log10(value), low, high)}" if value > 0 else "same"
-        x, y = place % across * size, place // across * size
+        x, y = index % across * size, index // across * size
         marks.setdefault(style, []).append(f"M{x:.1f} {y:.1f}h{size - 0.6:.1f}v{size - 0.6:.1f}h-{size - 0.6:.1f}z")
-    parts = [f'<path class="cell {style}" d="{"".join(found)}"/>' for style, found in sorted(marks.items())]
+    parts = [f'<path class="cell {style}" d="{"".join(squares)}"/>' for style, squares in sorted(marks.items())]
     drawing = svg("difference of each row", -(-len(values) // across) * size, parts)
     return drawing, (f"‖difference‖, log scale: {figure(10**low)}", figure(10**high)) if positive else None
 
@@ -142,7 +142,7 @@ def _losses(series: Series) -> Recognised:
         "nats per word",
         ((0.0, "first step"), (1.0, "last step")),
     )
-    legend = tuple((f"c{place % 5}", name.removeprefix("loss ")) for place, name in enumerate(names))
+    legend = tuple((f"c{index % 5}", name.removeprefix("loss ")) for index, name in enumerate(names))
     for name, (style, _) in zip(names, legend, strict=True):
         frame.line(_by_row(series[name]), style)
     says = "Training loss, step by step. Where a line still falls at the end, train longer before you believe the rest."
@@ -178,10 +178,10 @@ def _unknown(name: str, points: Sequence[float]) -> Plot:
 
 def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
     """The colour and the name of each series: a role has the same colour in every plot."""
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         stem = name.removesuffix(suffix).rstrip("_")
         shown_as = _NAMES.get(stem, stem)
-        yield _STYLES.get(shown_as, f"c{(place + 3) % 5}"), shown_as
+        yield _STYLES.get(shown_as, f"c{(index + 3) % 5}"), shown_as
 
 
 def _finite(points: Sequence[float]) -> list[float]:
@@ -193,7 +193,7 @@ def _finite(points: Sequence[float]) -> list[float]:
 
 
 def _by_row(values: Sequence[float]) -> list[Point]:
-    return [(place / max(1, len(values) - 1), value) for place, value in enumerate(values)]
+    return [(index / max(1, len(values) - 1), value) for index, value in enumerate(values)]
 
 
 def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Point], list[Point]]:

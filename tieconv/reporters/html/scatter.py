@@ -94,13 +94,13 @@ def _shade(name: str, points: Sequence[Point], values: Sequence[float]) -> Shade
 def frequency(series: Series) -> Recognised:
     """Whatever stands beside ``log_p``, each with its line."""
     log_p, used = series.get("log_p", ()), set[str]()
-    found = []
+    plots = []
     for name in series:
         values = series[name]
         if name.endswith(_AGAINST) and len(values) == len(log_p) > 1:
-            found.append(_against(name.removesuffix(_AGAINST).replace("_", " "), log_p, values))
+            plots.append(_against(name.removesuffix(_AGAINST).replace("_", " "), log_p, values))
             used |= {name, "log_p"}
-    return found, used
+    return plots, used
 
 
 def _against(name: str, log_p: Sequence[float], values: Sequence[float]) -> Plot:
@@ -125,8 +125,8 @@ def _cut(ends: Sequence[Point], most: Point) -> Iterator[Point]:
 
 def span(values: Iterable[float]) -> Point:
     """The least and the largest."""
-    found = list(values)
-    return min(found), max(found)
+    listed = list(values)
+    return min(listed), max(listed)
 
 
 def quantile(values: Sequence[float], share: float) -> float:

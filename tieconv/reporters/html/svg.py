@@ -61,7 +61,7 @@ class Frame:
         self.y = (log10(self.y[0]), log10(self.y[1])) if self.log else self.y
         self.y = _open(self.y)
 
-    def place(self, point: Point) -> Point:
+    def pixel(self, point: Point) -> Point:
         """Where a point of the data is drawn."""
         across = (point[0] - self.x[0]) / (self.x[1] - self.x[0])
         up = ((log10(point[1]) if self.log else point[1]) - self.y[0]) / (self.y[1] - self.y[0])
@@ -70,18 +70,18 @@ class Frame:
 
     def line(self, points: Iterable[Point], style: str) -> None:
         """A line through points."""
-        path = _path(self.place(point) for point in points)
+        path = _path(self.pixel(point) for point in points)
         self.parts.append(f'<path class="line {style}" d="{path}"/>')
 
     def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
         """The area between two lines."""
-        path = _path(self.place(point) for point in (*low, *reversed(high)))
+        path = _path(self.pixel(point) for point in (*low, *reversed(high)))
         self.parts.append(f'<path class="band {style}" d="{path}Z"/>')
 
     def dots(self, points: Iterable[Point], style: str, *, few: bool = False) -> None:
         """One dot a point, all in one path; larger where they are ``few``."""
         size = " few" if few else ""
-        marks = "".join(f"M{_at(self.place(point))}h0" for point in points)
+        marks = "".join(f"M{_at(self.pixel(point))}h0" for point in points)
         if marks:
             self.parts.append(f'<path class="dots {style}{size}" d="{marks}"/>')
 
@@ -121,8 +121,8 @@ def ticks(span: Point, most: int = 5) -> list[tuple[float, str]]:
     raw = (span[1] - span[0]) / most
     power: float = 10.0 ** floor(log10(raw))
     step = next((factor * power for factor in (1, 2, 5) if factor * power >= raw), 10 * power)
-    first, last = ceil(span[0] / step - 1e-9), floor(span[1] / step + 1e-9)
-    return [(number * step, figure(float(f"{number * step:.6g}"))) for number in range(first, last + 1)]
+    first, final = ceil(span[0] / step - 1e-9), floor(span[1] / step + 1e-9)
+    return [(number * step, figure(float(f"{number * step:.6g}"))) for number in range(first, final + 1)]
 
 
 def step_of(value: float, low: float, high: float) -> int:

@@ -11,7 +11,7 @@ Paint = Callable[[str, str], str]
 
 _ROOM = 24
 """The fewest columns that a text is broken into beside what leads it; with fewer it goes below."""
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_STYLE = r"\x1b\[[0-9;]*m"
 
 
 def plain(text: str, style: str) -> str:
@@ -24,8 +24,8 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", 
     table = [list(row) for row in rows]
     widths = [0] * max((len(row) for row in table), default=0)
     for row in table:
-        for place, cell in enumerate(row[:-1]):
-            widths[place] = max(widths[place], _seen(cell))
+        for index, cell in enumerate(row[:-1]):
+            widths[index] = max(widths[index], _seen(cell))
     leads = [
         indent + "".join(cell + " " * (widths[i] - _seen(cell)) + gap for i, cell in enumerate(row[:-1]))
         for row in table
@@ -66,4 +66,4 @@ def _filled(text: str, room: int) -> list[str]:
 
 def _seen(text: str) -> int:
     """The columns that a text takes, its colours not counted."""
-    return len(_STYLE.sub("", text))
+    return len(re.sub(_STYLE, "", text) if "\x1b" in text else text)

@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from tieconv.checkpoint.phrases import measured
-from tieconv.checkpoint.results.comparison import Comparison, ConfigDifference, Contrast, TensorDifference, Weight
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    Relation,
+    Scaled,
+    Transposed,
+    Unread,
+)
+from tieconv.checkpoint.results.comparison import (
+    Comparison,
+    ConfigDifference,
+    Contrast,
+    ForwardScale,
+    OnlyHere,
+    Shapes,
+    TensorDifference,
+    Values,
+    Weight,
+)
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -25,7 +51,7 @@ def render(comparison: Comparison, paint: Paint = plain, width: int | None = Non
     if comparison.config:
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
-        rows = ((shown(found.name), str(found.contrast).replace("_", " ")) for found in comparison.files)
+        rows = ((shown(file.name), str(file.contrast).replace("_", " ")) for file in comparison.files)
         blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
@@ -46,29 +72,44 @@ def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
     return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
 
 
-def _tensor(found: TensorDifference) -> tuple[str, ...]:
-    loaders = "" if len(found.loaders) > 1 else f" (as {found.loaders[0]} loads it)"
-    return shown(found.name), _contrast(found) + loaders
+def _tensor(difference: TensorDifference) -> tuple[str, ...]:
+    loaders = "" if len(difference.loaders) > 1 else f" (as {difference.loaders[0]} loads it)"
+    return shown(difference.name), _contrast(difference) + loaders
 
 
-def _contrast(found: TensorDifference) -> str:
-    detail = found.detail
-    only = f"{detail.get('shape')} {shown(detail.get('dtype'))}"
-    scaled = shown(detail["reason"]) if "reason" in detail else f"B is {detail.get('factor')} times A"
-    known = {
-        Contrast.ONLY_A: f"only in A: {only}",
-        Contrast.ONLY_B: f"only in B: {only}",
-        Contrast.SHAPE: f"shape {detail.get('a')} against {detail.get('b')}",
-        Contrast.TRANSPOSED: "transposed",
-        Contrast.CAST: f"equal after a cast, {detail.get('exact')} holds the full precision",
-        Contrast.SCALED: scaled,
-    }
-    return known.get(found.contrast) or f"{found.contrast}: {measured(detail)}"
+def _contrast(difference: TensorDifference) -> str:
+    match difference.evidence:
+        case OnlyHere(shape=shape, dtype=dtype):
+            return f"only in {'A' if difference.contrast is Contrast.ONLY_A else 'B'}: {list(shape)} {shown(dtype)}"
+        case Shapes(a=a, b=b):
+            return f"shape {list(a)} against {list(b)}"
+        case ForwardScale(reason=reason):
+            return shown(reason)
+        case Values(relation=relation):
+            return _relation(difference.contrast, relation)
+        case _:
+            assert_never(difference.evidence)
 
 
-def _config(found: ConfigDifference) -> tuple[str, ...]:
-    one, two = _value(found.a, found.in_a), _value(found.b, found.in_b)
-    return shown(found.path), f"{one} → {two}", _WEIGHTS[found.weight]
+def _relation(contrast: Contrast, relation: Relation) -> str:
+    match relation:
+        case Transposed():
+            return "transposed"
+        case Cast(exact=exact):
+            return f"equal after a cast, {exact} holds the full precision"
+        case Scaled(factor=factor):
+            return f"B is {factor} times A"
+        case Near() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample() | Unread():
+            return f"{contrast}: {measured(relation)}"
+        case Canonical() | Absent() | Aliased() | Identical():
+            return str(contrast)
+        case _:
+            assert_never(relation)
+
+
+def _config(difference: ConfigDifference) -> tuple[str, ...]:
+    old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+    return shown(difference.path), f"{old} → {new}", _WEIGHTS[difference.weight]
 
 
 def _value(value: object, present: bool) -> str:

@@ -37,14 +37,14 @@ def _notes(notes: tuple[str, ...], paint: Paint, width: int | None) -> Iterator[
 
 
 def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
-    for place, told in enumerate(plan.inputs):
-        yield "inputs" if place == 0 else "", told
+    for index, text in enumerate(plan.inputs):
+        yield "inputs" if index == 0 else "", text
     for names in plan.tied:
         yield "tied", shown(" = ".join(names), 300)
     yield "head", f"as {plan.form}"
     files = sorted(plan.copied)
-    told = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
-    yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {told}" if files else "")
+    text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
+    yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")
 
 
 def _estimate(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
@@ -58,7 +58,7 @@ def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
     for matrix in outcome.matrices:
         if matrix.done:
             form = f"{matrix.dtype} {list(matrix.shape)}"
-            yield "stored", f"{shown(matrix.kept)} once: {size(matrix.stored_after)}, {form}"
+            yield "stored", f"{shown(matrix.initializer)} once: {size(matrix.stored_after)}, {form}"
         elif matrix.left:
             yield "left", shown(matrix.left, 300)
 
@@ -75,7 +75,7 @@ def _parity(report: Parity, paint: Paint) -> str:
     failed = [gate.sentence for gate in report.gates if not gate.passed]
     values = {gate.name: gate.value for gate in report.gates}
     ratio = values.get("rms_ratio")
-    told = shown(failed[0], 300) if failed else shown(report.reason, 300)
+    text = shown(failed[0], 300) if failed else shown(report.reason, 300)
     if report.verdict == "passed" and ratio is not None:
-        told = f"error {ratio:.2f} of torch's own in this precision, {report.provider.active}"
-    return f"  parity {paint(str(report.verdict), style)}: {told}"
+        text = f"error {ratio:.2f} of torch's own in this precision, {report.provider.active}"
+    return f"  parity {paint(str(report.verdict), style)}: {text}"

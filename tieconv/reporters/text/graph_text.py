@@ -59,12 +59,12 @@ def _rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
 def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
     form = f"{matrix.dtype} {list(matrix.shape)}"
     own = matrix.stored_before if plan.command == "untie" else matrix.stored_after
-    yield "keep", shown(matrix.kept), f"{size(own)}, {form}"
+    yield "keep", shown(matrix.initializer), f"{size(own)}, {form}"
     for name in matrix.dropped:
         if plan.command == "untie":
-            yield "add", shown(name), f"a transposed copy of {shown(matrix.kept)}"
+            yield "add", shown(name), f"a transposed copy of {shown(matrix.initializer)}"
         else:
-            yield "drop", shown(name), f"{' and '.join(matrix.kinds)} of {shown(matrix.kept)}"
+            yield "drop", shown(name), f"{' and '.join(matrix.kinds)} of {shown(matrix.initializer)}"
     if matrix.nodes:
-        how = f", head as {matrix.form}" if matrix.form else ""
-        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{how}"
+        head_form = f", head as {matrix.form}" if matrix.form else ""
+        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"

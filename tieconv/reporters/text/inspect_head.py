@@ -66,14 +66,14 @@ def _no_embedding(inspection: Inspection) -> str:
 
 def _operator(inspection: Inspection, role: str) -> str:
     """Name the operator that computes with the quantised matrix of a graph."""
-    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
-    return f", quantised ({shown(found[0].operator)})" if found else ""
+    heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
+    return f", quantised ({shown(heads[0].operator)})" if heads else ""
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
     """The matrix of a graph that plays the role and is quantised."""
-    found = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
-    return (shown(found[0].name), f"quantised ({shown(found[0].operator)}), not compared") if found else ()
+    heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
+    return (shown(heads[0].name), f"quantised ({shown(heads[0].operator)}), not compared") if heads else ()
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge, Role
-from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.phrases import difference, measured
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
 from tieconv.text import count, listed, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.finding import Finding
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 _SHOWN_TIES = 8
@@ -94,7 +96,7 @@ def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     storage = inspection.storage
     if storage is None:
         return
-    shared = sum(len(found.tensors) for found in storage.overlaps)
+    shared = sum(len(overlap.tensors) for overlap in storage.overlaps)
     parts = [f"{size(storage.stored)} in {count(storage.storages, 'storage')}"]
     if shared:
         parts.append(f"{count(shared, 'tensor')} share bytes")
@@ -105,7 +107,7 @@ def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 
 def _graphs(inspection: Inspection) -> Iterator[tuple[str, ...]]:
     for graph in inspection.checkpoint.graphs[:_SHOWN_TIES]:
-        extra = sum(found.nbytes for found in graph.latent if found.extra)
+        extra = sum(latent.nbytes for latent in graph.latent if latent.extra)
         session = f"{size(graph.session_bytes)} in a session" + (
             f", {size(extra)} of it folded copies" if extra else ""
         )
@@ -132,8 +134,8 @@ def _ties(inspection: Inspection, width: int | None) -> list[str]:
         return ["  none known for this architecture"]
     rows: list[tuple[str, ...]] = []
     for tie in ties[:_SHOWN_TIES]:
-        for place, member in enumerate(tie.members[:_SHOWN_LEVELS]):
-            label = str(tie.role).replace("_", " ") if place == 0 else ""
+        for index, member in enumerate(tie.members[:_SHOWN_LEVELS]):
+            label = str(tie.role).replace("_", " ") if index == 0 else ""
             rows.append((label, shown(member.name), _member(tie, member)))
         if len(tie.members) > _SHOWN_LEVELS:
             rows.append(("", f"… and {count(len(tie.members) - _SHOWN_LEVELS, 'more name')} (--json lists them)"))
@@ -145,46 +147,25 @@ def _ties(inspection: Inspection, width: int | None) -> list[str]:
 def _member(tie: Tie, member: Member) -> str:
     text = str(member.state)
     if member.state is State.ABSENT:
-        shared = tie.declared and any(other.stored for other in tie.members)
+        shared = tie.declared and any(sibling.stored for sibling in tie.members)
         text = "absent, takes the tied values" if shared else "absent"
     elif member.state is State.CANONICAL and member.name != tie.canonical:
         text = "stored in place of the canonical name" if tie.declared else "stored, the others are compared with it"
     elif member.state is not State.CANONICAL:
-        text = ": ".join(part for part in (text, figures(member)) if part)
+        from tieconv.checkpoint.phrases import figures  # a tied model compares nothing
+
+        text = ": ".join(part for part in (text, figures(member.relation)) if part)
     if member.loads_as:
         text += f" (loads as {shown(member.loads_as)})"
     return text
 
 
-def figures(member: Member) -> str:
-    """What was proved about a member that is not the canonical one, as a phrase."""
-    detail = member.detail
-    match member.state:
-        case State.UNREAD:
-            return shown(detail.get("reason", ""))
-        case State.IDENTICAL if detail.get("by"):
-            return "the files have one hash"
-        case State.IDENTICAL:
-            return "every byte compared" + (", holds NaN" if detail.get("nan") else "")
-        case State.TRANSPOSED:
-            return "every element compared"
-        case State.CAST:
-            side = f"{shown(detail.get('exact'))} holds the full precision"
-            return f"lossless, {side}" if detail.get("lossless") else side
-        case State.SCALED:
-            exact = "exactly" if detail.get("exact") else f"within {detail.get('max_ulp')} ulp"
-            return f"{exact} {detail.get('factor')} times the canonical tensor"
-        case State.NEAR | State.DISTINCT:
-            return difference(member) if "shape" in detail else measured(detail)
-    return ""
-
-
 def _duplicates(inspection: Inspection, width: int | None) -> list[str]:
     rows = []
-    for found in inspection.duplicates[:_SHOWN_TIES]:
-        names = ", ".join(shown(name) for name in found.tensors[:3])
-        more = f", … ({len(found.tensors)} in all)" if len(found.tensors) > 3 else ""
-        rows.append((str(found.kind), size(found.bytes_wasted), names + more))
+    for duplicate in inspection.duplicates[:_SHOWN_TIES]:
+        names = ", ".join(shown(name) for name in duplicate.tensors[:3])
+        more = f", … ({len(duplicate.tensors)} in all)" if len(duplicate.tensors) > 3 else ""
+        rows.append((str(duplicate.kind), size(duplicate.bytes_wasted), names + more))
     left = len(inspection.duplicates) - _SHOWN_TIES
     lines = columns(rows, width=width)
     return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
@@ -192,9 +173,9 @@ def _duplicates(inspection: Inspection, width: int | None) -> list[str]:
 
 def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
     """One line a loader; the sentence comes last, and is broken under its start where a width is given."""
-    told = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
-    names, outcomes = (max(len(row[place]) for row in told) for place in (0, 1))
-    for (name, outcome), entry in zip(told, inspection.consumers, strict=True):
+    cells = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
+    names, outcomes = (max(len(row[column]) for row in cells) for column in (0, 1))
+    for (name, outcome), entry in zip(cells, inspection.consumers, strict=True):
         detail = entry.detail if entry.measured or entry.outcome == "unknown" else f"{entry.detail} {_UNRUN}"
         yield from wrapped(detail, f"  {name.ljust(names)}  {outcome.ljust(outcomes)}  ", width)
 
@@ -218,8 +199,8 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {finding.remedy.command}"
         if not finding.remedy.safe:
-            told = "(yours to decide: it changes, or settles, what the model computes)"
-            yield from wrapped(told, " " * len(lead), width)
+            phrase = "(yours to decide: it changes, or settles, what the model computes)"
+            yield from wrapped(phrase, " " * len(lead), width)
 
 
 def _json(value: object) -> str:

@@ -65,8 +65,8 @@ def _seeds(report: Parity) -> str:
 
 
 def _tf32(report: Parity) -> Iterator[tuple[str, str]]:
-    found = report.metrics.get("tf32")
-    logits = found.get("logits") if isinstance(found, dict) else None
+    errors = report.metrics.get("tf32")
+    logits = errors.get("logits") if isinstance(errors, dict) else None
     if isinstance(logits, dict):
         yield "TF32", f"with TF32 the RMS error is {number(logits['ratio'])} times torch's (not judged; off above)"
 
@@ -89,9 +89,9 @@ def _weights(identity: Identity) -> list[tuple[str, ...]]:
     return [*rows[:_SHOWN], ("…", f"{left:,} more (--json lists them)")] if left > 0 else rows
 
 
-def _lost(what: str, entry: Lost) -> tuple[str, ...]:
+def _lost(kind: str, entry: Lost) -> tuple[str, ...]:
     judged = "fails the verdict" if entry.required else "not judged"
-    return what, shown(entry.name), f"{list(entry.shape)} {entry.dtype}", f"{entry.reason} ({judged})"
+    return kind, shown(entry.name), f"{list(entry.shape)} {entry.dtype}", f"{entry.reason} ({judged})"
 
 
 _HEAD = ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's", "ratio", "max ratio", "top-1", "KL")
@@ -103,27 +103,27 @@ def _cases(cases: Iterable[Case]) -> Iterator[tuple[str, ...]]:
     shapes: dict[tuple[int, ...], list[Case]] = {}
     for case in cases:
         shapes.setdefault((case.batch, case.sequence, case.past, case.padding), []).append(case)
-    for shape, found in shapes.items():
-        broken = next((case.error for case in found if case.error), "")
+    for shape, of_shape in shapes.items():
+        broken = next((case.error for case in of_shape if case.error), "")
         if broken:
             yield (*map(str, shape), "", shown(broken, 100))
             continue
-        worst = max(found, key=lambda case: case.ratio or 0.0)
+        worst = max(of_shape, key=lambda case: case.ratio or 0.0)
         assert worst.graph is not None and worst.floor is not None
-        yield (*map(str, shape), *_figures(worst.graph, worst.floor, found), _kind(worst))
+        yield (*map(str, shape), *_figures(worst.graph, worst.floor, of_shape), _kind(worst))
 
 
-def _figures(graph: Figures, floor: Figures, found: list[Case]) -> tuple[str, ...]:
-    positions = sum(case.graph.positions for case in found if case.graph)
-    flips = sum(case.graph.flips for case in found if case.graph)
+def _figures(graph: Figures, floor: Figures, cases: list[Case]) -> tuple[str, ...]:
+    positions = sum(case.graph.positions for case in cases if case.graph)
+    flips = sum(case.graph.flips for case in cases if case.graph)
     return (
         f"{positions}",
         f"{graph.relative_rms:.2e}",
         f"{floor.relative_rms:.2e}",
-        number(max(case.ratio or 0.0 for case in found)),
-        number(max(case.max_ratio or 0.0 for case in found)),
+        number(max(case.ratio or 0.0 for case in cases)),
+        number(max(case.max_ratio or 0.0 for case in cases)),
         f"{1 - flips / positions:.1%}" if positions else "",
-        f"{max(case.graph.kl for case in found if case.graph):.1e}",
+        f"{max(case.graph.kl for case in cases if case.graph):.1e}",
     )
 
 
@@ -145,11 +145,11 @@ def number(value: float | None) -> str:
 
 
 def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
-    told = {
+    sentences = {
         Verdict.PASSED: "passed: the checkpoint's weights, and errors of the size of torch's own in this precision",
         Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]
-    yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(told, "", width))
+    yield from (paint(line, _STYLES[report.verdict]) for line in wrapped(sentences, "", width))
     if report.reason and report.verdict is Verdict.FAILED:
         yield from wrapped(f"likely: {shown(report.reason, 400)}", "", width)

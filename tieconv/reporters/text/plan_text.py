@@ -54,7 +54,7 @@ def render(
 
 
 def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
-    kept, moved = 0, _moved(plan)
+    unchanged, moved = 0, _moved(plan)
     if moved:
         yield (
             "rename",
@@ -63,11 +63,11 @@ def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...
         )
     for operation in plan.operations:
         if isinstance(operation, KeepTensor):
-            kept += 1
+            unchanged += 1
         elif operation not in moved:
             yield _row(plan, operation)
-    if kept or not moved:
-        yield "keep", count(kept, "tensor"), "byte for byte"
+    if unchanged or not moved:
+        yield "keep", count(unchanged, "tensor"), "byte for byte"
     yield from _files(plan, hardlink, in_place)
 
 
@@ -77,8 +77,10 @@ def _moved(plan: Plan) -> list[RenameTensor]:
     starts = {
         operation.to.removesuffix(operation.name) for operation in renamed if operation.to.endswith(operation.name)
     }
-    one = len(renamed) > 2 and len(starts) == 1 and all(operation.to.endswith(operation.name) for operation in renamed)
-    return renamed if one else []
+    is_common = (
+        len(renamed) > 2 and len(starts) == 1 and all(operation.to.endswith(operation.name) for operation in renamed)
+    )
+    return renamed if is_common else []
 
 
 def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
@@ -146,8 +148,8 @@ def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ..
     for name in (name for name in plan.removed if name not in dropped):
         yield "remove" if in_place else "leave out", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
     if plan.links:
-        how = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
-        yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how}"
+        how_linked = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
+        yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how_linked}"
     figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
     yield "bytes", figures
 

@@ -47,25 +47,27 @@ def title(changes: Iterable[FileChange]) -> str:
 def description(effects: Iterable[Effect], changes: Iterable[FileChange], before: Inspection, after: Inspection) -> str:
     """The plan in Markdown: what becomes of tensors and config, the files, and what ties before and after."""
     lines = ["| | tensor or value | |", "|---|---|---|"]
-    lines += [f"| {one.kind} | {_named(one)} | {cell(one.note)} |" for one in effects]
+    lines += [f"| {effect.kind} | {_named(effect)} | {cell(effect.note)} |" for effect in effects]
     lines += ["", "| file | change | bytes |", "|---|---|---:|"]
     lines += [f"| {code(change.name)} | {_VERBS[change.kind]} | {change.bytes:,} |" for change in changes]
     lines += ["", "| | before | after |", "|---|---|---|"]
-    lines += [f"| {what} | {old} | {new} |" for what, old, new in _facts(before, after)]
+    lines += [f"| {fact} | {old} | {new} |" for fact, old, new in _facts(before, after)]
     lines += ["", f"Found by comparing the files with commit {before.checkpoint.revision}, by tieconv {VERSION}."]
     return "\n".join(lines)
 
 
 def _facts(before: Inspection, after: Inspection) -> Iterator[tuple[str, str, str]]:
     pair = (before, after)
-    old, new = (one.config.verdict for one in pair)
+    old, new = (inspection.config.verdict for inspection in pair)
     yield "config", old, new
-    old, new = (size(one.bytes_stored) for one in pair)
+    old, new = (size(inspection.bytes_stored) for inspection in pair)
     yield "stored", old, new
-    states = [{member.name: str(member.state) for tie in one.ties for member in tie.members} for one in pair]
+    states = [
+        {member.name: str(member.state) for tie in inspection.ties for member in tie.members} for inspection in pair
+    ]
     for name in sorted(states[0].keys() | states[1].keys()):
         yield code(name), states[0].get(name, "—"), states[1].get(name, "—")
-    findings = [", ".join(sorted({found.rule for found in one.findings})) or "none" for one in pair]
+    findings = [", ".join(sorted({finding.rule for finding in inspection.findings})) or "none" for inspection in pair]
     yield "findings", findings[0], findings[1]
 
 

@@ -17,8 +17,8 @@ from tieconv.sources import is_hub
 from tieconv.sources.hub.blobs import blob_name, verify
 from tieconv.sources.hub.client import url_of
 from tieconv.sources.hub.errors import MALFORMED, Transport, malformed, translate
-from tieconv.sources.hub.listing import Found, Stored
-from tieconv.sources.hub.names import Place, parse
+from tieconv.sources.hub.listing import Snapshot, Stored
+from tieconv.sources.hub.repo_path import RepoPath, parse
 from tieconv.sources.hub.session import file_key
 from tieconv.sources.hub.transfer_settings import transferring
 from tieconv.sources.local.files import locate
@@ -38,51 +38,52 @@ def _folder(repo: str) -> str:
     return os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
 
 
-def locate_cached(source: str, place: Place) -> tuple[Listing, str]:
+def locate_cached(source: str, repo_path: RepoPath) -> tuple[Listing, str]:
     """The snapshot that the cache holds of a model, and its commit; no request is made. Raises `UnreadableError`."""
-    commit = _resolve(place)
-    directory = snapshot(place.repo, commit) if commit else ""
+    commit = _resolve(repo_path)
+    directory = snapshot(repo_path.repo, commit) if commit else ""
     if commit is None or not os.path.isdir(directory):
-        at = f" at {shown(place.revision)}" if place.revision else ""
+        at = f" at {shown(repo_path.revision)}" if repo_path.revision else ""
         raise UnreadableError(
-            f"hf://{place.repo}{at} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
-            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(place.repo)}",
+            f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
+            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(repo_path.repo)}",
             "hub.not-cached",
         )
-    path = os.path.join(directory, place.path) if place.path else directory
+    path = os.path.join(directory, repo_path.path) if repo_path.path else directory
     if not os.path.exists(path):
         raise UnreadableError(
             f"{shown(source)} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
-            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(place.repo)} {shell_word(place.path)}",
+            "unset HF_HUB_OFFLINE, or fetch it first: "
+            f"hf download {shell_word(repo_path.repo)} {shell_word(repo_path.path)}",
             "hub.not-cached",
         )
     return replace(locate(path), source=source), commit
 
 
-def _resolve(place: Place) -> str | None:
+def _resolve(repo_path: RepoPath) -> str | None:
     """The commit of a revision as the cache last saw it."""
-    revision = place.revision or constants.DEFAULT_REVISION
+    revision = repo_path.revision or constants.DEFAULT_REVISION
     if _COMMIT.fullmatch(revision):
         return revision
     try:
-        with open(os.path.join(_folder(place.repo), "refs", revision), encoding="ascii") as file:
+        with open(os.path.join(_folder(repo_path.repo), "refs", revision), encoding="ascii") as file:
             commit = file.read(64).strip()
     except (OSError, UnicodeDecodeError):
         return None
     return commit if _COMMIT.fullmatch(commit) else None
 
 
-def fetch(listing: Listing, place: Place, files: Mapping[str, str]) -> str:
+def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> str:
     """The model in the cache, ``files`` of it (their hashes by the listing) fetched there, every byte hashed.
 
     An empty hash stands for the one that the cache names the file's blob by. Raises `UnreadableError`.
     """
-    inside = place.path if listing.named is None else os.path.dirname(place.path)
+    inside = repo_path.path if listing.named is None else os.path.dirname(repo_path.path)
     wanted = [_literal(os.path.join(inside, name)) for name in files]
-    what = shown(listing.source)
+    label = shown(listing.source)
     listed = parse(listing.root).revision if is_hub(listing.root) else None
     served = {
-        file_key(url_of(place.repo, os.path.join(inside, name), listed)): digest
+        file_key(url_of(repo_path.repo, os.path.join(inside, name), listed)): digest
         for name, digest in files.items()
         if listed is not None
     }
@@ -91,21 +92,21 @@ def fetch(listing: Listing, place: Place, files: Mapping[str, str]) -> str:
             root = interruptible(
                 partial(
                     snapshot_download,
-                    place.repo,
-                    revision=place.revision,
+                    repo_path.repo,
+                    revision=repo_path.revision,
                     allow_patterns=wanted,
                     library_name="tieconv",
                     library_version=VERSION,
                 )
             )
     except Transport as error:
-        raise translate(error, what) from None
+        raise translate(error, label) from None
     except MALFORMED as error:
-        raise malformed(what) from error
+        raise malformed(label) from error
     if listed is not None and os.path.basename(root) != listed:  # the names may not be those of the new commit
-        raise UnreadableError(f"{what} has moved on since it was listed", "try again", "hub.moved")
-    verify(place.repo, os.path.join(root, inside), files)
-    return os.path.join(root, place.path) if place.path else str(root)
+        raise UnreadableError(f"{label} has moved on since it was listed", "try again", "hub.moved")
+    verify(repo_path.repo, os.path.join(root, inside), files)
+    return os.path.join(root, repo_path.path) if repo_path.path else str(root)
 
 
 def _literal(name: str) -> str:
@@ -113,17 +114,17 @@ def _literal(name: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
-def cached_root(found: Found) -> str:
-    """Where the cache keeps the directory that ``found`` is about, be it there or not."""
-    return os.path.join(snapshot(found.repo, found.commit), found.below).removesuffix("/")
+def cached_root(remote: Snapshot) -> str:
+    """Where the cache keeps the directory that ``remote`` is about, be it there or not."""
+    return os.path.join(snapshot(remote.repo, remote.commit), remote.below).removesuffix("/")
 
 
-def cached_files(found: Found) -> frozenset[str]:
+def cached_files(remote: Snapshot) -> frozenset[str]:
     """The files of the commit that the local cache holds whole."""
-    root = cached_root(found)
+    root = cached_root(remote)
     if not os.path.isdir(root):
         return frozenset()
-    return frozenset(name for name, stored in found.stored.items() if _is_cached(os.path.join(root, name), stored))
+    return frozenset(name for name, stored in remote.stored.items() if _is_cached(os.path.join(root, name), stored))
 
 
 def _is_cached(path: str, stored: Stored) -> bool:

@@ -45,7 +45,7 @@ class RemoteFile:
     """A file of a commit as the listing has it: its address, how errors name it, its size and its hash."""
 
     url: str
-    what: str
+    label: str
     size: int
     commit: str
     digest: str
@@ -65,7 +65,7 @@ class Client:
             self.requests += requests
             self.bytes += bytes
 
-    def call(self, what: str, ask: Callable[[], T]) -> T:
+    def call(self, label: str, ask: Callable[[], T]) -> T:
         """The answer of one of `HfApi`'s methods, asked again where the server is busy. Raises `UnreadableError`."""
         for attempt in range(1, ATTEMPTS + 1):
             self.count(requests=1)
@@ -73,9 +73,9 @@ class Client:
                 with limits(LARGEST_ANSWER):
                     return ask()
             except Transport as error:
-                again(error, attempt, what)
+                again(error, attempt, label)
             except MALFORMED as error:
-                raise malformed(what) from error
+                raise malformed(label) from error
         raise AssertionError("the last attempt raises")
 
     def open(self, file: RemoteFile, start: int, end: int) -> Body:
@@ -93,11 +93,11 @@ class Client:
         return bytes(data)
 
 
-def again(error: Exception, attempt: int, what: str) -> None:
+def again(error: Exception, attempt: int, label: str) -> None:
     """Wait before the next attempt, as long as the server asks; raise where there is to be none."""
     asked = retry_after(getattr(error, "response", None))
     if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
-        raise translate(error, what, attempt) from None  # the cause's text may hold a signed address
+        raise translate(error, label, attempt) from None  # the cause's text may hold a signed address
     pause = asked if asked is not None else FIRST_PAUSE * 2 ** (attempt - 1)
     time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads clients, hides nothing
 
@@ -108,7 +108,7 @@ class Body:
     def __init__(self, client: Client, file: RemoteFile, start: int, end: int) -> None:
         self.position, self.end = start, end
         self._start, self._failures = start, 0
-        self._client, self._file, self._what = client, file, file.what
+        self._client, self._file, self._label = client, file, file.label
         self._answer: AbstractContextManager[Any] | None = None
         self._chunks: Iterator[bytes] = iter(())
         self._left = memoryview(b"")
@@ -123,7 +123,7 @@ class Body:
                 except Transport as error:
                     self.close()
                     self._failures += 1
-                    again(error, self._failures - (self.position - self._start) // FORGIVEN, self._what)
+                    again(error, self._failures - (self.position - self._start) // FORGIVEN, self._label)
                     continue
             piece = self._left[: len(buffer) - done]
             buffer[done : done + len(piece)] = piece
@@ -141,7 +141,7 @@ class Body:
             raise Interrupted("the answer ended early")
         if len(chunk) > self.end - self.position:
             raise UnreadableError(
-                f"{self._what}: the server sent more bytes than were asked for", _DISTRUST, "hub.too-many-bytes"
+                f"{self._label}: the server sent more bytes than were asked for", _DISTRUST, "hub.too-many-bytes"
             )
         self._left = memoryview(chunk)
 
@@ -167,10 +167,10 @@ class Body:
     def _check(self, response: Any) -> None:
         """Whether the answer is the one that was asked for: its range, the file's size, the commit."""
         hf_raise_for_status(response)
-        said = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._file.commit}
-        for named in said:
+        commits = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._file.commit}
+        for named in commits:
             raise UnreadableError(
-                f"{self._what}: the server answers for commit {shown(named, 48)}, not {self._file.commit}",
+                f"{self._label}: the server answers for commit {shown(named, 48)}, not {self._file.commit}",
                 _DISTRUST,
                 "hub.commit",
             )
@@ -178,7 +178,7 @@ class Body:
             self._check_range(response.headers.get("Content-Range", ""))
         elif response.status_code != 200 or self.position or self.end != self._file.size:
             raise UnreadableError(
-                f"{self._what}: the server sends the whole file where a part was asked for",
+                f"{self._label}: the server sends the whole file where a part was asked for",
                 "fetch the model, then name its directory: hf download",
                 "hub.range-ignored",
             )
@@ -186,17 +186,19 @@ class Body:
         if length is not None and length != str(self.end - self.position):
             raise self._lies(f"it sends {shown(length, 24)} bytes where {self.end - self.position:,} were to come")
 
-    def _check_range(self, given: str) -> None:
-        match = _RANGE.fullmatch(given.strip())
+    def _check_range(self, header: str) -> None:
+        match = _RANGE.fullmatch(header.strip())
         if match is None or (int(match[1]), int(match[2])) != (self.position, self.end - 1):
             raise UnreadableError(
-                f"{self._what}: the server answers with other bytes than were asked for", _DISTRUST, "hub.content-range"
+                f"{self._label}: the server answers with other bytes than were asked for",
+                _DISTRUST,
+                "hub.content-range",
             )
         if int(match[3]) != self._file.size:
             raise self._lies(f"the file has {int(match[3]):,} bytes where the listing says {self._file.size:,}")
 
-    def _lies(self, how: str) -> UnreadableError:
-        return UnreadableError(f"{self._what}: the server contradicts itself: {how}", _DISTRUST, "hub.size")
+    def _lies(self, reason: str) -> UnreadableError:
+        return UnreadableError(f"{self._label}: the server contradicts itself: {reason}", _DISTRUST, "hub.size")
 
     def close(self) -> None:
         """Let go of the connection. What was not read is not waited for."""
@@ -213,8 +215,8 @@ class Interrupted(ConnectionError):
 
 
 def _commit_of(response: Any) -> str | None:
-    found = response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
-    return str(found) if found else None
+    commit = response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
+    return str(commit) if commit else None
 
 
 def url_of(repo: str, name: str, commit: str) -> str:

@@ -65,10 +65,10 @@ def retry_after(response: Any) -> float | None:
     headers = getattr(response, "headers", None)
     if headers is None:
         return None
-    given = str(headers.get("Retry-After", "")).strip()
-    if given.isascii() and given.isdigit():
-        return float(given[:9])
-    if (at := _date(given)) is not None:
+    header = str(headers.get("Retry-After", "")).strip()
+    if header.isascii() and header.isdigit():
+        return float(header[:9])
+    if (at := _date(header)) is not None:
         return max(0.0, at - (_date(str(headers.get("Date", ""))) or time.time()))
     window = parse_ratelimit_headers(headers)
     return float(window.reset_in_seconds) if window is not None and window.remaining == 0 else None
@@ -91,58 +91,58 @@ def _again_in(wait: float) -> str:
     return f"try again in {wait:.0f} seconds"
 
 
-def rate_limited(what: str, wait: float | None, tries: str = "") -> UnreadableError:
+def rate_limited(label: str, wait: float | None, tries: str = "") -> UnreadableError:
     """The error of a server that wants no request for ``wait`` seconds."""
     hint = _again_in(wait) if wait else "try again later, or log in: hf auth login"
-    return UnreadableError(f"{what}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
+    return UnreadableError(f"{label}: the Hub allows no more requests for now{tries}", hint, "hub.rate-limit")
 
 
-def translate(error: Exception, what: str, attempts: int = 1) -> UnreadableError:
-    """The error for the user; ``what`` is the model, or its file."""
+def translate(error: Exception, label: str, attempts: int = 1) -> UnreadableError:
+    """The error for the user; ``label`` is the model, or its file."""
     if isinstance(error, UnreadableError):
         return error
     if isinstance(error, AnswerError):
-        return UnreadableError(f"{what}: {error.why}", error.hint, error.code)
+        return UnreadableError(f"{label}: {error.why}", error.hint, error.code)
     for kind, why, hint, code in _KNOWN:
         if isinstance(error, kind):
-            return UnreadableError(f"{what} {why}", hint, code)
+            return UnreadableError(f"{label} {why}", hint, code)
     status = status_of(error)
     tries = f" ({count(attempts, 'attempt')})" if attempts > 1 else ""
     if status == 401:
-        return UnreadableError(f"{what} needs a login", _LOGIN, "hub.unauthorized")
+        return UnreadableError(f"{label} needs a login", _LOGIN, "hub.unauthorized")
     if status == 403:
-        return UnreadableError(f"{what} may not be read with this login", _LOGIN, "hub.forbidden")
+        return UnreadableError(f"{label} may not be read with this login", _LOGIN, "hub.forbidden")
     if status == 429:
-        return rate_limited(what, retry_after(getattr(error, "response", None)), tries)
+        return rate_limited(label, retry_after(getattr(error, "response", None)), tries)
     if status is not None:
-        return UnreadableError(f"{what}: the Hub answers HTTP {status}{tries}", "try again later", "hub.http")
+        return UnreadableError(f"{label}: the Hub answers HTTP {status}{tries}", "try again later", "hub.http")
     if isinstance(error, ValueError):
-        return malformed(what)
+        return malformed(label)
     if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError, HTTPError)):
-        return _on_disk(error, what)
+        return _on_disk(error, label)
     if "timeout" in type(error).__name__.lower():
         hint = "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60"
-        return UnreadableError(f"{what}: the Hub did not answer in time{tries}", hint, "hub.timeout")
+        return UnreadableError(f"{label}: the Hub did not answer in time{tries}", hint, "hub.timeout")
     hint = "check the network and HF_ENDPOINT; HF_HUB_OFFLINE=1 uses what the cache holds"
-    return UnreadableError(f"{what}: the connection to the Hub failed{tries}", hint, "hub.network")
+    return UnreadableError(f"{label}: the connection to the Hub failed{tries}", hint, "hub.network")
 
 
-def malformed(what: str) -> UnreadableError:
+def malformed(label: str) -> UnreadableError:
     """The error of an answer that is not what the Hub's API gives."""
     return UnreadableError(
-        f"{what}: the answer of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
+        f"{label}: the answer of the Hub is malformed", "check HF_ENDPOINT and proxies", "hub.malformed"
     )
 
 
-def _on_disk(error: OSError, what: str) -> UnreadableError:
+def _on_disk(error: OSError, label: str) -> UnreadableError:
     """What the disk refuses, or huggingface_hub after it counted the bytes of a file."""
     if error.errno is None:
         return UnreadableError(
-            f"{what}: what arrived is not the file that was listed", "check HF_ENDPOINT and proxies", "hub.size"
+            f"{label}: what arrived is not the file that was listed", "check HF_ENDPOINT and proxies", "hub.size"
         )
     why = os.strerror(error.errno).lower()
     return UnreadableError(
-        f"{what}: the local cache cannot be used: {why}", "name a directory with room: HF_HOME=DIR", "hub.cache"
+        f"{label}: the local cache cannot be used: {why}", "name a directory with room: HF_HOME=DIR", "hub.cache"
     )
 
 

@@ -13,7 +13,7 @@ from tieconv.errors import UnreadableError
 from tieconv.sources.digest import Kind, hash_bytes, kind_of
 from tieconv.sources.hub.cache import cached_files, cached_root
 from tieconv.sources.hub.client import Body, Client, RemoteFile, url_of
-from tieconv.sources.hub.listing import Found, Stored
+from tieconv.sources.hub.listing import Snapshot, Stored
 from tieconv.sources.hub.pieces import ROOM, Pieces, neighbours
 from tieconv.sources.local.files import FileSet
 from tieconv.sources.threads import workers
@@ -45,8 +45,8 @@ class HubFiles:
     so that nothing travels twice.
     """
 
-    def __init__(self, client: Client, found: Found, tick: Tick | None = None, *, proving: bool = False) -> None:
-        self.client, self.found = client, found
+    def __init__(self, client: Client, snapshot: Snapshot, tick: Tick | None = None, *, proving: bool = False) -> None:
+        self.client, self.snapshot = client, snapshot
         self.bytes_read = 0
         self.proving = proving
         self._tick = tick
@@ -54,11 +54,11 @@ class HubFiles:
         self.nans: dict[ByteRange, bool] = {}
         self.equal_ranges: set[frozenset[ByteRange]] = set()
         self._held = Pieces()
-        self._holds_streams = sum(found.listing.entries.values()) <= ROOM
+        self._holds_streams = sum(snapshot.listing.entries.values()) <= ROOM
         self._streams: OrderedDict[tuple[str, int], Body] = OrderedDict()
-        self._cached = cached_files(found)
-        self._local = FileSet(cached_root(found))
-        self.costly = any(stored.sha256 and name not in self._cached for name, stored in found.stored.items())
+        self._cached = cached_files(snapshot)
+        self._local = FileSet(cached_root(snapshot))
+        self.costly = any(stored.sha256 and name not in self._cached for name, stored in snapshot.stored.items())
 
     def __enter__(self) -> HubFiles:
         return self
@@ -79,8 +79,10 @@ class HubFiles:
         stored = self._stored(name)
         if stored.sha256:
             return FileState(-1, int(stored.sha256, 16), stored.size, 0)
-        place = sha256(f"{self.found.repo}@{self.found.commit}/{self.found.below}{name}".encode()).hexdigest()
-        return FileState(-2, int(place, 16), stored.size, 0)
+        identity = sha256(
+            f"{self.snapshot.repo}@{self.snapshot.commit}/{self.snapshot.below}{name}".encode()
+        ).hexdigest()
+        return FileState(-2, int(identity, 16), stored.size, 0)
 
     def content_id(self, name: str) -> str | None:
         """The SHA-256 that the Hub stores the file under: equal ones are equal files."""
@@ -93,7 +95,7 @@ class HubFiles:
 
     def announce(self, spans: Iterable[ByteRange]) -> None:
         """Fetch small ranges that will each be read once, a few at a time, neighbours with one request."""
-        wanted = sorted({(one.file, one.start, one.end) for one in spans if self._travels(one)})
+        wanted = sorted({(span.file, span.start, span.end) for span in spans if self._travels(span)})
         if len(wanted) < 2:
             return
         runs = list(neighbours(wanted, GAP, READ_AHEAD))
@@ -125,12 +127,12 @@ class HubFiles:
             return self._local.pread(name, size, offset)
         if offset == 0 or _is_document(stored):
             self._head(name)
-        found = self._held.until(name, offset, end)
-        if len(found) < end - offset:
-            found += self._beyond(name, stored, offset + len(found), end)
+        data = self._held.until(name, offset, end)
+        if len(data) < end - offset:
+            data += self._beyond(name, stored, offset + len(data), end)
         if not offset:
-            check_git_file(name, found, stored.size)
-        return found
+            check_git_file(name, data, stored.size)
+        return data
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset`` of ``span``. Raises `UnreadableError`."""
@@ -140,8 +142,8 @@ class HubFiles:
             raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch it again", "path.shrank")
         if span.file in self._cached:
             self._local.read_into(span, offset, buffer)
-        elif (found := self._held.get(span.file, start, end)) is not None:
-            buffer[:] = found
+        elif (held := self._held.get(span.file, start, end)) is not None:
+            buffer[:] = held
             self._goes_on(span.file, start)
         elif len(buffer) < STREAMED and not self._goes_on(span.file, start):
             buffer[:] = self._missing(span.file, start, end)
@@ -201,29 +203,29 @@ class HubFiles:
         if end - start > READ_AHEAD:
             return self._fetch(name, start, end)
         if end > stored.size - READ_AHEAD:
-            first, last = max(min(start, stored.size - READ_AHEAD), 0), stored.size
+            first, until = max(min(start, stored.size - READ_AHEAD), 0), stored.size
         else:
-            first, last = start, min(max(end, start + SMALL), stored.size)
-        return self._missing(name, first, last)[start - first : end - first]
+            first, until = start, min(max(end, start + SMALL), stored.size)
+        return self._missing(name, first, until)[start - first : end - first]
 
     def _missing(self, name: str, start: int, end: int) -> bytes:
         """Bytes of a file, those of them fetched that are not held, which then are."""
-        found = bytearray()
+        data = bytearray()
         while start < end:
             piece = self._held.until(name, start, end)
             if not piece:
                 piece = self._fetch(name, start, self._held.next(name, start, end))
                 self._held.add(name, start, piece)
-            found += piece
+            data += piece
             start += len(piece)
-        return bytes(found)
+        return bytes(data)
 
     def _fetch(self, name: str, start: int, end: int) -> bytes:
         file = self._remote(name)
         data = self.client.read(file, start, end)
         if start == 0 and end == file.size and hash_bytes(data, kind_of(file.digest)) != file.digest:
             raise UnreadableError(
-                f"{file.what}: what the server sent does not have the hash of the listing",
+                f"{file.label}: what the server sent does not have the hash of the listing",
                 "check HF_ENDPOINT and proxies",
                 "hub.hash",
             )
@@ -234,19 +236,19 @@ class HubFiles:
 
     def _remote(self, name: str) -> RemoteFile:
         stored = self._stored(name)
-        commit = self.found.commit
-        url = url_of(self.found.repo, self.found.below + name, commit)
-        return RemoteFile(url, self._what(name), stored.size, commit, stored.digest)
+        commit = self.snapshot.commit
+        url = url_of(self.snapshot.repo, self.snapshot.below + name, commit)
+        return RemoteFile(url, self._label(name), stored.size, commit, stored.digest)
 
-    def _what(self, name: str) -> str:
-        return f"{shown(self.found.listing.source)}: {shown(name)}"
+    def _label(self, name: str) -> str:
+        return f"{shown(self.snapshot.listing.source)}: {shown(name)}"
 
     def _stored(self, name: str) -> Stored:
         try:
-            return self.found.stored[name]
+            return self.snapshot.stored[name]
         except KeyError:
             raise UnreadableError(
-                f"{self._what(name)} is not in the repository", "check the name", "hub.no-file"
+                f"{self._label(name)} is not in the repository", "check the name", "hub.no-file"
             ) from None
 
 

@@ -10,7 +10,7 @@ from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.hub.client import Client
-from tieconv.sources.hub.names import Place, is_inside
+from tieconv.sources.hub.repo_path import RepoPath, is_inside
 from tieconv.sources.local.files import MAX_FILES
 from tieconv.text import shown
 
@@ -33,7 +33,7 @@ class Stored:
 
 
 @record
-class Found:
+class Snapshot:
     """A repository at a commit."""
 
     repo: str
@@ -43,20 +43,22 @@ class Found:
     below: str = ""  # the directory that names are relative to, with its slash
 
 
-def look_up(client: Client, source: str, place: Place) -> Found:
-    """The commit that ``place`` resolves to, and its files. Raises `UnreadableError`."""
+def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:
+    """The commit that ``repo_path`` resolves to, and its files. Raises `UnreadableError`."""
     info = client.call(
         shown(source),
-        lambda: client.api.model_info(place.repo, revision=place.revision, files_metadata=True, timeout=_timeout()),
+        lambda: client.api.model_info(
+            repo_path.repo, revision=repo_path.revision, files_metadata=True, timeout=_timeout()
+        ),
     )
     commit = info.sha
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise _malformed(source, "the answer names no commit")
-    below, named, stored = _at(source, place.path, _stored(source, info.siblings or ()))
+    below, named, stored = _at(source, repo_path.path, _stored(source, info.siblings or ()))
     deep = named is None or named.endswith(".index.json")
     entries = {name: stored[name].size for name in sorted(stored) if deep or "/" not in name}
-    root = f"hf://{place.repo}@{commit}/{below}".removesuffix("/")
-    return Found(place.repo, commit, Listing(source, root, named, entries, ()), stored, below)
+    root = f"hf://{repo_path.repo}@{commit}/{below}".removesuffix("/")
+    return Snapshot(repo_path.repo, commit, Listing(source, root, named, entries, ()), stored, below)
 
 
 def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | None, dict[str, Stored]]:
@@ -66,10 +68,10 @@ def _at(source: str, path: str, stored: dict[str, Stored]) -> tuple[str, str | N
     else:
         directory, named = path, ""
     below = f"{directory}/" if directory else ""
-    found = {name.removeprefix(below): file for name, file in stored.items() if name.startswith(below)}
-    if path and not found:
+    inside = {name.removeprefix(below): file for name, file in stored.items() if name.startswith(below)}
+    if path and not inside:
         raise UnreadableError(f"{shown(source)}: no such file in the repository", "check the path", "hub.no-file")
-    return below, named or None, found
+    return below, named or None, inside
 
 
 def _timeout() -> float:
@@ -79,7 +81,7 @@ def _timeout() -> float:
 
 
 def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
-    found: dict[str, Stored] = {}
+    files: dict[str, Stored] = {}
     for sibling in siblings:
         name, size, lfs = sibling.rfilename, sibling.size, sibling.lfs
         if not isinstance(name, str) or not is_inside(name):
@@ -95,12 +97,12 @@ def _stored(source: str, siblings: Iterable[Any]) -> dict[str, Stored]:
             raise _malformed(source, f"the answer contradicts itself about {shown(name)}")
         if sha256 is None and not (isinstance(sibling.blob_id, str) and _COMMIT.fullmatch(sibling.blob_id)):
             raise _malformed(source, f"the answer gives no hash for {shown(name)}")
-        found[name] = Stored(size, sha256, str(sibling.blob_id))
-        if len(found) > MAX_FILES:
+        files[name] = Stored(size, sha256, str(sibling.blob_id))
+        if len(files) > MAX_FILES:
             raise UnreadableError(
                 f"{shown(source)} holds more than {MAX_FILES:,} files", "fetch the model that you mean", "hub.too-large"
             )
-    return found
+    return files
 
 
 def _malformed(source: str, why: str) -> UnreadableError:

@@ -47,8 +47,8 @@ class Pieces:
 
     def get(self, name: str, start: int, end: int) -> bytes | None:
         """The bytes ``start`` to ``end`` where one piece holds them all."""
-        found = self.until(name, start, end)
-        return found if len(found) == end - start else None
+        data = self.until(name, start, end)
+        return data if len(data) == end - start else None
 
     def until(self, name: str, start: int, end: int) -> bytes:
         """As many of those bytes as one piece holds from ``start`` on."""

@@ -38,7 +38,11 @@ def private(names: Iterable[str], include: Sequence[str]) -> frozenset[str]:
             raise RefusedError(
                 f"there is no file {shown(wanted)} to push", "give its path below the directory", "push.include"
             )
-    return frozenset(name for name in every if is_private(name) and not any(_stands_for(one, name) for one in include))
+    return frozenset(
+        name
+        for name in every
+        if is_private(name) and not any(_stands_for(included_name, name) for included_name in include)
+    )
 
 
 def _stands_for(wanted: str, name: str) -> bool:
@@ -48,8 +52,8 @@ def _stands_for(wanted: str, name: str) -> bool:
 def grouped(names: Iterable[str], root: str) -> tuple[str, ...]:
     """The names for people: what lies in a private directory is counted, and git's directory is named too."""
     several = Counter(_group(name) for name in names)
-    found = [f"{name} ({count(number, 'file')})" if name.endswith("/") else name for name, number in several.items()]
-    return tuple(sorted([*found, *([".git/"] if os.path.lexists(os.path.join(root, ".git")) else [])]))
+    groups = [f"{name} ({count(number, 'file')})" if name.endswith("/") else name for name, number in several.items()]
+    return tuple(sorted([*groups, *([".git/"] if os.path.lexists(os.path.join(root, ".git")) else [])]))
 
 
 def _group(name: str) -> str:
@@ -65,13 +69,13 @@ def refuse_special(root: str, names: Iterable[str]) -> None:
     for name in names:
         path = os.path.join(root, name)
         raise RefusedError(
-            f"{shown(name)} {_what(path, root)}",
+            f"{shown(name)} {_description(path, root)}",
             "replace it with the file itself, or move it out of the directory",
             "push.directory",
         )
 
 
-def _what(path: str, root: str) -> str:
+def _description(path: str, root: str) -> str:
     if not os.path.islink(path):
         return "is not a regular file"
     try:

@@ -12,7 +12,7 @@ from tieconv.checkpoint.results.push import FileChange, Push
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.sources.digest import hash_file, kind_of
 from tieconv.sources.hub.errors import Transport, status_of, translate
-from tieconv.sources.hub.listing import Found
+from tieconv.sources.hub.listing import Snapshot
 from tieconv.sources.hub.transfer_settings import transferring
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
@@ -24,7 +24,7 @@ class UploadError(TieconvError):
 
 
 def changes(
-    found: Found, local: Listing, files: FileSet, used: Iterable[str], kept_back: Collection[str] = ()
+    snapshot: Snapshot, local: Listing, files: FileSet, used: Iterable[str], kept_back: Collection[str] = ()
 ) -> tuple[FileChange, ...]:
     """What of ``local`` the repository lacks or has otherwise, by size and hash, but for names in ``kept_back``.
 
@@ -32,13 +32,13 @@ def changes(
     """
     offered = [name for name in local.entries if name not in kept_back]
     return (
-        *(change for name in offered if (change := _change(found, local, files, name))),
-        *(FileChange("delete", name, found.stored[name].size) for name in sorted(set(used) - set(local.entries))),
+        *(change for name in offered if (change := _change(snapshot, local, files, name))),
+        *(FileChange("delete", name, snapshot.stored[name].size) for name in sorted(set(used) - set(local.entries))),
     )
 
 
-def _change(found: Found, local: Listing, files: FileSet, name: str) -> FileChange | None:
-    size, stored = local.entries[name], found.stored.get(name)
+def _change(snapshot: Snapshot, local: Listing, files: FileSet, name: str) -> FileChange | None:
+    size, stored = local.entries[name], snapshot.stored.get(name)
     if stored is None:
         return FileChange("add", name, size)
     if stored.size == size and hash_file(files, name, kind_of(stored.digest)) == stored.digest:
@@ -50,7 +50,7 @@ def upload(push: Push, root: str) -> str:
     """The address of the pull request, or of the commit. Raises `TieconvError` where the Hub takes neither."""
     operations = [_operation(change, root) for change in push.changes]
     api = HfApi(library_name="tieconv", library_version=VERSION)
-    what = f"hf://{push.repo}"
+    label = f"hf://{push.repo}"
     with transferring():
         try:
             done = api.create_commit(
@@ -65,7 +65,7 @@ def upload(push: Push, root: str) -> str:
         except TieconvError:
             raise
         except Exception as error:  # noqa: BLE001 - what is raised below huggingface_hub is not documented, and wrapped
-            raise _untaken(_cause(error), what) from None
+            raise _untaken(_cause(error), label) from None
     return str(done.pr_url if push.pull_request else done.commit_url)
 
 
@@ -77,26 +77,26 @@ def _operation(change: FileChange, root: str) -> CommitOperationAdd | CommitOper
 
 def _cause(error: BaseException) -> Exception:
     """The answer or the failed connection that an error of an upload is about; else the error."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, Transport):
-            return found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, Transport):
+            return cause
+        cause = cause.__cause__
     return RuntimeError()
 
 
-def _untaken(error: Exception, what: str) -> TieconvError:
+def _untaken(error: Exception, label: str) -> TieconvError:
     if not isinstance(error, Transport):
         return UploadError(
-            f"{what}: the upload failed", "try again; HF_HUB_DISABLE_XET=1 uploads in another way", "hub.upload"
+            f"{label}: the upload failed", "try again; HF_HUB_DISABLE_XET=1 uploads in another way", "hub.upload"
         )
     status = status_of(error)
     if status in (401, 403):
         return RefusedError(
-            f"{what}: this login may not write there",
+            f"{label}: this login may not write there",
             "log in with a token that may write: hf auth login",
             "hub.read-only",
         )
     if status in (409, 412):
-        return RefusedError(f"{shown(what)} has moved on since it was compared", "push again", "hub.moved")
-    return translate(error, what)
+        return RefusedError(f"{shown(label)} has moved on since it was compared", "push again", "hub.moved")
+    return translate(error, label)

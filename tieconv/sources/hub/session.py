@@ -168,14 +168,14 @@ def contradiction(response: Any, known: str) -> str:
     The storage that the Hub redirects to has etags of its own kind, which say nothing.
     """
     linked = _normal(response.headers.get(constants.HUGGINGFACE_HEADER_X_LINKED_ETAG))
-    given = linked
-    if given is None and constants.HUGGINGFACE_HEADER_X_REPO_COMMIT in response.headers:
-        given = _normal(response.headers.get("ETag"))
-    if given is None or given == known:
+    etag = linked
+    if etag is None and constants.HUGGINGFACE_HEADER_X_REPO_COMMIT in response.headers:
+        etag = _normal(response.headers.get("ETag"))
+    if etag is None or etag == known:
         return ""
-    if linked is None and (not _HASH.fullmatch(given) or len(given) != len(known)):
+    if linked is None and (not _HASH.fullmatch(etag) or len(etag) != len(known)):
         return ""  # the etag of a mirror that makes its own
-    return f"the server offers the file {shown(given, 64)} where the listing has {known}"
+    return f"the server offers the file {shown(etag, 64)} where the listing has {known}"
 
 
 def _normal(etag: str | None) -> str | None:

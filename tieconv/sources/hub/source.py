@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.install import install_command
 from tieconv.sources import is_hub
-from tieconv.sources.hub.names import Place, parse
+from tieconv.sources.hub.repo_path import RepoPath, parse
 from tieconv.text import path_word, shell_word, shown
 
 if TYPE_CHECKING:
@@ -30,26 +31,26 @@ def require() -> None:
             raise
         raise MissingProviderError(
             "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed",
-            "pip install 'tieconv[hub]'",
+            install_command("hub"),
             "hub.provider",
         ) from error
 
 
-def guard_push(directory: str, place: Place, pull_request: bool) -> None:
+def guard_push(directory: str, repo_path: RepoPath, pull_request: bool) -> None:
     """Raise `RefusedError` for a push that means something else than it says."""
-    if place.path:
+    if repo_path.path:
         raise RefusedError(
-            f"{place} is a part of a repository, and a push compares the whole",
-            f"tieconv push {path_word(directory)} hf://{place.repo}",
+            f"{repo_path} is a part of a repository, and a push compares the whole",
+            f"tieconv push {path_word(directory)} hf://{repo_path.repo}",
             "push.path",
         )
     if is_hub(directory):
         raise RefusedError(
             f"{shown(directory)} is on the Hub: a push starts from a directory", "write it with -o first", "push.source"
         )
-    if pull_request and place.revision not in (None, "main"):
+    if pull_request and repo_path.revision not in (None, "main"):
         raise RefusedError(
-            f"{place} names a branch, and a pull request goes to main",
+            f"{repo_path} names a branch, and a pull request goes to main",
             "leave the branch out, or add --no-pr",
             "push.branch",
         )
@@ -60,26 +61,26 @@ def fetch(listing: Listing, reader: object, names: Iterable[str]) -> str:
 
     ``reader`` is the one that `open_model` gave with ``listing``. Raises as `open_model` does.
     """
-    place = parse(listing.source)
+    repo_path = parse(listing.source)
     require()
     from tieconv.sources.hub import cache as hub_cache
 
     known = getattr(reader, "known_hash", None)
-    return hub_cache.fetch(listing, place, {name: known(name)[1] if known else "" for name in names})
+    return hub_cache.fetch(listing, repo_path, {name: known(name)[1] if known else "" for name in names})
 
 
 @contextmanager
-def _complete(place: Place) -> Iterator[None]:
+def _complete(repo_path: RepoPath) -> Iterator[None]:
     """Within it a shard that is not there was not fetched: an index is not to be rebuilt without it."""
     try:
         yield
     except UnreadableError as error:
         if error.code != "index.absent-shard":
             raise
-        revision = f" --revision {shell_word(place.revision)}" if place.revision else ""
-        hint = f"unset HF_HUB_OFFLINE, or fetch the rest first: hf download {shell_word(place.repo)}{revision}"
+        revision = f" --revision {shell_word(repo_path.revision)}" if repo_path.revision else ""
+        hint = f"unset HF_HUB_OFFLINE, or fetch the rest first: hf download {shell_word(repo_path.repo)}{revision}"
         raise UnreadableError(
-            f"{place} is not complete in the local cache: {error.message}", hint, error.code
+            f"{repo_path} is not complete in the local cache: {error.message}", hint, error.code
         ) from None
 
 
@@ -93,7 +94,7 @@ def open_model(
     Raises `UnreadableError` where there is no such model or it may not be read, `MissingProviderError` without
     huggingface_hub.
     """
-    place = parse(source)
+    repo_path = parse(source)
     require()
     from tieconv.sources.hub import cache as hub_cache
     from tieconv.sources.hub import client as hub_client
@@ -101,14 +102,14 @@ def open_model(
     if hub_client.is_offline():
         from tieconv.sources.local.files import open_files
 
-        listing, commit = hub_cache.locate_cached(source, place)
-        with open_files(listing.root) as cached, _complete(place):
+        listing, commit = hub_cache.locate_cached(source, repo_path)
+        with open_files(listing.root) as cached, _complete(repo_path):
             yield listing, cached, commit
         return
     from tieconv.sources.hub.files import HubFiles
     from tieconv.sources.hub.listing import look_up
 
     client = hub_client.Client()
-    found = look_up(client, source, place)
-    with HubFiles(client, found, tick, proving=proving) as files:
-        yield found.listing, files, found.commit
+    snapshot = look_up(client, source, repo_path)
+    with HubFiles(client, snapshot, tick, proving=proving) as files:
+        yield snapshot.listing, files, snapshot.commit

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tieconv.checkpoint.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.model_files import ByteRange, FileState, Listing, WeightFile
@@ -158,12 +158,12 @@ class FileSet:
         """
         descriptor = self.descriptor(span.file)
         try:
-            found = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
+            data_offset = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
         except OSError as error:
             if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
                 return offset  # reading it says what is wrong
             return span.size
-        return min(found - span.start, span.size)
+        return min(data_offset - span.start, span.size)
 
     def _path(self, name: str) -> str:
         return os.path.join(self._root, name)
@@ -199,8 +199,8 @@ def locate(source: str) -> Listing:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in _ABSENT:
             raise _unreadable(source, error) from error
-        what = f"{shown(source) or 'an empty name'}: no such file or directory"
-        raise UnreadableError(what, _hint_for_missing(source), "path.absent") from None
+        problem = f"{shown(source) or 'an empty name'}: no such file or directory"
+        raise UnreadableError(problem, _hint_for_missing(source), "path.absent") from None
     if os.path.isdir(source):
         root, named = os.path.abspath(source), None
     else:
@@ -222,17 +222,17 @@ def _check_regular(path: str, root: str) -> None:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """What the system says of a name that nothing has or can have."""
 _WANTED = "give a model directory, a weight file or an index"
-_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
+_PAGE = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?"
 
 
-_REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+_REPOSITORY = r"(?a:(?!\.)[\w.-]+/(?!\.)[\w.-]+)"
 _FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:
-    if page := _PAGE.fullmatch(source):
+    if page := re.fullmatch(_PAGE, source):
         return f"for the model on the Hub write hf://{shown(page[1])}"
-    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILES):
+    if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
     return _WANTED
 
@@ -268,11 +268,13 @@ def _check_extent(root: str, directory: str, files: int) -> None:
     levels = directory.count(os.sep) - root.count(os.sep)
     if files <= MAX_FILES and levels <= MAX_LEVELS:
         return
-    what = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
-    raise UnreadableError(f"{shown(root)} holds {what}", "give the directory that the weights lie in", "path.too-large")
+    problem = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
+    raise UnreadableError(
+        f"{shown(root)} holds {problem}", "give the directory that the weights lie in", "path.too-large"
+    )
 
 
-def _raise_unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> NoReturn:
     raise _unreadable(str(error.filename), error)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.formats.torch.pickle.state import HINT, Machine, Opcodes, refuse_opcode
+from tieconv.formats.torch.pickle.machine_state import HINT, Machine, Opcodes, refuse_opcode
 from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs, describe, refuse
 from tieconv.text import shown
 
@@ -32,24 +32,24 @@ def _global_on_stack(machine: Machine) -> None:
 
 def _find(machine: Machine, module: str, name: str) -> Global:
     """The stand-in for a global. A dotted ``name`` would be a chain of attributes: it is in no allow-list."""
-    found = machine.allowed.get(f"{module}.{name}") if "." not in name else None
-    if found is None:
+    entry = machine.allowed.get(f"{module}.{name}") if "." not in name else None
+    if entry is None:
         _refuse_global(module, name)
-    if not found.weights_only:
-        machine.unsupported[f"the global {found.name}"] = None
-    return found
+    if not entry.weights_only:
+        machine.unsupported[f"the global {entry.name}"] = None
+    return entry
 
 
 def _refuse_global(module: str, name: str) -> NoReturn:
     # Only this knows where a pickle of Python 2 would end up; both names are worth showing as they stand.
-    what = f"{shown(module, 100)}.{shown(name, 100)}"
-    refuse(f"asks to import {what}: refused; nothing was run", "pickle.global", HINT)
+    global_name = f"{shown(module, 100)}.{shown(name, 100)}"
+    refuse(f"asks to import {global_name}: refused; nothing was run", "pickle.global", HINT)
 
 
-def _instance(machine: Machine) -> None:
+def _instance(machine: Machine) -> NoReturn:
     """INST imports and calls: a name that is not allowed is said first."""
-    found = _find(machine, *_named(machine))
-    refuse(f"makes an instance of {describe(found)} by an opcode that is not read", "pickle.opcode", HINT)
+    class_ = _find(machine, *_named(machine))
+    refuse(f"makes an instance of {describe(class_)} by an opcode that is not read", "pickle.opcode", HINT)
 
 
 def _new_object(machine: Machine) -> None:

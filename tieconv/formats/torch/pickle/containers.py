@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tieconv.formats.torch.pickle.state import MAX_MARKS, SHORTCUT, Machine, Opcodes, underflow
+from tieconv.formats.torch.pickle.machine_state import MAX_MARKS, SHORTCUT, Machine, Opcodes, underflow
 from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs, Shortcut, describe, refuse
 
 _SET = Opaque("a set")
@@ -76,12 +76,12 @@ def _is_key(value: object) -> bool:
     """Whether Python can hash what a pickle makes a key; of one that is nested many times over, what is looked at."""
     pending, seen = [value], 0
     while pending and seen < _LOOKED_AT:
-        one = pending.pop()
+        part = pending.pop()
         seen += 1
-        if one is _SET or isinstance(one, Pairs | list):
+        if part is _SET or isinstance(part, Pairs | list):
             return False
-        if type(one) is tuple:
-            pending += one[:_LOOKED_AT]
+        if type(part) is tuple:
+            pending += part[:_LOOKED_AT]
     return True
 
 

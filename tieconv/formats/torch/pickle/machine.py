@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from tieconv.formats.torch.pickle.calls import CALLS
 from tieconv.formats.torch.pickle.containers import CONTAINERS
+from tieconv.formats.torch.pickle.machine_state import Handlers, Inside, Machine, noting
 from tieconv.formats.torch.pickle.memo import MEMO
-from tieconv.formats.torch.pickle.names import opcode_name
+from tieconv.formats.torch.pickle.opcode_names import opcode_name
 from tieconv.formats.torch.pickle.plain import PLAIN
-from tieconv.formats.torch.pickle.state import Handlers, Inside, Machine, noting
 from tieconv.formats.torch.pickle.values import Globals, Persistent
 
 
@@ -38,14 +38,14 @@ def run(
     """
     machine = Machine(data, start, allowed, persistent, most)
     try:
-        found = machine.run(_HANDLERS)
+        result = machine.run(_HANDLERS)
     except Inside:
         machine = Machine(data, start, allowed, persistent, most, shortcuts=False)
-        found = machine.run(_HANDLERS)
+        result = machine.run(_HANDLERS)
     if unsupported is not None:
-        for one in machine.unsupported:
-            unsupported[f"the pickle opcode {opcode_name(one)}" if isinstance(one, int) else one] = None
-    return found
+        for feature in machine.unsupported:
+            unsupported[f"the pickle opcode {opcode_name(feature)}" if isinstance(feature, int) else feature] = None
+    return result
 
 
 _TABLE = {**PLAIN, **CONTAINERS, **MEMO, **CALLS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from tieconv.formats.torch.pickle.state import PROTOCOLS, Machine, Opcodes
+from tieconv.formats.torch.pickle.machine_state import PROTOCOLS, Machine, Opcodes
 from tieconv.formats.torch.pickle.values import refuse
 
 _U32 = struct.Struct("<I").unpack_from
@@ -31,9 +31,9 @@ def _put(machine: Machine) -> None:
 
 
 def _put_long(machine: Machine) -> None:
-    (place,) = _U32(machine.data, machine.position)
+    (number,) = _U32(machine.data, machine.position)
     machine.position += 4
-    machine.remember(place)
+    machine.remember(number)
 
 
 def _get(machine: Machine) -> None:
@@ -41,16 +41,16 @@ def _get(machine: Machine) -> None:
 
 
 def _get_long(machine: Machine) -> None:
-    (place,) = _U32(machine.data, machine.position)
+    (number,) = _U32(machine.data, machine.position)
     machine.position += 4
-    machine.recall(place)
+    machine.recall(number)
 
 
 def _memoize(machine: Machine) -> None:
     machine.remember(machine.remembered)
 
 
-def _place(machine: Machine) -> int:
+def _memo_number(machine: Machine) -> int:
     line = machine.line()
     if not re.fullmatch(rb"[0-9]{1,10}", line):
         refuse("holds a line that is no memo place", "pickle.malformed")
@@ -58,11 +58,11 @@ def _place(machine: Machine) -> int:
 
 
 def _put_line(machine: Machine) -> None:
-    machine.remember(_place(machine))
+    machine.remember(_memo_number(machine))
 
 
 def _get_line(machine: Machine) -> None:
-    machine.recall(_place(machine))
+    machine.recall(_memo_number(machine))
 
 
 def _protocol(machine: Machine) -> None:

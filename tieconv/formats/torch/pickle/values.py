@@ -41,7 +41,7 @@ class Pairs:
 
     def get(self, key: str) -> object:
         """The last value under ``key``, as Python has it; ``None`` where there is none."""
-        return next((value for found, value in reversed(self.items) if type(found) is str and found == key), None)
+        return next((value for name, value in reversed(self.items) if type(name) is str and name == key), None)
 
 
 class Opaque(NamedTuple):

@@ -10,7 +10,7 @@ from enum import StrEnum
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Value
 from tieconv.onnx.parity.graph.grouped_query_cache import grouped_caches
-from tieconv.onnx.parity.graph.switches import BRANCH, PLACES, is_switch, told
+from tieconv.onnx.parity.graph.switches import BRANCH, PLACES, is_switch, switch_notes
 from tieconv.text import shown
 
 
@@ -106,18 +106,18 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
     `NotRunError` for the decoder of a pair and for a graph behind the embedding, which alone are no model.
     """
     refuse_halves(graph)
-    presents = {_place(value.name): value.name for value in graph.outputs if _place(value.name)}
+    presents = {_cache_layer(value.name): value.name for value in graph.outputs if _cache_layer(value.name)}
     inputs: dict[Role, Value] = {}
     caches, windows, switches = [], [], []
     grouped, opened = grouped_caches(graph), 0
     for value in graph.inputs:
-        place = _place(value.name)
+        layer = _cache_layer(value.name)
         role = next((role for role in _TOKENS if value.name == role and value.dtype in ("INT64", "INT32")), None)
         if role is not None:
             inputs[role] = value
-        elif place and place in presents and value.dtype in DTYPES and len(value.shape) == 4:
+        elif layer and layer in presents and value.dtype in DTYPES and len(value.shape) == 4:
             opened += width > 0 and not isinstance(value.shape[3], int)
-            caches.append(Cache(_closed(value, width), presents[place], grouped.get(value.name, 0)))
+            caches.append(Cache(_closed(value, width), presents[layer], grouped.get(value.name, 0)))
         elif _WINDOW.fullmatch(value.name) and value.dtype == "INT64":
             windows.append(value)
         elif is_switch(value) and (value.name != BRANCH or presents):
@@ -128,7 +128,7 @@ def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
         lacking = "output logits" if Role.IDS in inputs else "input input_ids"
         raise UnreadableError(f"{shown(graph.path)} has no {lacking}", _EXPORT, "onnx.inputs")
     padding = _padding(grouped)
-    fed = told([value.name for value in switches])
+    fed = switch_notes([value.name for value in switches])
     notes = (*_notes(padding, opened, width, max(grouped.values(), default=0)), *fed)
     kind = _kind(inputs, bool(caches), masked)
     return Bindings(kind, inputs, tuple(caches), tuple(windows), "logits", padding, notes, tuple(switches))
@@ -141,9 +141,9 @@ def refuse_halves(graph: Graph) -> None:
     """Raise `NotRunError` for a graph whose input another graph computes."""
     for value in graph.inputs:
         if value.name in _HALVES:
-            what, hint = _HALVES[value.name]
+            kind, hint = _HALVES[value.name]
             raise NotRunError(
-                f"{shown(graph.path)} is {what}: its {value.name} come from another graph, and parity measures "
+                f"{shown(graph.path)} is {kind}: its {value.name} come from another graph, and parity measures "
                 "one graph from token ids to logits",
                 hint,
                 "onnx.half",
@@ -172,26 +172,28 @@ def _padding(grouped: Mapping[str, int]) -> Padding:
 
 def _notes(padding: Padding, opened: int, width: int, capacity: int) -> Iterator[str]:
     if opened:
-        told = f"{opened} caches leave" if opened > 1 else "one cache leaves"
-        yield f"{told} the width open: {width} was fed, as the config has it"
+        sentence = f"{opened} caches leave" if opened > 1 else "one cache leaves"
+        yield f"{sentence} the width open: {width} was fed, as the config has it"
     if padding is not Padding.FRONT:
-        told = "padding stood behind the tokens, never in front" if padding is Padding.BEHIND else "no padding was fed"
-        yield f"GroupQueryAttention takes no mask: {told}; several tokens after a past were one sequence at a time"
+        sentence = (
+            "padding stood behind the tokens, never in front" if padding is Padding.BEHIND else "no padding was fed"
+        )
+        yield f"GroupQueryAttention takes no mask: {sentence}; several tokens after a past were one sequence at a time"
     if capacity:
         yield f"caches that hold a window had {capacity} positions from the start"
 
 
-def _place(name: str) -> tuple[int, str] | None:
+def _cache_layer(name: str) -> tuple[int, str] | None:
     """Layer and part of a cache tensor's name."""
     match = _CACHE.fullmatch(name)
     return (int(match["layer"]), match["part"]) if match else None
 
 
 def _unknown(graph: Graph, value: Value) -> UnreadableError:
-    what = f"{value.dtype.lower()}{list(value.shape)}"
-    why = "has no output that continues it" if _place(value.name) else "is none that parity can feed"
-    told = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(what)}) {why}"
-    return UnreadableError(told, _EXPORT, "onnx.inputs")
+    type_and_shape = f"{value.dtype.lower()}{list(value.shape)}"
+    why = "has no output that continues it" if _cache_layer(value.name) else "is none that parity can feed"
+    message = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(type_and_shape)}) {why}"
+    return UnreadableError(message, _EXPORT, "onnx.inputs")
 
 
 def faults(bindings: Bindings) -> Iterator[str]:
@@ -210,8 +212,8 @@ def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:
     if len(value.shape) != len(axes):
         yield f"the input {shown(value.name)} has {len(value.shape)} axes instead of {len(axes)}"
         return
-    for place, (side, axis) in enumerate(zip(value.shape, axes, strict=True)):
+    for index, (side, axis) in enumerate(zip(value.shape, axes, strict=True)):
         if axis and isinstance(side, int):
-            yield f"the {axis} axis ({place}) of the input {shown(value.name)} is fixed at {side}"
+            yield f"the {axis} axis ({index}) of the input {shown(value.name)} is fixed at {side}"
         if not axis and not isinstance(side, int):
-            yield f"the axis {place} of the input {shown(value.name)} (heads or width of the cache) has no fixed length"
+            yield f"the axis {index} of the input {shown(value.name)} (heads or width of the cache) has no fixed length"

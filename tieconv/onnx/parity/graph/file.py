@@ -81,8 +81,8 @@ def read_graph(path: str) -> Graph:
         model = ir.load(path)
     except Exception as error:
         # onnx-ir and protobuf raise what they like on a file that is no graph.
-        told = f"{shown(path)} is not an ONNX graph: {shown(error)}"
-        raise UnreadableError(told, "check the path", "onnx.malformed") from error
+        message = f"{shown(path)} is not an ONNX graph: {shown(error)}"
+        raise UnreadableError(message, "check the path", "onnx.malformed") from error
     graph = model.graph
     with open_files(root) as files:
         weights = tuple(_weights(ir, model, path, files))

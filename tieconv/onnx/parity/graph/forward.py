@@ -54,9 +54,9 @@ class GraphModel:
         names = [logits, *(cache.present for cache in self.bindings.caches)]
         made = self.session.run(feeds | past, names, logits)
         carried = {cache.past.name: made[cache.present] for cache in self.bindings.caches}
-        found = as_tensor(made[logits])
+        computed = as_tensor(made[logits])
         turned = self.bindings.padding is Padding.BEHIND and not start
-        return in_front(found, batch.mask) if turned else found, carried
+        return in_front(computed, batch.mask) if turned else computed, carried
 
     def feeds(self, batch: Batch, start: int) -> dict[str, Any]:
         """Values of every input but the caches, from position ``start`` on."""
@@ -68,7 +68,7 @@ class GraphModel:
         return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
 
     def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:
-        given = {
+        arrays = {
             Role.IDS: batch.ids[:, start:],
             Role.MASK: batch.mask,
             Role.POSITIONS: batch.positions[:, start:],
@@ -76,7 +76,7 @@ class GraphModel:
             Role.DECODER_IDS: batch.decoder_ids,
         }[role]
         dtype = np.int32 if value.dtype == "INT32" else np.int64
-        return self.session.value(np.ascontiguousarray(given.numpy().astype(dtype)))
+        return self.session.value(np.ascontiguousarray(arrays.numpy().astype(dtype)))
 
     def _window_feed(self, value: Value) -> Any:
         return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
@@ -94,9 +94,9 @@ class GraphModel:
 
 def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
     """The batch with one more token in each row, of the first type."""
-    one = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
-    types = None if batch.types is None else torch.cat([batch.types, one - 1], 1)
-    more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, one], 1)
+    ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
+    types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
+    more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)
     return replace(batch, ids=more[0], mask=more[1], types=types)
 
 

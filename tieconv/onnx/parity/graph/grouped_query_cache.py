@@ -27,7 +27,7 @@ def grouped_caches(graph: Graph) -> dict[str, int]:
     return {
         value.name: _capacity(node.attributes)
         for node in nodes
-        for value in (node.inputs[place] for place in _PASTS if place < len(node.inputs))
+        for value in (node.inputs[index] for index in _PASTS if index < len(node.inputs))
         if value is not None and value.name
     }
 

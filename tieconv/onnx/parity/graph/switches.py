@@ -35,7 +35,7 @@ def switched(value: Value, start: int, end: int) -> np.ndarray:
     return np.zeros((1,) * len(value.shape), dtype)
 
 
-def told(names: Collection[str]) -> Iterator[str]:
+def switch_notes(names: Collection[str]) -> Iterator[str]:
     """How they were fed, for the report."""
     if BRANCH in names:
         yield f"{BRANCH} was false for a sequence's first tokens, over an empty past, and true for those after them"

@@ -15,10 +15,10 @@ import torch
 
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
 from tieconv.checkpoint.results.parity import Identity, Lost
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Initializer
-from tieconv.onnx.parity.weights.blocks import Rows, Tensor, Weight, find_blocks
 from tieconv.onnx.parity.weights.folds import Fold
+from tieconv.onnx.parity.weights.packed_weights import Rows, Tensor, Weight, find_blocks
 
 REQUIRED = 4096
 """Elements from which a vector must be found; every matrix must be."""
@@ -30,7 +30,7 @@ _BITS = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float6
 
 
 @dataclass
-class _Place:
+class _Candidate:
     """A weight of the graph in one orientation: ``rows(first, last)`` are its elements in row-major order.
 
     ``part`` is an expert's matrix within a stack (experts × rows × columns): its number, and which ``(half, halves)``
@@ -46,8 +46,8 @@ class _Place:
         flat = np.unravel_index(_positions(array.size), array.shape) if array.ndim else ()
         return bytes(np.ascontiguousarray(array[flat]).reshape(-1).tobytes())
 
-    def rows(self, first: int, last: int) -> Any:
-        return np.ascontiguousarray(self._array()[first:last]).reshape(-1)
+    def rows(self, first: int, end: int) -> Any:
+        return np.ascontiguousarray(self._array()[first:end]).reshape(-1)
 
     def _array(self) -> Any:
         array = self.weight.array()
@@ -74,18 +74,18 @@ class _Place:
         return turned if self.part is None else f"{turned}, of a stack"
 
 
-def _places(weight: Initializer) -> Iterator[_Place]:
+def _candidates(weight: Initializer) -> Iterator[_Candidate]:
     """Where a tensor may stand in a weight: whole, transposed, and as an expert's matrix or half of one."""
-    yield _Place(weight, False)
+    yield _Candidate(weight, False)
     if len(weight.shape) == 2 and min(weight.shape) > 1:
-        yield _Place(weight, True)
+        yield _Candidate(weight, True)
     if len(weight.shape) != 3 or min(weight.shape[1:]) < 2:
         return
     for expert in range(weight.shape[0]):
         for transposed, rows in ((False, weight.shape[1]), (True, weight.shape[2])):
-            yield _Place(weight, transposed, (expert, 0, 1))
+            yield _Candidate(weight, transposed, (expert, 0, 1))
             if rows % 2 == 0:
-                yield from (_Place(weight, transposed, (expert, half, 2)) for half in (0, 1))
+                yield from (_Candidate(weight, transposed, (expert, half, 2)) for half in (0, 1))
 
 
 def _positions(elements: int) -> Any:
@@ -99,33 +99,33 @@ class _Search:
     """The graph's weights by dtype, size and samples; ``held`` are the weights that some tensor explains."""
 
     reader: ByteReader
-    places: dict[tuple[str, int, bytes], list[_Place]] = field(default_factory=lambda: defaultdict(list))
+    places: dict[tuple[str, int, bytes], list[_Candidate]] = field(default_factory=lambda: defaultdict(list))
     sizes: dict[int, set[str]] = field(default_factory=lambda: defaultdict(set))
     held: dict[str, str] = field(default_factory=dict)
 
     def add(self, weight: Initializer) -> None:
-        for place in _places(weight):
-            elements = prod(place.shape)
+        for candidate in _candidates(weight):
+            elements = prod(candidate.shape)
             self.sizes[elements].add(weight.dtype)
-            self.places[weight.dtype, elements, place.probe()].append(place)
+            self.places[weight.dtype, elements, candidate.probe()].append(candidate)
 
-    def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[_Place, Fold]]:
+    def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[_Candidate, Fold]]:
         """Every place that holds the tensor, each proved over all elements."""
         samples = self._sample(record)
         for dtype in sorted(self.sizes.get(record.elements, ())):
             for fold in folds:
                 probe = _bits(fold.apply(_cast(samples, precision, dtype, fold)), dtype).tobytes()
-                for place in self.places.get((dtype, record.elements, probe), ()):
-                    if _fits(place, record) and self._equal(record, place, precision, fold):
-                        yield place, fold
+                for candidate in self.places.get((dtype, record.elements, probe), ()):
+                    if _fits(candidate, record) and self._equal(record, candidate, precision, fold):
+                        yield candidate, fold
 
     def whole(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Tensor:
         """The tensor as a weight of some type would hold it, plain and folded, read as far as it is looked at."""
         columns = record.shape[1] if len(record.shape) == 2 else 1
         width = columns * (record.nbytes // max(record.elements, 1))
 
-        def rows(dtype: str, fold: Fold, first: int, last: int) -> Any:
-            raw = bytearray((last - first) * width)
+        def rows(dtype: str, fold: Fold, first: int, end: int) -> Any:
+            raw = bytearray((end - first) * width)
             self.reader.read_into(record.range, first * width, memoryview(raw))
             return _bits(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype).reshape(-1, columns)
 
@@ -137,29 +137,29 @@ class _Search:
     def _sample(self, record: TensorRecord) -> torch.Tensor:
         width = record.nbytes // max(record.elements, 1)
         raw = bytearray(width * len(_positions(record.elements)))
-        for place, position in enumerate(_positions(record.elements)):
-            self.reader.read_into(record.range, int(position) * width, memoryview(raw)[place * width :][:width])
+        for candidate, position in enumerate(_positions(record.elements)):
+            self.reader.read_into(record.range, int(position) * width, memoryview(raw)[candidate * width :][:width])
         return _tensor(raw, record)
 
-    def _equal(self, record: TensorRecord, place: _Place, precision: str, fold: Fold) -> bool:
-        inner = record.shape[1] if place.transposed else 1
+    def _equal(self, record: TensorRecord, candidate: _Candidate, precision: str, fold: Fold) -> bool:
+        inner = record.shape[1] if candidate.transposed else 1
         rows = record.elements // max(inner, 1)
         step = max(BLOCK // max(inner, 1), 1)
         width = record.nbytes // max(record.elements, 1)
         for first in range(0, rows, step):
-            last = min(first + step, rows)
-            raw = bytearray((last - first) * inner * width)
+            end = min(first + step, rows)
+            raw = bytearray((end - first) * inner * width)
             self.reader.read_into(record.range, first * inner * width, memoryview(raw))
-            dtype = place.weight.dtype
+            dtype = candidate.weight.dtype
             ours = _bits(fold.apply(_cast(_tensor(raw, record), precision, dtype, fold)), dtype)
-            if not np.array_equal(ours, place.rows(first, last)):
+            if not np.array_equal(ours, candidate.rows(first, end)):
                 return False
         return True
 
 
-def _fits(place: _Place, record: TensorRecord) -> bool:
+def _fits(candidate: _Candidate, record: TensorRecord) -> bool:
     """A transposed place needs a matrix of the opposite shape; a straight one may be squeezed or flattened."""
-    return (not place.transposed and place.part is None) or place.shape == record.shape
+    return (not candidate.transposed and candidate.part is None) or candidate.shape == record.shape
 
 
 def _tensor(raw: bytearray, record: TensorRecord) -> torch.Tensor:
@@ -201,20 +201,20 @@ def weight_identity(
     for weight in graph.weights:
         if weight.dtype in DTYPES and weight.nbytes:
             search.add(weight)
-    lost, how, copies = [], Counter[str](), 0
+    lost, forms, copies = [], Counter[str](), 0
     floats = [record for record in records if record.dtype in _STORED]
     for record in floats:
-        found = list(search.find(record, precision, folds))
-        for place, _ in found:
-            if place.part is None:  # a part explains itself, not the stack
-                search.held.setdefault(place.weight.name, record.name)
-        if found:
-            place, fold = found[0]
-            how[", ".join(filter(None, (place.form, fold.name)))] += 1
+        matches = list(search.find(record, precision, folds))
+        for candidate, _ in matches:
+            if candidate.part is None:  # a part explains itself, not the stack
+                search.held.setdefault(candidate.weight.name, record.name)
+        if matches:
+            candidate, fold = matches[0]
+            forms[", ".join(filter(None, (candidate.form, fold.name)))] += 1
         else:
             lost.append(_lost(record, "no initializer holds these bytes"))
         if record.name == embedding:
-            copies = len({place.weight.name for place, _ in found})
+            copies = len({candidate.weight.name for candidate, _ in matches})
     matrices = {record.name: record.shape for record in floats if _is_matrix(record.shape)}
     padded = {w.name: _shorter(w, matrices) for w in graph.weights if w.dtype in DTYPES and w.name not in search.held}
     looked = {entry.name for entry in lost}.union(*padded.values())
@@ -222,25 +222,25 @@ def weight_identity(
         {record.name: search.whole(record, precision, folds) for record in floats if record.name in looked},
         {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes},
     )
-    how.update(blocks.how[entry.name] for entry in lost if entry.name in blocks.how)
+    forms.update(blocks.forms[entry.name] for entry in lost if entry.name in blocks.forms)
     held = {name for name, shorter in padded.items() if shorter & blocks.within[name]}
     search.held.update({name: "parts" for name in blocks.held | held if name not in search.held})
-    lost = [entry for entry in lost if entry.name not in blocks.how]
+    lost = [entry for entry in lost if entry.name not in blocks.forms]
     cut = {entry.name: rows for entry in lost if (rows := _before(entry, offsets))}
     rest = find_blocks(
         {r.name: search.whole(r, precision, folds).after(cut[r.name]) for r in floats if r.name in cut},
         {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes and w.name not in search.held},
     )
-    how.update(f"without {cut[name]} rows before position 0" for name in rest.how)
+    forms.update(f"without {cut[name]} rows before position 0" for name in rest.forms)
     search.held.update(dict.fromkeys(rest.held, "parts"))
-    lost = [entry for entry in lost if entry.name not in rest.how]
+    lost = [entry for entry in lost if entry.name not in rest.forms]
     missing = {entry.name for entry in lost}
     return Identity(
         tensors=len(floats),
         found=len(floats) - len(lost),
         bytes=sum(record.nbytes for record in floats),
         bytes_found=sum(record.nbytes for record in floats if record.name not in missing),
-        how=dict(how),
+        how=dict(forms),
         lost=tuple(lost),
         unexplained=tuple(_unexplained(graph, search.held, matrices, computed)),
         unused=tuple(unused),
@@ -274,9 +274,9 @@ def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> se
 
 def _is_longer(sides: tuple[int, ...], own: tuple[int, ...]) -> bool:
     return len(sides) == len(own) == 2 and any(
-        one == other and less < more <= less * 5 // 4
-        for (one, less) in (own, own[::-1])
-        for (other, more) in (sides, sides[::-1])
+        short_side == long_side and less < more <= less * 5 // 4
+        for (short_side, less) in (own, own[::-1])
+        for (long_side, more) in (sides, sides[::-1])
     )
 
 

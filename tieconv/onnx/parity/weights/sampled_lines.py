@@ -57,8 +57,8 @@ class _Shelf:
             order = np.argsort(whole, kind="stable")
             self._sorted = whole, order, whole[order]
         whole, order, ranked = self._sorted
-        first, last = (int(np.searchsorted(ranked, np.uint64(number), side)) for side in ("left", "right"))
-        return whole, order[first:last]
+        first, end = (int(np.searchsorted(ranked, np.uint64(number), side)) for side in ("left", "right"))
+        return whole, order[first:end]
 
 
 class Lines:

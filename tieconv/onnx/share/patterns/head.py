@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.onnx.graph.model import sides
-from tieconv.onnx.share.around import Around, around
+from tieconv.onnx.share.head_surroundings import Around, around
 from tieconv.onnx.share.patterns.interface import Names, Target, constant, dtype_of, replace
 from tieconv.onnx.share.rounding import beside
 from tieconv.onnx.share.uses import MATRIX, Use, drop, drop_unread, is_standard
@@ -107,39 +107,42 @@ def _turned(target: Target) -> ir.Value:
 
 
 def _gemm(node: ir.Node, value: ir.Value, target: Target) -> None:
-    found = around(node, target.dtype)
-    nodes = _product(node, found, value, target)
-    last = found.widen if found.widen is not None else (node, *found.behind)[-1]
-    numbers = [one for one in last.inputs if one is not None]
-    replace(last, nodes, target.names)
+    surroundings = around(node, target.dtype)
+    nodes = _product(node, surroundings, value, target)
+    final = surroundings.widen if surroundings.widen is not None else (node, *surroundings.behind)[-1]
+    numbers = [operand for operand in final.inputs if operand is not None]
+    replace(final, nodes, target.names)
     for number in numbers:
         drop_unread(number)
-    for left in (*reversed(found.behind), node, *reversed(found.before), found.narrow):
+    for left in (*reversed(surroundings.behind), node, *reversed(surroundings.before), surroundings.narrow):
         if left is not None:
             drop(left)
 
 
-def _product(node: ir.Node, found: Around, value: ir.Value, target: Target) -> list[ir.Node]:
+def _product(node: ir.Node, surroundings: Around, value: ir.Value, target: Target) -> list[ir.Node]:
     """The nodes that compute the product, on rows of which there is one axis."""
-    attributes = {"transB": 1} | ({} if found.alpha == 1 else {"alpha": found.alpha})
-    x = found.x if found.narrow is None else found.narrow.inputs[0]
+    attributes = {"transB": 1} | ({} if surroundings.alpha == 1 else {"alpha": surroundings.alpha})
+    x = surroundings.x if surroundings.narrow is None else surroundings.narrow.inputs[0]
     assert x is not None and value.shape is not None
-    if found.rank == MATRIX:
+    if surroundings.rank == MATRIX:
         return [ir.node("Gemm", [x, value], attributes)]
     vocabulary, hidden = sides(value.shape)
     flat = ir.node("Reshape", [x, constant(node, [-1, hidden], target.names, "rows")])
     if x.dtype is not None:
         flat.outputs[0].dtype = x.dtype
-    rows = [flat, *_cast_like(found.narrow, flat)]
+    rows = [flat, *_cast_like(surroundings.narrow, flat)]
     gemm = ir.node("Gemm", [rows[-1].outputs[0], value], attributes)
     gemm.outputs[0].dtype = target.dtype
-    products = [gemm, *_cast_like(found.widen, gemm)]
-    for made, width in (*((one, hidden) for one in rows), *((one, vocabulary) for one in products)):
+    products = [gemm, *_cast_like(surroundings.widen, gemm)]
+    for made, width in (
+        *((made_node, hidden) for made_node in rows),
+        *((made_node, vocabulary) for made_node in products),
+    ):
         if made.outputs[0].dtype is not None:
             made.outputs[0].shape = ir.Shape([None, width])
     leading, shape = _shape(node, x, vocabulary, target)
-    last = ir.node("Reshape", [products[-1].outputs[0], shape], {"allowzero": 1})
-    return [*rows, *products, *leading, last]
+    final = ir.node("Reshape", [products[-1].outputs[0], shape], {"allowzero": 1})
+    return [*rows, *products, *leading, final]
 
 
 def _cast_like(cast: ir.Node | None, made: ir.Node) -> list[ir.Node]:

@@ -67,15 +67,15 @@ class Pattern(Protocol):
 
 def replace(old: ir.Node, nodes: Sequence[ir.Node], names: Names) -> None:
     """Put ``nodes`` in the place of ``old``; the last one takes over its output, name and notes."""
-    graph, last = old.graph, nodes[-1]
+    graph, final = old.graph, nodes[-1]
     assert graph is not None
     for node in nodes[:-1]:
         node.name = names.free(f"{old.name or old.op_type}/{node.op_type}")
         node.outputs[0].name = names.free(f"{old.outputs[0].name}/{node.op_type}")
-    last.name = old.name
-    last.doc_string = old.doc_string
-    last.metadata_props.update(old.metadata_props)
-    ir.convenience.replace_nodes_and_values(graph, old, [old], nodes, old.outputs, last.outputs)
+    final.name = old.name
+    final.doc_string = old.doc_string
+    final.metadata_props.update(old.metadata_props)
+    ir.convenience.replace_nodes_and_values(graph, old, [old], nodes, old.outputs, final.outputs)
 
 
 def dtype_of(use: Use, default: ir.DataType) -> ir.DataType:

@@ -10,38 +10,38 @@ from tieconv.onnx.share.uses import SMALL, drop, drop_unread, integer, is_standa
 
 
 @dataclass(frozen=True)
-class Frame:
-    """The nodes from ``first`` (the Reshape of ``x``) over ``gemm`` to ``last`` (the Reshape of the product)."""
+class ReshapedGemm:
+    """The nodes from ``first_reshape`` (of ``x``) over ``gemm`` to ``last_reshape`` (of the product)."""
 
     x: ir.Value
-    first: ir.Node
+    first_reshape: ir.Node
     gemm: ir.Node
-    last: ir.Node
+    last_reshape: ir.Node
 
 
-def frame_of(gemm: ir.Node) -> Frame | None:
-    """The frame around a Gemm; ``None`` where there is none, or where its shapes are not those of a MatMul."""
+def reshaped_gemm_of(gemm: ir.Node) -> ReshapedGemm | None:
+    """Return the Reshapes around a Gemm; ``None`` without them, or where the shapes are not those of a MatMul."""
     flat = gemm.inputs[0]
-    first = flat.producer() if flat is not None else None
+    first_reshape = flat.producer() if flat is not None else None
     uses = list(gemm.outputs[0].uses())
-    if first is None or len(uses) != 1 or gemm.outputs[0].is_graph_output():
+    if first_reshape is None or len(uses) != 1 or gemm.outputs[0].is_graph_output():
         return None
-    last, index = uses[0]
-    if index or not (is_standard(first, "Reshape") and is_standard(last, "Reshape")):
+    second_reshape, index = uses[0]
+    if index or not (is_standard(first_reshape, "Reshape") and is_standard(second_reshape, "Reshape")):
         return None
-    x = first.inputs[0]
-    rows = _constant(first.inputs[1])
+    x = first_reshape.inputs[0]
+    rows = _constant(first_reshape.inputs[1])
     if x is None or rows is None or len(rows) != 2 or rows[0] != -1:
         return None
-    return Frame(x, first, gemm, last) if _keeps_leading(last.inputs[1], x) else None
+    return ReshapedGemm(x, first_reshape, gemm, second_reshape) if _keeps_leading(second_reshape.inputs[1], x) else None
 
 
 def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
     """Whether ``shape`` is that of ``x`` up to its last side."""
     joined = shape.producer() if shape is not None else None
     if joined is None:
-        fixed, given = _constant(shape), x.shape
-        return fixed is not None and given is not None and list(given)[:-1] == fixed[:-1]
+        fixed, shape_of_x = _constant(shape), x.shape
+        return fixed is not None and shape_of_x is not None and list(shape_of_x)[:-1] == fixed[:-1]
     if not is_standard(joined, "Concat") or len(joined.inputs) != 2 or _constant(joined.inputs[1]) is None:
         return False
     leading = joined.inputs[0].producer() if joined.inputs[0] is not None else None
@@ -64,10 +64,10 @@ def _constant(value: ir.Value | None) -> list[int] | None:
     return [int(entry) for entry in tensor.numpy()]
 
 
-def remove_frame(frame: Frame) -> None:
+def remove(wrapped: ReshapedGemm) -> None:
     """Remove the Gemm, the Reshape before it, and what only the two Reshapes read."""
-    shape = frame.last.inputs[1] if len(frame.last.inputs) > 1 else None
-    drop(frame.gemm)
-    drop(frame.first)
+    shape = wrapped.last_reshape.inputs[1] if len(wrapped.last_reshape.inputs) > 1 else None
+    drop(wrapped.gemm)
+    drop(wrapped.first_reshape)
     if shape is not None:
         drop_unread(shape)

@@ -1,0 +1,27 @@
+"""Where a report may be written, and writing it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from tieconv.errors import DestinationError
+from tieconv.gate.examine import place_of
+from tieconv.sources.texts import write_text
+from tieconv.text import shown
+
+
+def guard_report(path: str, models: Iterable[str]) -> None:
+    """Raise `DestinationError` where a report would replace a file of a model."""
+    resolved = place_of(path)
+    for model in models:
+        root = place_of(model)
+        if os.path.isfile(resolved) and (resolved == root or resolved.startswith(os.path.join(root, ""))):
+            raise DestinationError(
+                f"{shown(path)} is a file of the model {shown(model)}", "write it somewhere else", "out.in-model"
+            )
+
+
+def write_report(path: str, text: str) -> None:
+    """Write a report to ``path``. Raises `TieconvError` where that fails."""
+    write_text(path, text)
