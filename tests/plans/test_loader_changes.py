@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.checks.fixtures.model import EMBED, HEAD, LLAMA, flagged, llama, matrix, save
+import pytest
+
+from tests.checks.fixtures.model import (
+    BERT,
+    EMBED,
+    HEAD,
+    INNER_BIAS,
+    LLAMA,
+    OUTER_BIAS,
+    bert,
+    flagged,
+    llama,
+    matrix,
+    save,
+    vector,
+)
 from tieconv import api
 
 FSMT = {"architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt", "tie_word_embeddings": True}
+ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
 DECODER, ENCODER = "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"
 OUTPUT = "model.decoder.output_projection.weight"
 
@@ -52,3 +68,31 @@ def test_a_result_that_a_release_refuses(tmp_path: Path) -> None:
     tensors = dict.fromkeys(("transformer.wte.weight", "lm_head.weight"), matrix())
     notes = api.plan_set_tie("true", save(tmp_path / "m", config, tensors), force=True).plan.notes
     assert any("transformers 5, which refuses the result: the config of dbrx refuses" in note for note in notes)
+
+
+def test_a_bias_that_transformers_5_did_not_read(tmp_path: Path) -> None:
+    """The outer name alone, untied: transformers 5 starts the inner one at zero until the plan stores it."""
+    tensors = bert(head=matrix(seed=1), outer=vector()) | {"bert.x.weight": vector(4)}
+    notes = api.plan_untie(save(tmp_path / "m", flagged(BERT, False), tensors)).plan.notes
+    (note,) = notes
+    start = f"not function-preserving in transformers 5, which gave {INNER_BIAS} zeros and gives it "
+    assert note == f"{start}the values of {OUTER_BIAS}"
+
+
+@pytest.mark.parametrize(
+    ("config", "names", "told"),
+    [
+        (BERT, (OUTER_BIAS, INNER_BIAS), "which transformers 4 read until now"),
+        (ROBERTA, ("lm_head.bias", "lm_head.decoder.bias"), "which no version of transformers reads"),
+    ],
+    ids=["bert", "roberta"],
+)
+def test_who_read_the_bias_that_is_lost(
+    config: dict[str, object], names: tuple[str, str], told: str, tmp_path: Path
+) -> None:
+    """BERT's outer bias is read by transformers 4; RoBERTa's is overwritten by the inner one in both."""
+    prefix = str(config["model_type"])
+    tensors = {name: vector(seed=seed) for seed, name in enumerate(names)} | {f"{prefix}.x.weight": vector(4)}
+    model = save(tmp_path / "m", flagged(config, True), tensors)
+    plan = api.plan_bias("unify", model, survivor="decoder").plan
+    assert plan.notes[0] == f"the values of {names[0]} are lost, {told}"

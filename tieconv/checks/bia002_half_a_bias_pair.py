@@ -30,6 +30,8 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import BiasState, Inspection, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.loaders.load import head_bias
+from tieconv.loaders.loaded import Absence
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -48,17 +50,18 @@ def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
     whole = word_tie is None or word_tie.consistent is True
     return RULE.finding(
         f"{evidence.listed(absent)} is not stored beside {evidence.listed([stored])}, which {state}, "
-        f"in an untied model: {_outcome(inspection, absent)}",
+        f"in an untied model: {_outcome(inspection)}",
         (*absent, stored),
         level=Level.ERROR if trained else Level.NOTE,
         remedy=remedies.bias(inspection, "unify", safe=not trained and whole),
     )
 
 
-def _outcome(inspection: Inspection, absent: list[str]) -> str:
-    head = inspection.head.output_head
-    inner = head is not None and f"{head.name.removesuffix('.weight')}.bias" in absent
-    return "transformers 5 starts it at zero" if inner else "transformers 4 leaves it without values"
+def _outcome(inspection: Inspection) -> str:
+    says = {Absence.ZERO: "starts it at zero", Absence.UNSET: "leaves it without values"}
+    found = {version: bias.absence for version, bias in head_bias(inspection).items() if bias.absence in says}
+    told = [f"transformers {version} {says[absence]}" for version, absence in found.items() if absence is not None]
+    return " and ".join(told) or "transformers reads the other name"
 
 
 RULE = Rule("BIA002", "half-a-bias-pair", Level.ERROR, __doc__ or "", find)

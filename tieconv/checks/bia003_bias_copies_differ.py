@@ -29,6 +29,7 @@ from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
+from tieconv.loaders.load import head_bias
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -38,12 +39,18 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
                 first = evidence.reference(tie)
                 yield RULE.finding(
-                    f"{evidence.difference(member, first, 'values')}, and both are the head bias: "
-                    "which one counts depends on the version of transformers",
+                    f"{evidence.difference(member, first, 'values')}, and both are the head bias: {_read(inspection)}",
                     (first, member.name),
                     level=_level(tie, member),
                     remedy=_remedy(inspection, tie),
                 )
+
+
+def _read(inspection: Inspection) -> str:
+    read = {bias.stored for bias in head_bias(inspection).values()}
+    if len(read) > 1:
+        return "which one counts depends on the version of transformers"
+    return f"transformers reads {evidence.listed(filter(None, read))}"
 
 
 def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:

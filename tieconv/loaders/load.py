@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import measured
-from tieconv.loaders.loaded import Loaded
+from tieconv.loaders.loaded import Loaded, Parameter
 from tieconv.loaders.transformers import load4, load5
 
 TRANSFORMERS_5 = "5"
@@ -25,6 +25,13 @@ def releases(inspection: Inspection) -> tuple[str, ...]:
     family = inspection.family
     has_class = family.default_v4 is not None or not family.architecture
     return _COUNTED if has_class else _COUNTED[:1]
+
+
+def head_bias(inspection: Inspection) -> dict[str, Parameter]:
+    """Return the head bias that the logits get, by major version; the class has one."""
+    name = inspection.family.output_biases[-1]
+    loaded = ((release, load(inspection, release)) for release in releases(inspection))
+    return {release.partition(".")[0]: found.parameters[found.names[name]] for release, found in loaded}
 
 
 def bias_unset(family: Family, *only: str) -> bool:

@@ -30,25 +30,6 @@ def apply(edits: Edits, inspection: Inspection, choice: BiasChoice, *, tied: boo
     return ()
 
 
-def found_half(inspection: Inspection) -> tuple[str, ...]:
-    """What one value for both names of a bias changes where an untied model lacks the one that transformers 5 reads."""
-    bias = inspection.head.output_bias
-    if bias is None or bias.state is not BiasState.NONZERO:
-        return ()
-    absent = [
-        member.name
-        for tie in inspection.ties
-        if tie.role is Role.OUTPUT_BIAS and not tie.declared
-        for member in tie.members
-        if not member.stored and member.name.endswith("decoder.bias")
-    ]
-    return tuple(
-        f"not function-preserving in transformers 5: {shown(name)} was not stored in an untied model, so that version "
-        f"ran without the head bias, which {shown(bias.name)} now gives it"
-        for name in absent
-    )
-
-
 def _zero(edits: Edits, inspection: Inspection, tied: bool) -> tuple[str, ...]:
     names = _names(inspection, tied)
     bias = inspection.head.output_bias

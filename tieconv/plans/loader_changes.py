@@ -13,7 +13,7 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Content, OutputWeights, Padded, Scaled, Zeros
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
-from tieconv.loaders.loaded import Absence, Parameter
+from tieconv.loaders.loaded import Absence, Loaded, Parameter
 from tieconv.text import shown
 
 Value = tuple[object, ...]
@@ -32,47 +32,45 @@ class Change:
 
 def change_notes(before: Inspection, after: Inspection, weights: Sequence[OutputWeights], told: str) -> Iterator[str]:
     """Yield a note for each release's changes of the parameters that ``told``, the notes so far, does not name."""
+    values = _Values(before, weights)
     for release in releases(before):
-        if release == TRANSFORMERS_5 or reading_v4(before) is not None:
-            yield from _notes(before, after, weights, release, told)
+        was, comes = load(before, release), load(after, release)
+        known = release == TRANSFORMERS_5 or reading_v4(before) is not None
+        if known and not was.refusals:
+            yield from _notes(was, comes, values, f"transformers {release.partition('.')[0]}", told)
 
 
-def changes(before: Inspection, after: Inspection, weights: Sequence[OutputWeights], release: str) -> Iterator[Change]:
-    """Yield the parameters of the architecture's names that lose the values which one release gave them."""
-    one, two = load(before, release), load(after, release)
-    values = _Values(before, weights)
-    for name, old in one.names.items():
-        was, comes = one.parameters[old], two.parameters[two.names[name]]
-        had_some = was.absence in (None, Absence.ZERO)
-        if had_some and values.before(was) != values.after(comes):
-            yield Change(old, was, comes)
-
-
-def _notes(
-    before: Inspection, after: Inspection, weights: Sequence[OutputWeights], release: str, told: str
-) -> Iterator[str]:
-    start = f"not function-preserving in transformers {release.partition('.')[0]}, which"
-    was, comes = load(before, release).refused(), load(after, release).refused()
-    if was is None and comes is not None:
-        yield f"{start} refuses the result: {comes.sentence}"
-    found = [] if was is not None else list(changes(before, after, weights, release))
-    values = _Values(before, weights)
-    unset = [change for change in found if change.after.absence is Absence.UNSET]
+def _notes(before: Loaded, after: Loaded, values: _Values, loader: str, told: str) -> Iterator[str]:
+    start = f"not function-preserving in {loader}, which"
+    for refusal in after.refusals[:1]:
+        yield f"{start} refuses the result: {refusal.sentence}"
+    changes = list(_changes(before, after, values))
+    unset = [change for change in changes if change.after.absence is Absence.UNSET]
     for source in dict.fromkeys(change.after.parameter for change in unset):
         yield f"{start} takes the tied values from {shown(source)} alone: without it the model has none"
-    for change in found:
-        sources = (change.name, *values.equal(change.before.stored or change.name))
-        if change not in unset and not any(shown(name) in told for name in sources):
-            had, gets = _values(change.name, change.before), _values(change.name, change.after)
+    for change in changes:
+        names = (change.name, *values.equal(change.before.stored or change.name))
+        if change not in unset and not any(shown(name) in told for name in names):
+            had = _told(change.name, change.before, change.before.stored)
+            gets = _told(change.name, change.after, values.origin(change.after))
             yield f"{start} gave {shown(change.name)} {had} and gives it {gets}"
 
 
-def _values(name: str, parameter: Parameter) -> str:
+def _changes(before: Loaded, after: Loaded, values: _Values) -> Iterator[Change]:
+    """Yield the parameters of the architecture's names that lose the values which a release gave them."""
+    for name, old in before.names.items():
+        was, comes = before.parameters[old], after.parameters[after.names[name]]
+        if was.absence in (None, Absence.ZERO) and values.before(was) != values.after(comes):
+            yield Change(old, was, comes)
+
+
+def _told(name: str, parameter: Parameter, source: str | None) -> str:
+    """What a parameter has; ``source`` is the stored tensor, before the plan, whose values these are."""
     match parameter.absence:
-        case None if parameter.stored == name:
-            return "its own values"
+        case None if source is None:
+            return "other values"
         case None:
-            return f"the values of {shown(parameter.stored)}"
+            return "its own values" if source == name else f"the values of {shown(source)}"
         case Absence.RANDOM:
             return "random numbers"
         case Absence.ZERO:
@@ -113,6 +111,13 @@ class _Values:
         """Yield the stored names that are proved to hold what ``name`` holds, itself among them."""
         first = self.first.get(name, name)
         yield from (other for other in self.tensors if self.first.get(other, other) == first)
+
+    def origin(self, parameter: Parameter) -> str | None:
+        """Return the tensor that was stored before with the bytes of a parameter; ``None`` for bytes that are made."""
+        tensor = self.made.get(parameter.stored or "")
+        if tensor is None:
+            return parameter.stored
+        return self._name(tensor.content) if isinstance(tensor.content, ByteRange) else None
 
     def _absent(self, parameter: Parameter) -> Value:
         return _ZERO if parameter.absence is Absence.ZERO else (parameter.absence,)

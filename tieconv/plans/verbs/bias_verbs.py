@@ -13,6 +13,7 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build, kept_promise
@@ -68,16 +69,16 @@ def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None
     edits = Edits(inspection.checkpoint)
     differing = [member for member in tie.stored_members if member.state not in _EQUAL]
     source = next(member.name for member in tie.members if member.state is State.CANONICAL)
-    notes = biases.found_half(inspection)
+    notes: tuple[str, ...] = ()
     if differing:
         if survivor is None:
             refuse(
-                f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; transformers 4 "
-                "reads the outer name, transformers 5 the one beside the head's weight",
+                f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; "
+                f"{_readers(inspection)}",
                 f"say whose values survive: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
                 "bias.copies-differ",
             )
-        source, notes = _choose(tie, survivor)
+        source, notes = _choose(inspection, tie, survivor)
     _store(edits, inspection, tie, source, bool(differing))
     return _plan("bias unify", inspection, edits, notes, {"from": survivor and str(survivor)})
 
@@ -101,13 +102,20 @@ def _is_inner(name: str) -> bool:
     return name.endswith("decoder.bias")
 
 
-def _choose(tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[str, ...]]:
+def _readers(inspection: Inspection) -> str:
+    """Which version reads which name."""
+    read = {version: bias.stored for version, bias in sorted(head_bias(inspection).items())}
+    return ", ".join(f"transformers {version} reads {shown(name)}" for version, name in read.items() if name)
+
+
+def _choose(inspection: Inspection, tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[str, ...]]:
     """The name whose values stay, and what that changes. Of two copies that differ, both are stored."""
     inner = survivor is BiasSurvivor.DECODER
     kept = next(member.name for member in tie.members if _is_inner(member.name) is inner)
     lost = next(member.name for member in tie.members if member.name != kept)
-    version = 4 if inner else 5
-    return kept, (f"the values of {shown(lost)} are lost, which transformers {version} read until now",)
+    read = [f"transformers {version}" for version, bias in head_bias(inspection).items() if bias.stored == lost]
+    who = f"which {' and '.join(read)} read until now" if read else "which no version of transformers reads"
+    return kept, (f"the values of {shown(lost)} are lost, {who}",)
 
 
 def _store(edits: Edits, inspection: Inspection, tie: Tie, source: str, differing: bool) -> None:

@@ -50,7 +50,7 @@ def plan_retie(
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
     exponent = _tied_exponent(inspection)
-    notes = [*told_missing(inspection), *biases.found_half(inspection)]
+    notes = [*told_missing(inspection)]
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)

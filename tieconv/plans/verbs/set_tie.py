@@ -10,7 +10,6 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, 
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.plans.biases import found_half
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
@@ -216,14 +215,13 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
             if member.state not in ALIKE and member.stored
             for note in told_apart(inspection, tie, member)
         )
-    half = found_half(inspection)
     copies = [
         member.name
         for tie in _gated(inspection)
         for member in tie.stored_members
         if member.state in (State.IDENTICAL, State.ALIASED)
     ]
-    return (*half, *(f"{shown(name)} stays stored although tied: tieconv retie drops it" for name in copies[:1]))
+    return tuple(f"{shown(name)} stays stored although tied: tieconv retie drops it" for name in copies[:1])
 
 
 def _promise(inspection: Inspection, tie: Tie, tied: bool) -> TiePromise:

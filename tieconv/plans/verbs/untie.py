@@ -34,7 +34,7 @@ def plan_untie(
     exponent = scaling_exponent(inspection, "untie") if flips else 0
     if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
-    notes = [*biases.found_half(inspection)]
+    notes: list[str] = []
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent)
     if keep_flag and inspection.config.effective:

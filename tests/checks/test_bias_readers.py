@@ -1,0 +1,35 @@
+"""BIA002 and BIA003 say which version of transformers reads which name of a head bias."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checks.fixtures.model import BERT, flagged, matrix, save, vector
+from tieconv import api
+
+ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
+BIASES = {"bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
+          "roberta": ("lm_head.bias", "lm_head.decoder.bias")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "stored", "said"),
+    [
+        (BERT, (0,), "in an untied model: transformers 5 starts it at zero"),
+        (BERT, (1,), "in an untied model: transformers 4 leaves it without values"),
+        (BERT, (0, 1), "which one counts depends on the version of transformers"),
+        (ROBERTA, (1,), "in an untied model: transformers reads the other name"),
+        (ROBERTA, (0, 1), "both are the head bias: transformers reads lm_head.decoder.bias"),
+    ],
+)
+def test_who_reads_which_bias(config: dict[str, object], stored: tuple[int, ...], said: str, tmp_path: Path) -> None:
+    """RoBERTa's outer bias is set to the inner one in transformers 4 too; BERT's inner one to the outer."""
+    kind = str(config["model_type"])
+    tensors = {BIASES[kind][place]: vector(seed=place) for place in stored} | {f"{kind}.x.weight": vector(4)}
+    tables = {"bert": "bert.embeddings.word_embeddings.weight", "roberta": "roberta.embeddings.word_embeddings.weight"}
+    heads = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}
+    tensors |= {tables[kind]: matrix(), heads[kind]: matrix(seed=3)}
+    found = api.inspect(save(tmp_path / "m", flagged(config, False), tensors)).findings
+    assert [finding.message for finding in found if said in finding.message and finding.rule.startswith("BIA00")]
