@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -14,6 +14,7 @@ from tieconv.api.gate import expand, run_gate
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
+from tieconv.checkpoint.value_type import record
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.cli.progress import count_progress
@@ -30,7 +31,7 @@ from tieconv.sources.texts import write_text
 from tieconv.text import count, shell_word, shown
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Arguments:
     """What the user said; the names are those of the options."""
 

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, FileState
 from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
@@ -29,7 +30,7 @@ SCALE_BLOCK = 1024 * 1024
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shared:
     """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
 

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
+from tieconv.checkpoint.value_type import record
+
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\n\r"
 
@@ -62,7 +64,7 @@ def set_values(text: str, changes: Sequence[tuple[Sequence[str], object]]) -> st
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Leaf:
     """A value to set."""
 

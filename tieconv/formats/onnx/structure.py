@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.messages import Graph, Node, Tensor
 
 _STEPS = 256
@@ -53,7 +54,7 @@ def scopes(scope: Scope) -> Iterator[Scope]:
             yield from scopes(inside)
 
 
-@dataclass(frozen=True)
+@record
 class Origin:
     """An initializer behind nodes that only turn it round or cast it; ``perm`` is ``None`` where it lies as stored.
 

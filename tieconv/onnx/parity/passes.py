@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
@@ -20,7 +21,7 @@ from tieconv.text import shown
 Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 
 
-@dataclass(frozen=True)
+@record
 class Work:
     """What is fed: the cells of a kind of graph, and each cell's batch, always the same."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
 from tieconv.onnx.parity.cells import SEEDS
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
@@ -32,7 +32,7 @@ from tieconv.sources.local.files import open_files
 from tieconv.text import command, shown, size
 
 
-@dataclass(frozen=True)
+@record
 class _Subject:
     """What is measured."""
 

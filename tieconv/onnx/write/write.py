@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof
 from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, first_like, inherit, inherit_directory, notes
@@ -71,7 +72,7 @@ def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tic
     return tick
 
 
-@dataclass(frozen=True)
+@record
 class Written:
     """What sessions hold of the graphs that were written, and notes about attributes that could not be kept."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.weights.sampled_lines import Lines, View, hashed, positions
 
 _BLOCK = 1 << 21
@@ -26,7 +27,7 @@ Rows = Callable[[int, int], Any]
 """The bit patterns of a tensor's rows from one up to another, rows × columns."""
 
 
-@dataclass(frozen=True)
+@record
 class Tensor:
     """A tensor of the checkpoint, a vector being a column.
 
@@ -58,7 +59,7 @@ def _later(rows: Rows, count: int, first: int, end: int) -> Any:
     return rows(count + first, count + end)
 
 
-@dataclass(frozen=True)
+@record
 class Weight:
     """A weight of the graph: its type and its bit patterns, of the weight's shape."""
 
