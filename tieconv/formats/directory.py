@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import field
 
 from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
 from tieconv.checkpoint.value_type import record
@@ -69,23 +70,16 @@ class Model:
         return read_model(self.naming, listing, files, self.read_one)
 
 
+@record
 class _WeightSet:
-    """What reading gathers before it becomes a `Checkpoint`."""
+    """The weight files of a model, and those of its directory that the model does not use (``orphans``)."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        weights: tuple[str, ...],
-        index: Document | None = None,
-        weight_map: dict[str, str] | None = None,
-        cautions: list[Caution] | None = None,
-    ) -> None:
-        self.layout = layout
-        self.weights = weights
-        self.index = index
-        self.weight_map = weight_map or {}
-        self.cautions = cautions or []
-        self.orphans: tuple[str, ...] = ()
+    layout: Layout
+    weights: tuple[str, ...]
+    index: Document | None = None
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+    cautions: tuple[Caution, ...] = ()
+    orphans: tuple[str, ...] = ()
 
 
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
@@ -94,9 +88,10 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
     prepare(files, weight_set.weights)
     read = [read_one(files, name) for name in weight_set.weights]
     weights = tuple(file for file, _ in read)
-    weight_set.cautions += [caution for _, cautions in read for caution in cautions]
-    weight_set.cautions += _index_cautions(weight_set, weights)
-    config = _config(naming, listing, files, weight_set)
+    file_cautions = [caution for _, cautions in read for caution in cautions]
+    index_cautions = _index_cautions(weight_set, weights)
+    config, config_cautions = _config(naming, listing, files, weight_set)
+    cautions = (*weight_set.cautions, *file_cautions, *index_cautions, *config_cautions)
     named = [*weight_set.weights, *(document.name for document in (weight_set.index, config) if document)]
     whole = weight_set.layout is not Layout.FILE
     return Checkpoint(
@@ -109,7 +104,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
         index=weight_set.index,
         companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
         special=listing.special if whole else (),
-        cautions=(*weight_set.cautions, *(_code_cautions(listing, files) if config else ())),
+        cautions=(*cautions, *(_code_cautions(listing, files) if config else ())),
         states={name: files.state(name) for name in named},
         orphans=tuple(_readable(files, weight_set.orphans, read_one)),
     )
@@ -117,7 +112,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> _WeightSet:
     if listing.named and not naming.is_index(listing.named):
-        cautions = [not_alone(listing.named)] if naming.index in listing.top else []
+        cautions = (not_alone(listing.named),) if naming.index in listing.top else ()
         return _WeightSet(Layout.FILE, (listing.named,), cautions=cautions)
     if listing.named:
         return _sharded(naming, listing, files, listing.named)
@@ -154,18 +149,16 @@ def _name_one(listing: Listing, name: str) -> str:
 
 
 def _single(naming: Naming, listing: Listing, stored: list[str]) -> _WeightSet:
-    weight_set = _WeightSet(Layout.SINGLE, (naming.single,))
-    if naming.index in listing.top:
-        weight_set.cautions.append(
-            Caution(
-                "layout.ambiguous",
-                f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
-                "other loaders read the shards",
-            )
-        )
-    else:
-        _note_orphans(weight_set, stored)
-    return weight_set
+    weights = (naming.single,)
+    if naming.index not in listing.top:
+        orphans = _orphans(weights, stored)
+        return _WeightSet(Layout.SINGLE, weights, cautions=_orphan_cautions(orphans), orphans=orphans)
+    caution = Caution(
+        "layout.ambiguous",
+        f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
+        "other loaders read the shards",
+    )
+    return _WeightSet(Layout.SINGLE, weights, cautions=(caution,))
 
 
 def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _WeightSet:
@@ -178,9 +171,9 @@ def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Weig
             raise index_format.absent_shard(
                 f"{shown(name)} names the shard", shard, "index.absent-shard", _instead(listing, shard)
             )
-    weight_set = _WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
-    _note_orphans(weight_set, (entry for entry in listing.top if naming.is_weights(entry)))
-    return weight_set
+    orphans = _orphans(shards, filter(naming.is_weights, listing.top))
+    index = Document(name, data.decode("utf-8"), value)
+    return _WeightSet(Layout.SHARDED, shards, index, weight_map, _orphan_cautions(orphans), orphans)
 
 
 def _instead(listing: Listing, absent: str) -> str:
@@ -208,7 +201,7 @@ def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Weig
         return _WeightSet(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
         absent = f"{count(len(shards), 'shard')} without {naming.index}: loaders need the index"
-        return _WeightSet(Layout.SHARDED, tuple(shards), cautions=[Caution("index.absent", absent)])
+        return _WeightSet(Layout.SHARDED, tuple(shards), cautions=(Caution("index.absent", absent),))
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, none named {naming.single}, and no index",
         _name_one(listing, stored[0]),
@@ -224,14 +217,16 @@ def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
     return scan(listing, files)
 
 
-def _note_orphans(weight_set: _WeightSet, stored: Iterable[str]) -> None:
-    left = sorted(set(stored) - set(weight_set.weights))
-    if not left:
-        return
-    weight_set.orphans = tuple(left)
-    listed = ", ".join(shown(name, 60) for name in left[:4])
-    message = f"{count(len(left), 'weight file')} that the model does not use: {listed}"
-    weight_set.cautions.append(Caution("index.orphan", message))
+def _orphans(weights: tuple[str, ...], stored: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(stored) - set(weights)))
+
+
+def _orphan_cautions(orphans: tuple[str, ...]) -> tuple[Caution, ...]:
+    if not orphans:
+        return ()
+    listed = ", ".join(shown(name, 60) for name in orphans[:4])
+    message = f"{count(len(orphans), 'weight file')} that the model does not use: {listed}"
+    return (Caution("index.orphan", message),)
 
 
 def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator[WeightFile]:
@@ -241,21 +236,17 @@ def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator
             yield read_one(files, name)[0]
 
 
-def _config(naming: Naming, listing: Listing, files: Files, weight_set: _WeightSet) -> Document | None:
-    """The config of the directory. For one shard of many it would describe tensors that are not in sight."""
+def _config(
+    naming: Naming, listing: Listing, files: Files, weight_set: _WeightSet
+) -> tuple[Document | None, Iterable[Caution]]:
+    """The config of the directory, and cautions. For one shard it would describe tensors that are not in sight."""
     _require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
-        return None
+        return None, ()
     if weight_set.layout is Layout.FILE and re.search(naming.shard, weight_set.weights[0]):
-        weight_set.cautions.append(
-            Caution(
-                "layout.one-shard", f"{shown(weight_set.weights[0])} is one shard of a model; inspect its directory"
-            )
-        )
-        return None
-    document, cautions = read_config(files)
-    weight_set.cautions += cautions
-    return document
+        message = f"{shown(weight_set.weights[0])} is one shard of a model; inspect its directory"
+        return None, (Caution("layout.one-shard", message),)
+    return read_config(files)
 
 
 def _index_cautions(weight_set: _WeightSet, weights: tuple[WeightFile, ...]) -> list[Caution]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -104,7 +104,7 @@ def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str,
         left, right = (convert(table.bits(start, stop).reshape(-1), table.form, form) for table in (wide, narrow))
         if (left != right).any():
             return None
-    moments.cast = form.name
+    moments = replace(moments, cast=form.name)
     differing = int(np.count_nonzero(moments.unequal))
     detail = {"rows_differing": differing, "rows": moments.rows, "cast": form.name, "stored": "F32"}
     return _exact(Kinship.CAST, moments, detail)

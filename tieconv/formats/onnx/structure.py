@@ -37,8 +37,7 @@ class Scope:
 
 def scope_of(graph: Graph, parent: Scope | None = None) -> Scope:
     """The graph and all graphs inside it."""
-    scope = Scope(graph, parent)
-    scope.held = {tensor.name: tensor for tensor in graph.initializers}
+    scope = Scope(graph, parent, held={tensor.name: tensor for tensor in graph.initializers})
     for number, node in enumerate(graph.nodes):
         for index, name in enumerate(node.outputs):
             scope.makers.setdefault(name, (node, index))

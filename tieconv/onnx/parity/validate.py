@@ -13,7 +13,7 @@ from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Check
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, RefusedError, UnreadableError
-from tieconv.onnx.parity.cells import SEEDS
+from tieconv.onnx.parity.cells import SEEDS, Cell
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
@@ -21,7 +21,7 @@ from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights, rea
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.logit_store import LogitStore
-from tieconv.onnx.parity.passes import GraphPass, Work, make_work, run_floor, run_graph, run_reference
+from tieconv.onnx.parity.passes import Work, make_work, run_floor, run_graph, run_reference
 from tieconv.onnx.parity.weights.folds import folds, head_width
 from tieconv.onnx.parity.weights.identity import weight_identity
 from tieconv.onnx.parity.weights.suspects import suspects, uncounted
@@ -192,7 +192,7 @@ def available_memory() -> int:
 def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
     work = make_work(subject.bindings, subject.config)
     with LogitStore() as store:
-        use, graph_pass, tokens = _run_graph(subject, work, store)
+        use, errors, tokens = _run_graph(subject, work, store)
         plain = use.active == CUDA and subject.precision == "float32"
         rounded = _run_graph(subject, work, store, tf32=True)[1] if plain else None
         model = load(subject.root, subject.evidence.checkpoint.config_values, dtype)
@@ -204,8 +204,8 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         run_floor(floor, work, store)
         identity, epsilons = _identity(subject, unused, floor), floor.epsilons
         del floor
-        judged = judge(work, store, graph_pass.errors, subject.precision)
-        tf32 = judge(work, store, rounded.errors, subject.precision, "tf32") if rounded else None
+        judged = judge(work, store, errors, subject.precision)
+        tf32 = judge(work, store, rounded, subject.precision, "tf32") if rounded is not None else None
     gates = (*structure_gates(structure), *identity_gates(identity), *judged.gates())
     passed = _all_passed(gates)
     likely = () if passed else _likely(subject, judged, epsilons)
@@ -216,7 +216,7 @@ def _measured(subject: _Subject, structure: Structure, dtype: str) -> Parity:
         structure=structure,
         identity=identity,
         gates=gates,
-        cases=tuple(judged.cases),
+        cases=judged.cases,
         metrics=_metrics(subject, judged, tf32, dtype) | {"free_run": free},
         histograms=tuple(judged.histograms()),
     )
@@ -234,7 +234,7 @@ def _all_passed(gates: tuple[Gate, ...]) -> bool:
 
 def _run_graph(
     subject: _Subject, work: Work, store: LogitStore, *, tf32: bool = False
-) -> tuple[ProviderUse, GraphPass, Any]:
+) -> tuple[ProviderUse, dict[Cell, str], Any]:
     session = open_session(
         subject.graph.path,
         subject.provider,
@@ -243,9 +243,9 @@ def _run_graph(
         weight_gathers=_weight_gathers(subject.graph),
     )
     graph = GraphModel(session, subject.bindings, subject.window)
-    graph_pass = run_graph(graph, work, store, "tf32" if tf32 else "graph")
-    tokens = free_runs(work, graph.generate) if not tf32 and not graph_pass.errors else None
-    return session.use, graph_pass, tokens
+    errors = run_graph(graph, work, store, "tf32" if tf32 else "graph")
+    tokens = free_runs(work, graph.generate) if not tf32 and not errors else None
+    return session.use, errors, tokens
 
 
 def _weight_gathers(graph: Graph) -> frozenset[str]:

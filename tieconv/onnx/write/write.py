@@ -153,7 +153,7 @@ class _Job:
         if self._replaces and not self.target.is_file and (self.final / name).is_dir():
             lost = inherit_directory(directory, Like(self.final / name, True))
             if lost:
-                self.record.lost[f"{name}/"] = lost
+                self.record.add_lost(f"{name}/", lost)
 
     def _write_data(self, file: DataFile, syncer: Syncer) -> None:
         with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
@@ -279,7 +279,7 @@ class _Created:
         try:
             if kind is None:
                 if lost := inherit(self.number, self.like):
-                    self.record.lost[self.name] = lost
+                    self.record.add_lost(self.name, lost)
                 self.syncer.add(self.number)
         finally:
             os.close(self.number)
