@@ -14,7 +14,7 @@ from tieconv.api.gate import expand, run_gate
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
 from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
-from tieconv.checkpoint.value_type import record
+from tieconv.cli.check_arguments import Arguments, make_arguments
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.cli.progress import count_progress
@@ -29,53 +29,6 @@ from tieconv.reporters.ci.formats import FORMATS, render
 from tieconv.sources.hub.repo_path import is_pattern
 from tieconv.sources.texts import write_text
 from tieconv.text import count, shell_word, shown
-
-
-@record
-class Arguments:
-    """What the user said; the names are those of the options."""
-
-    models: tuple[str, ...]
-    select: tuple[str, ...]
-    ignore: tuple[str, ...]
-    fail_on: str | None
-    consumers: str | None
-    depth: str | None
-    format: str
-    output_file: str | None
-    config: str | None
-    no_config: bool
-    baseline: str | None
-    write_baseline: str | None
-    fix: bool
-    output: str | None
-    in_place: bool
-    jobs: int
-    embed: str | None
-    head: str | None
-    task: str | None
-    limit: int | None
-    resume: str | None
-    recursive: bool
-
-    def __post_init__(self) -> None:
-        if self.output is not None and self.in_place:
-            raise click.UsageError("give -o OUT or --in-place, not both")
-        if (self.output is not None or self.in_place) and not self.fix:
-            raise click.UsageError("-o OUT and --in-place go with --fix")
-        if self.config and self.no_config:
-            raise click.UsageError("give --config FILE or --no-config, not both")
-        if self.fix and self.write_baseline:
-            raise click.UsageError("--fix and --write-baseline do not go together: fix first, then write the baseline")
-
-        if (self.task or self.limit) and not any(map(is_pattern, self.models)):
-            raise click.UsageError("--task and --limit go with a pattern: hf://org/*")
-        if self.resume and self.fix:
-            raise click.UsageError("--resume and --fix do not go together: fix what the finished run found")
-
-    @property
-    def writes(self) -> bool:
-        return self.output is not None or self.in_place
 
 
 @click.command("check", short_help="The gate for CI: rules over models, exit 1 on a finding.")
@@ -141,70 +94,71 @@ def command(context: click.Context, /, models: tuple[str, ...], **options: Any) 
         if context.get_parameter_source("format") is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("give --json or --format, not both")
         options["format"] = "json"
-    sys.exit(run(Arguments(models=models or (".",), **options)))
+    sys.exit(run(make_arguments({"models": models or (".",), **options})))
 
 
 def run(arguments: Arguments) -> int:
     """The exit code, once everything is printed and written."""
     policy = _policy(arguments)
-    patterns = any(map(is_pattern, arguments.models))
-    expanded = expand(arguments.models, task=arguments.task, limit=arguments.limit, recursive=arguments.recursive)
-    arguments = replace(arguments, models=expanded, task=None, limit=None)
+    chosen = arguments.model
+    patterns = any(map(is_pattern, chosen.models))
+    expanded = expand(chosen.models, task=chosen.task, limit=chosen.limit, recursive=chosen.recursive)
+    arguments = replace(arguments, model=replace(chosen, models=expanded, task=None, limit=None))
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
-    if arguments.write_baseline:
-        return _write_baseline(arguments.write_baseline, policy, report, models)
+    if arguments.result.write_baseline:
+        return _write_baseline(arguments.result.write_baseline, policy, report, models)
     outcomes: tuple[Outcome | GraphOutcome, ...] = ()
-    if arguments.fix:
+    if arguments.result.fix:
         report, outcomes = _remedied(arguments, policy, report, models)
     _show(arguments, report, outcomes)
-    if patterns and arguments.format == "text":
+    if patterns and arguments.result.format == "text":
         from tieconv.reporters.ci.check_table import table
 
-        echo(f"\n{table(report)}", err=arguments.output_file is not None)
+        echo(f"\n{table(report)}", err=arguments.result.output_file is not None)
     for line in (*_fixes(arguments, report), *map(_note, report.notes), _summary(arguments, report, policy)):
         say(line)
     return report.exit_code
 
 
 def _policy(arguments: Arguments) -> Policy:
-    if arguments.config:
-        settings = load_settings(arguments.config)
-    elif arguments.no_config:
+    if arguments.rule.config:
+        settings = load_settings(arguments.rule.config)
+    elif arguments.rule.no_config:
         settings = Settings()
     else:
-        settings, skipped = find_settings(arguments.models)
+        settings, skipped = find_settings(arguments.model.models)
         for path in skipped:
             where = shell_word(os.path.relpath(path))
             say(_note(f"{where} lies in the model that it would judge: --config {where} uses it"))
     return make_policy(
         settings,
-        select=arguments.select,
-        ignore=arguments.ignore,
-        fail_on=arguments.fail_on,
-        depth=arguments.depth,
-        consumers=arguments.consumers,
+        select=arguments.rule.select,
+        ignore=arguments.rule.ignore,
+        fail_on=arguments.rule.fail_on,
+        depth=arguments.rule.depth,
+        consumers=arguments.rule.consumers,
         # The file to write may be the one that waives: it need not be there yet.
-        baseline=arguments.baseline,
-        without_baseline=bool(arguments.write_baseline),
+        baseline=arguments.rule.baseline,
+        without_baseline=bool(arguments.result.write_baseline),
     )
 
 
 def _guard_output(arguments: Arguments) -> None:
-    for path in filter(None, (arguments.output_file, arguments.write_baseline)):
-        guard_output(path, arguments.models)
+    for path in filter(None, (arguments.result.output_file, arguments.result.write_baseline)):
+        guard_output(path, arguments.model.models)
 
 
 def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
     def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
         return run_gate(
             policy,
-            arguments.models,
-            embed=arguments.embed,
-            head=arguments.head,
-            jobs=arguments.jobs,
+            arguments.model.models,
+            embed=arguments.model.embed,
+            head=arguments.model.head,
+            jobs=arguments.model.jobs,
             tick=tick,
-            resume=arguments.resume,
+            resume=arguments.model.resume,
         )
 
     done = 0
@@ -213,7 +167,7 @@ def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[st
         def tick(_: CheckedModel) -> None:
             nonlocal done
             done += 1
-            progress(done, len(arguments.models))
+            progress(done, len(arguments.model.models))
 
         return checked(tick)
 
@@ -224,9 +178,11 @@ def _remedied(
     """Safe remedies applied where the user said where to, else their plans."""
     from tieconv.api.fixes import fix, preview_fixes  # with all that writes
 
-    if not arguments.writes:
+    if not arguments.result.writes:
         return preview_fixes(report)
-    return fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head), ()
+    return fix(
+        policy, report, models, arguments.result.output, embed=arguments.model.embed, head=arguments.model.head
+    ), ()
 
 
 def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
@@ -247,14 +203,15 @@ def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict
 
 def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
     """The result on stdout or in its file; plans after it where it is text, else on stderr."""
-    to_file = arguments.output_file is not None
-    text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
-    if arguments.output_file is not None:
-        write_text(arguments.output_file, f"{text}\n" if text else "")
+    result = arguments.result
+    to_file = result.output_file is not None
+    text = render(result.format, report) if to_file else render(result.format, report, paint, width())
+    if result.output_file is not None:
+        write_text(result.output_file, f"{text}\n" if text else "")
     elif text:
-        (echo if arguments.format == "text" else formatted)(text)
+        (echo if result.format == "text" else formatted)(text)
     for outcome in outcomes:
-        echo(_plan(outcome, in_place=arguments.in_place), err=to_file or arguments.format != "text")
+        echo(_plan(outcome, in_place=result.in_place), err=to_file or result.format != "text")
 
 
 def _plan(outcome: Outcome | GraphOutcome, *, in_place: bool) -> str:
@@ -274,13 +231,13 @@ def _fixes(arguments: Arguments, report: CheckReport) -> Iterator[str]:
                 yield f"left: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
             else:
                 yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
-        if arguments.writes and model.output is not None:
+        if arguments.result.writes and model.output is not None:
             yield f"wrote {shown(model.output)}: verified, and checked again"
-        elif arguments.fix and model.failure is None and not any(map(report.counts, model.findings)):
+        elif arguments.result.fix and model.failure is None and not any(map(report.counts, model.findings)):
             yield f"{shown(model.source)}: clean, nothing to fix"
-        elif arguments.output is not None and model.failure is None:
+        elif arguments.result.output is not None and model.failure is None:
             yield f"{shown(model.source)}: no safe remedy to apply for what counts, so nothing was written for it"
-    if arguments.fix and not arguments.writes:
+    if arguments.result.fix and not arguments.result.writes:
         yield "nothing was written: give -o OUT or --in-place; after each remedy the model is looked at again"
 
 
@@ -313,7 +270,7 @@ def _summary(arguments: Arguments, report: CheckReport, policy: Policy) -> str:
     counted = [entry for model in report.models for entry in filter(report.counts, model.findings)]
     counting, safe = len(counted), sum(_fixable(model, report) for model in report.models)
     verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
-    if safe and not arguments.fix:
+    if safe and not arguments.result.fix:
         verdict += f", {safe} with a safe remedy (--fix)"
     verdict = "not decided" if unread and not counting else verdict
     where = f" (settings: {shown(os.path.relpath(policy.settings.path))})" if policy.settings.path else ""
