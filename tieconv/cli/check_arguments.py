@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tieconv.api import is_pattern
 from tieconv.checkpoint.value_type import record
-from tieconv.sources.hub.repo_path import is_pattern
 
 T = TypeVar("T")
 

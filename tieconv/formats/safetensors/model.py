@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.model_files import Caution, Files, WeightFile
-from tieconv.formats.directory import Model, Naming
+from tieconv.formats.directory import Model
+from tieconv.formats.layout import Naming
 from tieconv.formats.safetensors.header import SUFFIX, read_weight_file, unknown_dtypes
 
 

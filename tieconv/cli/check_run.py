@@ -1,0 +1,143 @@
+"""What `tieconv check` does once its arguments are read: apply the gate, print the report, fix, write files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from tieconv.api import is_pattern
+from tieconv.api.baselines import write_baseline
+from tieconv.api.gate import expand, find_policy, run_gate
+from tieconv.api.reports import guard_report, write_report
+from tieconv.cli.check_arguments import Arguments
+from tieconv.cli.progress import count_progress
+from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import echo, formatted
+from tieconv.reporters.ci.check_summary import Writing, fix_lines, summary
+from tieconv.reporters.ci.formats import render
+from tieconv.text import count, shell_word, shown
+
+if TYPE_CHECKING:
+    from tieconv.api import CheckedModel, CheckReport, GraphOutcome, Outcome, Policy
+
+
+def run(arguments: Arguments) -> int:
+    """The exit code, once everything is printed and written."""
+    policy = _policy(arguments)
+    chosen = arguments.model
+    patterns = any(map(is_pattern, chosen.models))
+    expanded = expand(chosen.models, task=chosen.task, limit=chosen.limit, recursive=chosen.recursive)
+    arguments = replace(arguments, model=replace(chosen, models=expanded, task=None, limit=None))
+    _guard_output(arguments)
+    report, models = _checked(arguments, policy)
+    if arguments.result.write_baseline:
+        return _write_baseline(arguments.result.write_baseline, policy, report, models)
+    outcomes: tuple[Outcome | GraphOutcome, ...] = ()
+    if arguments.result.fix:
+        report, outcomes = _remedied(arguments, policy, report, models)
+    _show(arguments, report, outcomes)
+    if patterns and arguments.result.format == "text":
+        from tieconv.reporters.ci.check_table import table
+
+        echo(f"\n{table(report)}", err=arguments.result.output_file is not None)
+    writing = Writing(arguments.result.fix, arguments.result.output is not None, arguments.result.writes)
+    closing = summary(report, policy.settings.path, fixing=arguments.result.fix)
+    for line in (*fix_lines(report, writing), *map(_note, report.notes), closing):
+        say(line)
+    return report.exit_code
+
+
+def _policy(arguments: Arguments) -> Policy:
+    policy, skipped = find_policy(
+        arguments.model.models,
+        config=arguments.rule.config,
+        no_config=arguments.rule.no_config,
+        select=arguments.rule.select,
+        ignore=arguments.rule.ignore,
+        fail_on=arguments.rule.fail_on,
+        depth=arguments.rule.depth,
+        consumers=arguments.rule.consumers,
+        # The file to write may be the one that waives: it need not be there yet.
+        baseline=arguments.rule.baseline,
+        without_baseline=bool(arguments.result.write_baseline),
+    )
+    for path in skipped:
+        where = shell_word(os.path.relpath(path))
+        say(_note(f"{where} lies in the model that it would judge: --config {where} uses it"))
+    return policy
+
+
+def _guard_output(arguments: Arguments) -> None:
+    for path in filter(None, (arguments.result.output_file, arguments.result.write_baseline)):
+        guard_report(path, arguments.model.models)
+
+
+def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
+        return run_gate(
+            policy,
+            arguments.model.models,
+            embed=arguments.model.embed,
+            head=arguments.model.head,
+            jobs=arguments.model.jobs,
+            tick=tick,
+            resume=arguments.model.resume,
+        )
+
+    done = 0
+    with count_progress("check") as progress:
+
+        def tick(_: CheckedModel) -> None:
+            nonlocal done
+            done += 1
+            progress(done, len(arguments.model.models))
+
+        return checked(tick)
+
+
+def _remedied(
+    arguments: Arguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
+) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
+    """Safe remedies applied where the user said where to, else their plans."""
+    from tieconv.api.fixes import fix, preview_fixes  # with all that writes
+
+    if not arguments.result.writes:
+        return preview_fixes(report)
+    chosen = arguments.model
+    return fix(policy, report, models, arguments.result.output, embed=chosen.embed, head=chosen.head), ()
+
+
+def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
+    noun = count(write_baseline(path, policy, report, models), "finding")
+    say(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}")
+    return 0
+
+
+def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
+    """The result on stdout or in its file; plans after it where it is text, else on stderr."""
+    result = arguments.result
+    to_file = result.output_file is not None
+    text = render(result.format, report) if to_file else render(result.format, report, paint, width())
+    if result.output_file is not None:
+        write_report(result.output_file, f"{text}\n" if text else "")
+    elif text:
+        (echo if result.format == "text" else formatted)(text)
+    for outcome in outcomes:
+        echo(_plan(outcome, in_place=result.in_place), err=to_file or result.format != "text")
+
+
+def _plan(outcome: Outcome | GraphOutcome, *, in_place: bool) -> str:
+    from tieconv.api import GraphOutcome
+    from tieconv.reporters.text import graph_text, plan_text
+
+    if isinstance(outcome, GraphOutcome):
+        return graph_text.render(outcome, paint, width())
+    return plan_text.render(outcome, paint, width(), in_place=in_place)
+
+
+def _note(text: str) -> str:
+    return f"{click.style('note', fg='cyan')}: {text}"
