@@ -110,10 +110,10 @@ def test_files_share_one_allowance(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert read(tmp_path, tokenizer=tokenizer).too_large == ()
     assert read(tmp_path, vocab=vocabulary).too_large == ()
     assert read(tmp_path, tokenizer_config=extra).too_large == ()
-    assert read(tmp_path, tokenizer=tokenizer, vocab=vocabulary, tokenizer_config=extra).too_large != []
+    assert read(tmp_path, tokenizer=tokenizer, vocab=vocabulary, tokenizer_config=extra).too_large != ()
 
 
 def test_merges_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allowance, "MAX_MERGES", 5)
-    for count, large in ((5, []), (6, ["tokenizer.json"])):
+    for count, large in ((5, ()), (6, ("tokenizer.json",))):
         assert read(tmp_path, tokenizer={"model": {"vocab": {"a": 0}, "merges": ["a b"] * count}}).too_large == large
