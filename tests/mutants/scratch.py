@@ -6,76 +6,108 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 from tests.mutants.mutations import Mutant
-from tests.mutants.rooms import ROOT, UNMEASURED
+from tests.mutants.reached import Reached
+from tests.mutants.rooms import ROOT, unit_of, units
 
 LEFT_OUT = shutil.ignore_patterns(
     ".*_cache", "__pycache__", ".git", ".venv*", ".w", ".hypothesis", "shared", "dist", "build"
 )
+BATCHES = (24, 200)
+"""How many tests the first runs of a mutant have; the last run has the rest."""
+MOST = 120.0
+"""Seconds of tests that a mutant gets at most; one that only a later test would notice counts as survivor."""
 LEAST = 60.0
-"""Seconds that every mutant has at least: a slow machine is no reason to count it as noticed."""
+"""Seconds that every run has at least: a slow machine is no reason to count a mutant as noticed."""
+NO_SUCH_TEST, NO_TESTS = 4, 5
+"""Exit codes of pytest."""
 
 
 class Scratch:
     """The copy in ``folder``, and the tests of a room with the lines that each of them runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: Path | None = None) -> None:
         self.root = folder / "copy"
         shutil.copytree(ROOT, self.root, ignore=LEFT_OUT, symlinks=True)
-        self.data = folder / "coverage"
-        self.tests: tuple[str, ...] = ()
-        self.seconds = 0.0
+        self.folder = folder
+        self.kept = kept or folder / "reached"
+        self.kept.mkdir(parents=True, exist_ok=True)
+        self.reached = Reached((), {})
+        self.times = 0
 
     def enter(self, room: str, tests: tuple[str, ...]) -> None:
-        """Run the tests of a room on the unchanged package, which they must pass; keep the lines that each one runs."""
-        self.tests = tuple(path for path in tests if (self.root / path).exists())
-        self.data.unlink(missing_ok=True)
-        begun = time.monotonic()
-        measure = [] if room in UNMEASURED else ["--cov=tieconv", "--cov-context=test", "--cov-report="]
-        code, output = self._pytest([*self.tests, *measure], None, COVERAGE_FILE=str(self.data))
-        if code:
-            raise SystemExit(f"the tests of {room} fail without any change:\n{output[-4000:]}")
-        self.seconds = time.monotonic() - begun
+        """Run the tests of a room on the unchanged package, unless they have run; they must pass."""
+        paths = tuple(path for path in tests if (self.root / path).exists())
+        wider = {unit_of(path): units().get(unit_of(path), [path]) for path in paths}
+        records = {name: self._record(room, name, wide) for name, wide in wider.items()}
+        self.reached = Reached(paths, records)
+
+    def _record(self, room: str, unit: str, tests: list[str]) -> Path:
+        path = self.kept / f"{unit}-{self._digest(unit)}.json"
+        if not path.exists():
+            words = ["-p", "tests.mutants.recorder", *tests]
+            code, output = self._pytest(words, None, TIECONV_REACHED=str(path))
+            if code:
+                path.unlink(missing_ok=True)
+                raise SystemExit(f"the tests of {room} fail without any change:\n{output[-4000:]}")
+        return path
+
+    def _digest(self, unit: str) -> str:
+        digest = sha256()
+        for folder in (self.root / "tieconv", self.root / "tests" / unit):
+            for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
+                digest.update(f"{path.relative_to(self.root)}\0".encode() + path.read_bytes())
+        return digest.hexdigest()[:16]
 
     def notices(self, mutant: Mutant) -> bool:
-        """Whether a test fails, or runs endlessly, with the change. Lines that run on import concern every test."""
+        """Whether a test fails, or runs endlessly, with the change."""
         path = self.root / mutant.file
-        original = path.read_bytes()
-        chosen = self.root.parent / "chosen"
-        chosen.write_text("\n".join(self._covering(mutant) or self.tests), encoding="utf-8")
+        original, times = path.read_bytes(), path.stat()
         path.write_bytes(mutant.source(original))
+        self.times += 1  # compiled modules are told apart by the time of their source
+        os.utime(path, (times.st_atime, times.st_mtime + 10 * self.times))
         try:
-            code, output = self._pytest([f"@{chosen}", "-x"], max(LEAST, 3 * self.seconds))
+            return any(self._fails(names) for names in self._batches(mutant, original))
         finally:
             path.write_bytes(original)
-        if code not in (0, 1, 2, -9):
-            raise SystemExit(f"pytest ended with {code} on {mutant}:\n{output[-4000:]}")
+            os.utime(path, (times.st_atime, times.st_mtime))
+
+    def _batches(self, mutant: Mutant, source: bytes) -> Iterator[list[str]]:
+        """The tests that reach the mutant, the likeliest to notice it first, until `MOST` seconds are spent."""
+        names, spent = [], 0.0
+        for name in self.reached.ordered(mutant, source):
+            spent += self.reached.seconds[name]
+            if names and spent > MOST:
+                break
+            names.append(name)
+        begin = 0
+        for end in (*BATCHES, len(names)):
+            if names[begin:end]:
+                yield names[begin:end]
+            begin = max(begin, end)
+
+    def _fails(self, names: list[str]) -> bool:
+        limit = LEAST + 5 * sum(self.reached.seconds[name] for name in names)
+        code, output = self._chosen(names, limit)
+        if code == NO_SUCH_TEST:  # the cases of a test come from a changed table
+            code, output = self._chosen(list(dict.fromkeys(name.partition("[")[0] for name in names)), limit)
+        if code == NO_TESTS:
+            raise SystemExit(f"pytest ran nothing of {names}:\n{output[-4000:]}")
         return code != 0
 
-    def _covering(self, mutant: Mutant) -> list[str]:
-        """The tests that run one of the mutant's lines, in the order of `tests`; none where importing runs it."""
-        from coverage import CoverageData
-
-        if not self.data.exists():
-            return []
-        data = CoverageData(basename=str(self.data))
-        data.read()
-        lines = data.contexts_by_lineno(str(self.root / mutant.file))
-        last = mutant.line + mutant.before.count("\n")
-        contexts = {context for line in range(mutant.line, last + 1) for context in lines.get(line, ())}
-        names = {context.rpartition("|")[0] for context in contexts} - {""}
-        return sorted(names, key=lambda name: (self._rank(name), name)) if "" not in contexts else []
-
-    def _rank(self, name: str) -> int:
-        return next((rank for rank, path in enumerate(self.tests) if name.startswith(path)), len(self.tests))
+    def _chosen(self, names: list[str], limit: float) -> tuple[int, str]:
+        listed = self.folder / "chosen"
+        listed.write_text("\n".join(names), encoding="utf-8")
+        return self._pytest([f"@{listed}", "-x"], limit)
 
     def _pytest(self, words: list[str], limit: float | None, **environment: str) -> tuple[int, str]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *words]
-        command.append(f"--basetemp={self.root.parent / 'tmp'}")
-        held = os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"} | environment
+        command.append(f"--basetemp={self.folder / 'tmp'}")
+        held = os.environ | {"PYTHONPATH": str(self.root)} | environment
         try:
             done = subprocess.run(
                 command,
@@ -85,6 +117,7 @@ class Scratch:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                errors="replace",
             )
         except subprocess.TimeoutExpired as ended:
             return -9, str(ended)

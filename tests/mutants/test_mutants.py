@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> scratch.Scratch:
     root = tmp_path / "root"
     for folder in ("tieconv", "tests"):
         (root / folder).mkdir(parents=True)
+    shutil.copytree(ROOT / "tests" / "mutants", root / "tests" / "mutants", ignore=shutil.ignore_patterns("test_*"))
+    (root / "tests" / "__init__.py").write_text("")
     (root / "tieconv" / "__init__.py").write_text("")
     (root / "tieconv" / "one.py").write_text(SOURCE)
     test = "from tieconv.one import judge\n\ndef test_one():\n    assert judge(2)\n    assert not judge(0)\n"

@@ -1,0 +1,69 @@
+"""Which tests run which lines, and in which order a mutant is put to them."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tests.mutants.mutations import Mutant
+
+FEW = 12
+"""Where fewer tests reach a line, those of its module follow, then all: a cached answer hides who asks for it."""
+
+
+class Reached:
+    """What `tests.mutants.recorder` wrote of the tests of a room, whose paths begin with the likeliest."""
+
+    def __init__(self, paths: tuple[str, ...], records: Mapping[str, Path]) -> None:
+        self.paths = paths
+        self.seconds: dict[str, float] = {}
+        self.lines: dict[str, dict[int, set[str]]] = {}
+        self.width = Counter[str]()
+        for path in records.values():
+            self._read(json.loads(path.read_text(encoding="utf-8")))
+
+    def _read(self, record: Mapping[str, dict[str, dict[str, list[int]]]]) -> None:
+        names = list(record["tests"])
+        listed = {name for name in names if name.startswith(self.paths)}
+        self.seconds |= {name: record["tests"][name] for name in listed}  # type: ignore[misc]
+        for file, lines in record["lines"].items():
+            here = self.lines.setdefault(file, {})
+            for line, numbers in lines.items():
+                found = {names[number] for number in numbers} & listed
+                here.setdefault(int(line), set()).update(found)
+                self.width.update(found)
+
+    def ordered(self, mutant: Mutant, source: bytes) -> list[str]:
+        """The tests for a mutant: those of its lines, or those of its module where it runs on import."""
+        lines, inside = self.lines.get(mutant.file, {}), _inside(source)
+        last = mutant.line + mutant.before.count("\n")
+        own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last + 1) if line in inside))
+        module = set[str]().union(*(names for line, names in lines.items() if line in inside))
+        found = self._sorted(own)
+        for more in (module, set(self.seconds)):
+            if len(found) < FEW:
+                found += self._sorted(more - set(found))
+        return found
+
+    def _sorted(self, names: Iterable[str]) -> list[str]:
+        """One case of each test before the second of any, the room's own tests before others, the narrow first."""
+        cases = Counter[str]()
+        keys = {}
+        for name in sorted(names, key=lambda name: (self.width[name], name)):
+            function = name.partition("[")[0]
+            keys[name] = (cases[function] + 2 * self._rank(name), self.width[name])
+            cases[function] += 1
+        return sorted(keys, key=lambda name: keys[name])
+
+    def _rank(self, name: str) -> int:
+        folders = list(dict.fromkeys(path.rpartition("/")[0] if path.endswith(".py") else path for path in self.paths))
+        return next(rank for rank, folder in enumerate(folders) if name.startswith(folder))
+
+
+def _inside(source: bytes) -> set[int]:
+    """The lines that run when a function is called."""
+    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}
