@@ -47,11 +47,12 @@ def run(chosen: list[Mutant], kept: Path | None = None) -> list[Mutant]:
             scratch.enter(room, TESTS[room])
             missed = []
             for mutant in every:
-                if not scratch.notices(mutant):
-                    missed.append(mutant)
-                    print(f"survived: {mutant}", flush=True)
+                noticed = scratch.notices(mutant)
+                missed += [] if noticed else [mutant]
+                print(f"{'noticed' if noticed else 'survived'}: {mutant}", flush=True)
             survivors += missed
             print(f"{room}: {len(every) - len(missed)} of {len(every)} noticed", flush=True)
+        scratch.close()
     return survivors
 
 

@@ -10,9 +10,6 @@ from pathlib import Path
 
 from tests.mutants.mutations import Mutant
 
-FEW = 12
-"""Where fewer tests reach a line, those of its module follow, then all: a cached answer hides who asks for it."""
-
 
 class Reached:
     """What `tests.mutants.recorder` wrote of the tests of a room, whose paths begin with the likeliest."""
@@ -37,16 +34,18 @@ class Reached:
                 self.width.update(found)
 
     def ordered(self, mutant: Mutant, source: bytes) -> list[str]:
-        """The tests for a mutant: those of its lines, or those of its module where it runs on import."""
+        """The tests that run the mutant's lines; where importing runs them or an answer is kept, those of the module.
+
+        The rest of the room follows where that module is all data.
+        """
         lines, inside = self.lines.get(mutant.file, {}), _inside(source)
         last = mutant.line + mutant.before.count("\n")
-        own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last + 1) if line in inside))
+        own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last + 1)))
+        if mutant.line in inside:
+            return self._sorted(own)
         module = set[str]().union(*(names for line, names in lines.items() if line in inside))
-        found = self._sorted(own)
-        for more in (module, set(self.seconds)):
-            if len(found) < FEW:
-                found += self._sorted(more - set(found))
-        return found
+        rest = set() if module else set(self.seconds) - own
+        return self._sorted(own) + self._sorted(module - own) + self._sorted(rest)
 
     def _sorted(self, names: Iterable[str]) -> list[str]:
         """One case of each test before the second of any, the room's own tests before others, the narrow first."""
@@ -64,6 +63,11 @@ class Reached:
 
 
 def _inside(source: bytes) -> set[int]:
-    """The lines that run when a function is called."""
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
+    """The lines that run whenever a function is called: not those of a function that keeps its answers."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    kept = [node for node in functions if any("cache" in ast.unparse(one) for one in node.decorator_list)]
+    return _bodies(functions) - _bodies(kept)
+
+
+def _bodies(functions: Iterable[ast.FunctionDef]) -> set[int]:
     return {line for node in functions for line in range(node.body[0].lineno, (node.end_lineno or 0) + 1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ MOST = 120.0
 """Seconds of tests that a mutant gets at most; one that only a later test would notice counts as survivor."""
 LEAST = 60.0
 """Seconds that every run has at least: a slow machine is no reason to count a mutant as noticed."""
+WORDS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider")
 NO_SUCH_TEST, NO_TESTS = 4, 5
 """Exit codes of pytest."""
 
@@ -38,6 +40,13 @@ class Scratch:
         self.kept.mkdir(parents=True, exist_ok=True)
         self.reached = Reached((), {})
         self.times = 0
+        self.passing: dict[str, bool] = {}
+        self.server: subprocess.Popen[str] | None = None
+
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        if self.server is not None:
+            self.server.communicate()
 
     def enter(self, room: str, tests: tuple[str, ...]) -> None:
         """Run the tests of a room on the unchanged package, unless they have run; they must pass."""
@@ -50,7 +59,7 @@ class Scratch:
         path = self.kept / f"{unit}-{self._digest(unit)}.json"
         if not path.exists():
             words = ["-p", "tests.mutants.recorder", *tests]
-            code, output = self._pytest(words, None, TIECONV_REACHED=str(path))
+            code, output = self._recorded(words, path)
             if code:
                 path.unlink(missing_ok=True)
                 raise SystemExit(f"the tests of {room} fail without any change:\n{output[-4000:]}")
@@ -64,17 +73,27 @@ class Scratch:
         return digest.hexdigest()[:16]
 
     def notices(self, mutant: Mutant) -> bool:
-        """Whether a test fails, or runs endlessly, with the change."""
+        """Whether a test that passes without the change fails, or runs endlessly, with it."""
         path = self.root / mutant.file
         original, times = path.read_bytes(), path.stat()
-        path.write_bytes(mutant.source(original))
-        self.times += 1  # compiled modules are told apart by the time of their source
-        os.utime(path, (times.st_atime, times.st_mtime + 10 * self.times))
-        try:
-            return any(self._fails(names) for names in self._batches(mutant, original))
-        finally:
-            path.write_bytes(original)
-            os.utime(path, (times.st_atime, times.st_mtime))
+        for names in self._batches(mutant, original):
+            path.write_bytes(mutant.source(original))
+            self.times += 1  # compiled modules are told apart by the time of their source
+            os.utime(path, (times.st_atime, times.st_mtime + 10 * self.times))
+            try:
+                code, failed = self._run(names)
+            finally:
+                path.write_bytes(original)
+                os.utime(path, (times.st_atime, times.st_mtime))
+            if code != 0 and (not failed or any(map(self._passes, failed))):
+                return True
+        return False
+
+    def _passes(self, name: str) -> bool:
+        """Whether a test passes on the unchanged package here and now: each is tried once."""
+        if name not in self.passing:
+            self.passing[name] = self._run([name])[0] == 0
+        return self.passing[name]
 
     def _batches(self, mutant: Mutant, source: bytes) -> Iterator[list[str]]:
         """The tests that reach the mutant, the likeliest to notice it first, until `MOST` seconds are spent."""
@@ -90,35 +109,48 @@ class Scratch:
                 yield names[begin:end]
             begin = max(begin, end)
 
-    def _fails(self, names: list[str]) -> bool:
-        limit = LEAST + 5 * sum(self.reached.seconds[name] for name in names)
-        code, output = self._chosen(names, limit)
+    def _run(self, names: list[str]) -> tuple[int, list[str]]:
+        """The exit code of these tests, up to the first that fails, and those that failed."""
+        limit = LEAST + 5 * sum(self.reached.seconds.get(name, 0.0) for name in names)
+        code, failed, output = self._asked(names, limit)
         if code == NO_SUCH_TEST:  # the cases of a test come from a changed table
-            code, output = self._chosen(list(dict.fromkeys(name.partition("[")[0] for name in names)), limit)
+            code, failed, output = self._asked(list(dict.fromkeys(name.partition("[")[0] for name in names)), limit)
         if code == NO_TESTS:
             raise SystemExit(f"pytest ran nothing of {names}:\n{output[-4000:]}")
-        return code != 0
+        return code, failed
 
-    def _chosen(self, names: list[str], limit: float) -> tuple[int, str]:
-        listed = self.folder / "chosen"
-        listed.write_text("\n".join(names), encoding="utf-8")
-        return self._pytest([f"@{listed}", "-x"], limit)
+    def _asked(self, names: list[str], limit: float) -> tuple[int, list[str], str]:
+        chosen, output, report = (self.folder / name for name in ("chosen", "output", "report"))
+        chosen.write_text("\n".join(names), encoding="utf-8")
+        output.write_text("", encoding="utf-8")
+        words = [*WORDS, f"@{chosen}", "-x", f"--basetemp={self.folder / 'tmp'}"]
+        asked = {"words": words, "limit": limit, "output": str(output), "report": str(report)}
+        if self.server is None:
+            self.server = self._served()
+        assert self.server.stdin is not None and self.server.stdout is not None
+        print(json.dumps(asked), file=self.server.stdin, flush=True)
+        answer = json.loads(self.server.stdout.readline())
+        return answer["code"], answer["failed"], output.read_text(encoding="utf-8", errors="replace")
 
-    def _pytest(self, words: list[str], limit: float | None, **environment: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *words]
-        command.append(f"--basetemp={self.folder / 'tmp'}")
-        held = os.environ | {"PYTHONPATH": str(self.root)} | environment
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.root,
-                env=held,
-                timeout=limit,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-        except subprocess.TimeoutExpired as ended:
-            return -9, str(ended)
+    def _served(self) -> subprocess.Popen[str]:
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.forked"],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": str(self.root)} | quiet,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _recorded(self, words: list[str], path: Path) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *WORDS, *words, f"--basetemp={self.folder / 'tmp'}"],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": str(self.root), "TIECONV_REACHED": str(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         return done.returncode, done.stdout
