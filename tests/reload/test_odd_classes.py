@@ -78,8 +78,10 @@ def test_flags_of_a_talker_stay(verb: str, tmp_path: Path) -> None:
     """Qwen3-Omni's talker reads the same key, and transformers cannot build it with a true one."""
     flags = {"talker_config": {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": False}}}
     config = {
-        "architectures": ["Qwen3OmniMoeForConditionalGeneration"], "model_type": "qwen3_omni_moe",
-        "thinker_config": {"tie_word_embeddings": True, "text_config": {}}, **flags,
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": {"tie_word_embeddings": True, "text_config": {}},
+        **flags,
     }
     tensors = dict.fromkeys(("thinker.model.embed_tokens.weight", "thinker.lm_head.weight"), matrix())
     path = save(tmp_path / "m", config, tensors)
