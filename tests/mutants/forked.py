@@ -1,4 +1,4 @@
-"""Run pytest in children of one process that has loaded the libraries already: ``python -m tests.mutants.forked``.
+"""Run pytest in children of one process that has loaded libraries: ``python -m tests.mutants.forked LIBRARY ...``.
 
 Each line of the input is a request, each line of the output its answer. The package and its tests are loaded by the
 child alone.
@@ -17,11 +17,6 @@ from typing import Any
 
 import pytest
 
-LIBRARIES = (
-    "click", "hypothesis", "numpy", "rich.console", "safetensors", "yaml", "jsonschema", "onnx", "onnx_ir",
-    "onnxruntime", "torch", "transformers", "huggingface_hub",
-)  # fmt: skip
-
 
 class Failures:
     """The tests that fail in a run."""
@@ -36,8 +31,8 @@ class Failures:
 
 
 def serve() -> None:
-    """Load what is installed of the libraries, and answer each request until the input ends."""
-    for name in LIBRARIES:
+    """Load what is installed of the libraries named, and answer each request until the input ends."""
+    for name in sys.argv[1:]:
         try:
             importlib.import_module(name)
         except ImportError:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tests.mutants.mutations import Mutant
 
@@ -19,13 +20,15 @@ class Reached:
         self.seconds: dict[str, float] = {}
         self.lines: dict[str, dict[int, set[str]]] = {}
         self.width = Counter[str]()
+        self.starting: set[str] = set()
         for path in records.values():
             self._read(json.loads(path.read_text(encoding="utf-8")))
 
-    def _read(self, record: Mapping[str, dict[str, dict[str, list[int]]]]) -> None:
+    def _read(self, record: Mapping[str, Any]) -> None:
         names = list(record["tests"])
         listed = {name for name in names if name.startswith(self.paths)}
-        self.seconds |= {name: record["tests"][name] for name in listed}  # type: ignore[misc]
+        self.seconds |= {name: record["tests"][name] for name in listed}
+        self.starting.update(listed.intersection(record["starting"]))
         for file, lines in record["lines"].items():
             here = self.lines.setdefault(file, {})
             for line, numbers in lines.items():
@@ -36,16 +39,17 @@ class Reached:
     def ordered(self, mutant: Mutant, source: bytes) -> list[str]:
         """The tests that run the mutant's lines; where importing runs them or an answer is kept, those of the module.
 
-        The rest of the room follows where that module is all data.
+        The rest of the room follows where that module is all data, else the tests that start other processes.
         """
         lines, inside = self.lines.get(mutant.file, {}), _inside(source)
         last = mutant.line + mutant.before.count("\n")
         own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last + 1)))
+        later = self._sorted(name for name in self.starting - own if not self._rank(name))
         if mutant.line in inside:
-            return self._sorted(own)
+            return self._sorted(own) + later
         module = set[str]().union(*(names for line, names in lines.items() if line in inside))
         rest = set() if module else set(self.seconds) - own
-        return self._sorted(own) + self._sorted(module - own) + self._sorted(rest)
+        return list(dict.fromkeys((*self._sorted(own), *self._sorted(module - own), *self._sorted(rest), *later)))
 
     def _sorted(self, names: Iterable[str]) -> list[str]:
         """One case of each test before the second of any, the room's own tests before others, the narrow first."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,9 @@ import pytest
 
 from tests.mutants.rooms import PACKAGE, ROOT
 
+STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn")
+"""Audit events of a test that starts another process, whose lines are not measured."""
+
 
 class Recorder:
     """Measures each test on its own."""
@@ -22,6 +26,9 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seconds: dict[str, float] = {}
+        self.running = ""
+        self.starting: set[str] = set()
+        sys.addaudithook(self._audit)
         self.coverage = coverage.Coverage(data_file=None, config_file=False, source=[str(PACKAGE)])
         self.coverage.set_option(
             "run:disable_warnings", ["already-imported", "no-data-collected", "module-not-measured"]
@@ -32,7 +39,12 @@ class Recorder:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Lines that run before the first test have no name."""
         self.coverage.switch_context(item.nodeid)
+        self.running = item.nodeid
         return (yield)
+
+    def _audit(self, event: str, _: object) -> None:
+        if event in STARTS:
+            self.starting.add(self.running)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Set-up and tear-down count too."""
@@ -48,7 +60,8 @@ class Recorder:
             reached = lines[Path(path).relative_to(ROOT).as_posix()] = {}
             for line, names in data.contexts_by_lineno(path).items():
                 reached[line] = [numbers[name] for name in names if name in numbers]
-        self.path.write_text(json.dumps({"tests": self.seconds, "lines": lines}), encoding="utf-8")
+        record = {"tests": self.seconds, "lines": lines, "starting": sorted(self.starting)}
+        self.path.write_text(json.dumps(record), encoding="utf-8")
 
 
 def pytest_configure(config: pytest.Config) -> None:

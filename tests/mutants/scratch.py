@@ -18,6 +18,11 @@ from tests.mutants.rooms import ROOT, unit_of, units
 LEFT_OUT = shutil.ignore_patterns(
     ".*_cache", "__pycache__", ".git", ".venv*", ".w", ".hypothesis", "shared", "dist", "build"
 )
+LIBRARIES = (
+    "click", "hypothesis", "numpy", "rich.console", "safetensors", "yaml", "jsonschema", "onnx", "onnx_ir",
+    "onnxruntime", "torch", "transformers", "huggingface_hub",
+)  # fmt: skip
+"""What the tests use and the package does not change: loaded once."""
 BATCHES = (24, 200)
 """How many tests the first runs of a mutant have; the last run has the rest."""
 MOST = 120.0
@@ -135,7 +140,7 @@ class Scratch:
     def _served(self) -> subprocess.Popen[str]:
         quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"}
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.mutants.forked"],
+            [sys.executable, "-m", "tests.mutants.forked", *LIBRARIES],
             cwd=self.root,
             env=os.environ | {"PYTHONPATH": str(self.root)} | quiet,
             stdin=subprocess.PIPE,
