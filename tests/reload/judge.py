@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from fixtures import zoo
+from fixtures import families, zoo
 from tests.reload.layouts import Subject
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.families import find
@@ -44,7 +44,7 @@ def load(name: str, folder: Path) -> Loaded:
     load = partial(PreTrainedModel.from_pretrained.__func__, kind) if name in WITH_VOICES else kind.from_pretrained
     model, info = load(folder, output_loading_info=True, dtype=torch.float32)
     _align(model.eval())
-    weights = _tables(model)
+    weights = _tables(model.get_submodule(families.INNER.get(kind.__name__, "")))
     state = model.state_dict(keep_vars=True)
     return Loaded(
         _logits(model),
