@@ -17,9 +17,23 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(ROOT), str(HERE)]
 
-from pages import architectures, cases, cli, consumers, export, gpu, matrix, outputs, parity, rules, silence, states  # noqa: E402
+from pages import (  # noqa: E402
+    addresses,
+    architectures,
+    cases,
+    cli,
+    consumers,
+    export,
+    gpu,
+    matrix,
+    outputs,
+    parity,
+    rules,
+    silence,
+    states,
+)
 
-PAGES: dict[Path, Callable[[], str]] = {
+WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "rules.md": rules.page,
     HERE / "states.md": states.page,
     HERE / "cases.md": cases.page,
@@ -34,6 +48,20 @@ PAGES: dict[Path, Callable[[], str]] = {
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),
+}
+"""What the code, or the commands that a page quotes, write."""
+
+ADDRESSED = [*sorted(HERE.glob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "pyproject.toml"]
+"""What names the repository or says how to install tieconv; a changelog says what it was."""
+
+
+def _addressed(path: Path) -> str:
+    render = WRITTEN.get(path, partial(path.read_text, encoding="utf-8"))
+    return addresses.fill(render())
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    path: partial(_addressed, path) for path in (*WRITTEN, *ADDRESSED) if path.name != "CHANGELOG.md"
 }
 
 
@@ -55,9 +83,9 @@ def _differs(path: Path, text: str) -> bool:
     lines = difflib.unified_diff(
         old.splitlines(), text.splitlines(), path.name, f"{path.name} (generated)", "", "", 1, ""
     )
-    found = list(lines)
-    print(*found, sep="\n", end="\n" if found else "")
-    return bool(found)
+    differences = list(lines)
+    print(*differences, sep="\n", end="\n" if differences else "")
+    return bool(differences)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
         plan_untie,
         push,
     )
-    from tieconv.checkpoint.analysis import Analysis
-    from tieconv.checkpoint.checked import CheckReport
-    from tieconv.checkpoint.comparison import Comparison
-    from tieconv.checkpoint.parity import Parity
+    from tieconv.checkpoint.results.analysis import Analysis
+    from tieconv.checkpoint.results.checked import CheckReport
+    from tieconv.checkpoint.results.comparison import Comparison
+    from tieconv.checkpoint.results.parity import Parity
     from tieconv.errors import TieconvError
     from tieconv.planned import PlannedWrite
 

@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
+from tieconv.architectures.vocabulary import sizes_disagree
 from tieconv.checkpoint.inspection import Depth, Fetched, Inspection
 from tieconv.checks import run_checks
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.families.vocabulary import sizes_disagree
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.sources import is_hub
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.records import ByteReader, Checkpoint, Files, Listing
-    from tieconv.consumers.interface import Consumer
-    from tieconv.sources.hub_files import HubFiles, Tick
-    from tieconv.sources.local import FileSet
+    from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
+    from tieconv.loaders.interface import Consumer
+    from tieconv.sources.hub.files import HubFiles, Tick
+    from tieconv.sources.local.files import FileSet
 
 Model = tuple["Listing", "HubFiles | FileSet", str]
 """What MODEL names, its reader, and its commit on the Hub."""
@@ -34,7 +34,7 @@ Model = tuple["Listing", "HubFiles | FileSet", str]
 def opened(source: str, tick: Tick | None = None, *, proving: bool = False) -> Iterator[Model]:
     """MODEL, open for reading; with ``proving`` one on the Hub is compared where `inspect` takes samples."""
     if is_hub(source):
-        from tieconv.sources.hub import open_model
+        from tieconv.sources.hub.source import open_model
 
         with open_model(source, tick, proving=proving) as model:
             yield model
@@ -56,12 +56,12 @@ def inspected(
     if sizes_disagree(evidence):
         evidence = with_tokenizer(evidence, files)
     if chosen and not checkpoint.graphs:
-        from tieconv.consumers import predict
+        from tieconv.loaders import predict
 
         evidence = replace(evidence, consumers=predict(evidence, chosen))
     findings = run_checks(evidence)
     if evidence.consumers:
-        from tieconv.consumers.remedies import loadable
+        from tieconv.loaders.remedies import loadable
 
         findings = loadable(evidence, chosen, findings)
     return replace(evidence, fetched=fetched_so_far(files), findings=findings)
@@ -77,7 +77,7 @@ def _reader(checkpoint: Checkpoint, files: HubFiles | FileSet) -> ByteReader:
     """What reads tensor bytes; a graph can spell small tensors out as numbers."""
     if not checkpoint.graphs:
         return files
-    from tieconv.formats.onnx_tensor import SpeltReader
+    from tieconv.formats.onnx.tensor import SpeltReader
 
     return SpeltReader(files, files)
 
@@ -140,7 +140,7 @@ def on_disk(path: str | Path, drop_other_formats: bool = False, *, refuses: bool
     from tieconv.formats.shards import read_shards
     from tieconv.plans.guards import guard_layout
     from tieconv.plans.other_formats import alone
-    from tieconv.sources.hub import fetch
+    from tieconv.sources.hub.source import fetch
 
     with opened(source) as (listing, files, _):
         checkpoint = read_checkpoint(listing, files) if refuses else read_shards(listing, files)

@@ -29,10 +29,10 @@ thread that is linked, and not run. In rows of a load report runs of spaces stan
 """
 
 _RESULT = {
-    Status.FOUND: "",
+    Status.REPORTED: "",
     Status.LEGAL: "The file is right, and nothing is reported.",
     Status.SILENT: "Nothing is wrong, and nothing is reported.",
-    Status.OTHER: "Not to be seen in one checkpoint.",
+    Status.ANOTHER_COMMAND: "Not to be seen in one checkpoint.",
     Status.LATER: "Not to be seen in these files.",
 }
 
@@ -73,8 +73,8 @@ def _section(name: str, case: Case, folder: Path) -> str:
 def _message(message: Message) -> str:
     where = message.seen
     if message.thread:
-        place = message.thread.replace("#", "/issues/")
-        where = f"told in [{message.thread.partition('/')[2]}](https://github.com/{place})"
+        path = message.thread.replace("#", "/issues/")
+        where = f"told in [{message.thread.partition('/')[2]}](https://github.com/{path})"
     return f"{_code(message.text)} ({where})"
 
 

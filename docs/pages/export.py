@@ -38,7 +38,7 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     yield f"shares nothing) writes two graphs for an encoder-decoder. {versions}."
     yield ""
     heads = ["model"]
-    heads += [f"{tool}: {what}" for tool in ("transformers", "optimum", "tieconv") for what in ("kB", "copies")]
+    heads += [f"{tool}: {column}" for tool in ("transformers", "optimum", "tieconv") for column in ("kB", "copies")]
     heads += ["largest error", "RMS ratio", "parity", "fp16: kB", "RMS ratio", "parity"]
     yield "| " + " | ".join(heads) + " |"
     yield "|---" * len(heads) + "|"
@@ -54,19 +54,19 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     yield "An untied model has an embedding and a head of its own: one copy of each."
     for row in rows:
         for precision in ("fp32", "fp16"):
-            found = row[precision]
-            if "error" in found:
-                yield f"\n{row['name']}, {precision}: {found['error']}"
-            elif found["verdict"] != "passed":
-                yield f"\n{row['name']}, {precision}, did not pass: {found['failed'][0]}."
+            cell = row[precision]
+            if "error" in cell:
+                yield f"\n{row['name']}, {precision}: {cell['error']}"
+            elif cell["verdict"] != "passed":
+                yield f"\n{row['name']}, {precision}, did not pass: {cell['failed'][0]}."
         if "error" in row.get("optimum", {}):
             yield f"\n{row['name']} by optimum: {row['optimum']['error'].split(', but')[0]}"
 
 
-def _held(found: dict[str, Any] | None) -> tuple[str, str]:
-    if not found or "bytes" not in found:
+def _held(cell: dict[str, Any] | None) -> tuple[str, str]:
+    if not cell or "bytes" not in cell:
         return "–", "–"
-    return f"{found['bytes'] / 1000:.0f}", str(found["session"])
+    return f"{cell['bytes'] / 1000:.0f}", str(cell["session"])
 
 
 def _figure(value: float | None) -> str:
@@ -94,9 +94,9 @@ def _forms(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _memory(measured: dict[str, Any]) -> Iterator[str]:
-    found = measured.get("memory")
-    if found:
+    memory = measured.get("memory")
+    if memory:
         yield ""
         yield "## Cost"
         yield ""
-        yield found
+        yield memory

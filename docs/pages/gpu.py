@@ -24,34 +24,34 @@ def read(path: Path) -> dict[str, Any] | None:
     """The document at ``path``, ``None`` where there is none. A run that was not on CUDA is no measurement."""
     if not path.exists():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    wrong = next(_wrong(found), None)
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    wrong = next(_wrong(document), None)
     if wrong:
         raise ValueError(f"{path} is no measurement on a GPU: {wrong}")
-    return found
+    return document
 
 
 def read_standin(path: Path) -> dict[str, Any]:
     """The document of the stand-in at ``path``, of which nothing was computed."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    parts = found["parts"]
-    apart = (found["schema"], found["provider"], found["small"]) != (SCHEMA, "standin", False)
-    if apart or any(rows for part, rows in parts.items() if part not in ("placement", "memory")):
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    parts = document["parts"]
+    wrong_header = (document["schema"], document["provider"], document["small"]) != (SCHEMA, "standin", False)
+    if wrong_header or any(rows for part, rows in parts.items() if part not in ("placement", "memory")):
         raise ValueError(f"{path} is no measurement of the stand-in")
     if any(row["memory"] != "stand-in" for row in parts["memory"]):
         raise ValueError(f"{path}: memory of another device")
-    return found
+    return document
 
 
-def _wrong(found: dict[str, Any]) -> Iterator[str]:
-    if found.get("schema") != SCHEMA:
-        yield f"schema {found.get('schema')}"
-    if found.get("provider") != "cuda" or found.get("rehearsal") is not False:
-        yield f"provider {found.get('provider')}, rehearsal {found.get('rehearsal')}"
-    if not (found.get("machine", {}).get("gpu") or {}).get("name"):
+def _wrong(document: dict[str, Any]) -> Iterator[str]:
+    if document.get("schema") != SCHEMA:
+        yield f"schema {document.get('schema')}"
+    if document.get("provider") != "cuda" or document.get("rehearsal") is not False:
+        yield f"provider {document.get('provider')}, rehearsal {document.get('rehearsal')}"
+    if not (document.get("machine", {}).get("gpu") or {}).get("name"):
         yield "no device"
     for part in ("verdicts", "faults", "memory", "latency"):
-        for row in found.get("parts", {}).get(part, ()):
+        for row in document.get("parts", {}).get(part, ()):
             if row.get("verdict") != "not_run" and row.get("active") not in (CUDA, "cuda", None):
                 yield f"{part} {row['key']} ran on {row['active']}"
             if row.get("memory", "device") != "device":
@@ -149,8 +149,8 @@ def _verdicts(rows: list[Row]) -> Iterator[str]:
         names = ("rms_ratio", "max_ratio", "case_ratio", "steps_rms_ratio")
         tf32 = ((row.get("tf32") or {}).get("logits") or {}).get("ratio")
         ratios = (_figure(gates.get(name, {}).get("value")) for name in names)
-        what = (row.get("model", row["key"]), row.get("precision", ""), row["verdict"])
-        yield _line(*what, *ratios, _figure(tf32), _nodes(row))
+        columns = (row.get("model", row["key"]), row.get("precision", ""), row["verdict"])
+        yield _line(*columns, *ratios, _figure(tf32), _nodes(row))
     for row in rows:
         if row["verdict"] == "failed":
             yield f"\n{row['key']}: beyond its limit: " + ", ".join(f"`{name}`" for name in row["failed"])
@@ -167,11 +167,11 @@ def _nodes(row: Row) -> str:
 
 
 def _elsewhere(rows: list[Row]) -> str:
-    found: set[str] = set()
+    elsewhere: set[str] = set()
     for row in rows:
         for name, operators in row.get("placement", {}).items():
-            found |= set(operators) if name != CUDA else set()
-    return ", ".join(sorted(found)) or "nothing"
+            elsewhere |= set(operators) if name != CUDA else set()
+    return ", ".join(sorted(elsewhere)) or "nothing"
 
 
 def _room(rows: list[Row]) -> Iterator[str]:
@@ -188,11 +188,11 @@ def _room(rows: list[Row]) -> Iterator[str]:
 
 def _largest(rows: list[Row], name: str) -> str:
     """A figure that is no finite number is beyond all others."""
-    found = {row["model"]: row["gates"][name]["value"] for row in rows if name in row["gates"]}
-    if not found:
+    values = {row["model"]: row["gates"][name]["value"] for row in rows if name in row["gates"]}
+    if not values:
         return ""
-    model = max(found, key=lambda key: float("inf") if found[key] is None else found[key])
-    return f"{_figure(found[model]) or 'infinite'} {model}"
+    model = max(values, key=lambda key: float("inf") if values[key] is None else values[key])
+    return f"{_figure(values[model]) or 'infinite'} {model}"
 
 
 def _faults(rows: list[Row]) -> Iterator[str]:
@@ -215,15 +215,15 @@ def _faults(rows: list[Row]) -> Iterator[str]:
 
 
 def _smallest(rows: list[Row], precision: str) -> str:
-    found = [row["gates"].get("rms_ratio", {}).get("value") for row in rows if row["precision"] == precision]
-    return _figure(min((value for value in found if value is not None), default=None))
+    values = [row["gates"].get("rms_ratio", {}).get("value") for row in rows if row["precision"] == precision]
+    return _figure(min((value for value in values if value is not None), default=None))
 
 
 def _refusals(rows: list[Row]) -> Iterator[str]:
     yield from _head("case", "verdict", "ran on", "told", "hint")
     for row in rows:
-        told = row.get("reason") or "; ".join(row.get("notes", ()))
-        yield _line(row["case"], row["verdict"], row["active"] or "", told, row.get("hint") or "")
+        reason = row.get("reason") or "; ".join(row.get("notes", ()))
+        yield _line(row["case"], row["verdict"], row["active"] or "", reason, row.get("hint") or "")
 
 
 def _memory(rows: list[Row]) -> Iterator[str]:
@@ -235,12 +235,12 @@ def _memory(rows: list[Row]) -> Iterator[str]:
     yield from _head(*heads, "default: loaded", "default: after a run")
     default = {(row["precision"], row["form"]): row for row in rows if row.get("arena") == "default"}
     for row in (row for row in rows if row.get("arena") == "exact"):
-        other = default.get((row["precision"], row["form"]), {})
+        default_row = default.get((row["precision"], row["form"]), {})
         exact = (
             *(_mib(row[name]) for name in ("matrix", "stored", "loaded", "ran")),
             f"{round(row['beyond_stored'], 2) + 0.0:.2f}",
         )
-        yield _line(row["precision"], row["form"], *exact, *(_mib(other.get(name)) for name in ("loaded", "ran")))
+        yield _line(row["precision"], row["form"], *exact, *(_mib(default_row.get(name)) for name in ("loaded", "ran")))
     yield from _not_run(rows)
 
 
@@ -262,8 +262,8 @@ def _latency(rows: list[Row]) -> Iterator[str]:
     yield from _head("precision", "tokens", *forms)
     cells = {(row["precision"], row["sequence"], row["form"]): row for row in rows if "form" in row}
     for precision, sequence in dict.fromkeys(key[:2] for key in cells):
-        found = (cells.get((precision, sequence, form)) for form in forms)
-        yield _line(precision, sequence, *(_span(row) if row else "" for row in found))
+        measured = (cells.get((precision, sequence, form)) for form in forms)
+        yield _line(precision, sequence, *(_span(row) if row else "" for row in measured))
     yield from _not_run(rows)
 
 

@@ -69,12 +69,12 @@ def _counts(rows: Rows, layouts: list[str]) -> Iterator[str]:
     yield "## Counts\n"
     yield f"| verb | {' | '.join(f'`{layout}`' for layout in layouts)} |"
     yield "|---" * (1 + len(layouts)) + "|"
-    for verb, found in counts(rows).items():
-        yield f"| {_code(verb)} | {' | '.join(_count(found[layout]) for layout in layouts)} |"
+    for verb, by_layout in counts(rows).items():
+        yield f"| {_code(verb)} | {' | '.join(_count(by_layout[layout]) for layout in layouts)} |"
 
 
-def _count(found: Counter[str]) -> str:
-    return ", ".join(f"{found[word]} {word}" for word in sorted(found))
+def _count(number_of: Counter[str]) -> str:
+    return ", ".join(f"{number_of[word]} {word}" for word in sorted(number_of))
 
 
 def _reasons(rows: Rows) -> Iterator[str]:
@@ -95,10 +95,10 @@ def _reasons(rows: Rows) -> Iterator[str]:
 
 def _grouped(verbs: dict[str, list[str]]) -> dict[tuple[str, ...], list[str]]:
     """Verbs that met one verdict for the same classes, together."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for verb, names in verbs.items():
-        found.setdefault(tuple(names), []).append(verb)
-    return found
+        groups.setdefault(tuple(names), []).append(verb)
+    return groups
 
 
 def _unbuilt(header: dict[str, Any]) -> Iterator[str]:

@@ -37,7 +37,7 @@ def _table(measured: dict[str, object]) -> list[str]:
     if refused:
         lines += ["", f"Left out where tied: {', '.join(refused)}, which refuse the flag when they are built."]
     for title, run in runs.items():
-        lines += [f"- {title} {name}: {'; '.join(said)}" for name, said in run["loud"].items()]
+        lines += [f"- {title} {name}: {'; '.join(messages)}" for name, messages in run["loud"].items()]
     notes = sorted({key.split()[1] for run in runs.values() for key in run["findings"] if key.startswith("note")})
     if notes:
         lines += ["", f"Notes, which never fail a gate by default, are of {', '.join(notes)}."]

@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelFo
 
 from tests.analysis.lm import MASKED, TRANSLATING, VOCABULARY
 from tieconv.analysis import Findings, find
-from tieconv.analysis.final import KNOWN
+from tieconv.analysis.model.last_norm import KNOWN
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 
 STEPS = 12
 TOKENS = 10

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.inspection.stored import Memory
-from tieconv.analysis.tables import Table, open_table
-from tieconv.checkpoint.analysis import Kinship
-from tieconv.inspection.numeric import FORMATS, encode
+from tieconv.analysis.model.tables import Table, open_table
+from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.inspection.numeric.bits import FORMATS, encode
 
 Array = npt.NDArray[Any]
 Rng = np.random.Generator

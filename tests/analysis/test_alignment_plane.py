@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tieconv.analysis.alignment_plane import plane
-from tieconv.analysis.alignment_tables import Table
-from tieconv.checkpoint.analysis import POINTS
+from tieconv.analysis.alignment.plane import plane
+from tieconv.analysis.alignment.token_tables import Table
+from tieconv.checkpoint.results.analysis import POINTS
 from tieconv.errors import RefusedError
 
 

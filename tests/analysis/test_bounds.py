@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pytest
 
 from tests.analysis.constructed import Rng, embedding, table
-from tieconv.analysis.ball import enclosing_ball
-from tieconv.analysis.bounds import Bound, Change, bound
-from tieconv.analysis.final import Final
-from tieconv.analysis.mass import zero_mass
+from tieconv.analysis.model.last_norm import Final
+from tieconv.analysis.retie_cost.ball import enclosing_ball
+from tieconv.analysis.retie_cost.bounds import Bound, Change, bound
+from tieconv.analysis.retie_cost.zero_row_mass import zero_mass
 
 Array = npt.NDArray[Any]
 QUICK, FULL = 40, 600

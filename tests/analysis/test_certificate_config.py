@@ -16,7 +16,7 @@ from tests.analysis.lm import MORE, PADDING, VOCABULARY, build
 from tieconv.analysis.certificate import config_values, measured_releases
 from tieconv.analysis.certificate.fed_ids import fed_ids
 from tieconv.analysis.certificate.measured_releases import RELEASES, default_ids, table
-from tieconv.analysis.final import KNOWN
+from tieconv.analysis.model.last_norm import KNOWN
 
 
 def model(folder: Path, model_type: str = "llama", **more: Any) -> None:

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from tests.analysis.lm import MORE, VOCABULARY, build, configure, inputs
-from tieconv.analysis.final import KNOWN
-from tieconv.analysis.subject import Subject, open_subject
+from tieconv.analysis.model.last_norm import KNOWN
+from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 
 
 def opened(folder: Path, files: Any) -> Subject:

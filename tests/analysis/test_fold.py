@@ -12,14 +12,14 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.constructed import table
-from tieconv.analysis.final import Final
-from tieconv.analysis.fold import unfold
-from tieconv.analysis.simplest import DIGITS, simplest
-from tieconv.analysis.subject import Subject
+from tieconv.analysis.model.last_norm import Final
+from tieconv.analysis.model.subject import Subject
+from tieconv.analysis.relation.simplest import DIGITS, simplest
+from tieconv.analysis.retie_cost.fold import unfold
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
 from tieconv.checkpoint.plan import NormFold
-from tieconv.checkpoint.records import ByteRange, TensorRecord
 from tieconv.errors import RefusedError
-from tieconv.execute.mean import floats, rounded
+from tieconv.execute.contents.mean import floats, rounded
 
 NORM, SHIFT = "model.norm.weight", "model.norm.bias"
 Array = np.ndarray[Any, Any]

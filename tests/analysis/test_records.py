@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieconv.analysis.series import points, ranges
-from tieconv.checkpoint.analysis import POINTS, Analysis, Measure, Section
+from tieconv.analysis.model.series import points, ranges
+from tieconv.checkpoint.results.analysis import POINTS, Analysis, Measure, Section
 
 
 @given(st.integers(0, 3 * POINTS))

@@ -19,12 +19,12 @@ from tests.analysis.constructed import table
 from tests.analysis.lm import PADDING, VOCABULARY, build
 from tests.cli.run import ok, refused
 from tests.cli.stored import configure, edit
-from tieconv.analysis import undertrained
-from tieconv.analysis.moments import lengths
-from tieconv.analysis.rowhash import digests, duplicates, overlap
-from tieconv.analysis.tokens import read_tokens
-from tieconv.checkpoint.analysis import Analysis, Measure
-from tieconv.sources.local import open_files
+from tieconv.analysis.model.equal_rows import digests, duplicates, overlap
+from tieconv.analysis.model.moments import lengths
+from tieconv.analysis.model.tokens import read_tokens
+from tieconv.analysis.rows import undertrained
+from tieconv.checkpoint.results.analysis import Analysis, Measure
+from tieconv.sources.local.files import open_files
 
 
 def figure(analysis: Analysis, title: str, name: str) -> Measure:
@@ -262,7 +262,7 @@ def test_untrained_tokens_are_found_by_the_indicator_of_the_table(output: bool) 
     values, used, lost = _trained(np.random.default_rng(0), output=output)
     norms = np.linalg.norm(values, axis=1)
     found = undertrained.find(table(values, "F32"), norms, used, output=output)
-    assert found is not None and found.apart
+    assert found is not None and found.distinct
     assert len(set(found.rows) & set(lost)) >= 17
     assert len(set(found.rows) - set(lost)) == 0
 
@@ -271,7 +271,7 @@ def test_the_wrong_indicator_is_refused_or_blind() -> None:
     """Length finds no untrained row of an output table, where those are long: it must not be used there."""
     values, used, _ = _trained(np.random.default_rng(0), output=True)
     found = undertrained.find(table(values, "F32"), np.linalg.norm(values, axis=1), used, output=False)
-    assert found is not None and not found.apart
+    assert found is not None and not found.distinct
 
 
 def test_an_untied_copy_is_judged_as_output_shaped(tmp_path: Path) -> None:

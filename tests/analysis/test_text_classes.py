@@ -15,9 +15,9 @@ from tests.analysis.test_rows import figure
 from tests.analysis.test_text import reference
 from tests.cli.run import ok, refused
 from tests.cli.stored import edit
-from tieconv.analysis.gradients import split
+from tieconv.analysis.model.gradients import split
 from tieconv.errors import RefusedError, UnreadableError
-from tieconv.reference.reading import EVERY, Causal, EncoderDecoder, Masked
+from tieconv.reference.windows import EVERY, Causal, EncoderDecoder, Masked
 
 CLASSES = ("bert", "roberta", "distilbert", "electra", "bart", "marian", "mbart", "m2m_100")
 CLS, SEP, MASK, START = 1, 2, 3, 0

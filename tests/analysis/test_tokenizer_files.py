@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tieconv.analysis.certificate import allowance, large_json
 from tieconv.analysis.certificate.token_ids import token_ids
 from tieconv.analysis.certificate.tokenizer_files import TokenizerFiles, read_files
-from tieconv.formats import json_members
-from tieconv.sources.local import open_files
+from tieconv.formats.json import members as json_members
+from tieconv.sources.local.files import open_files
 
 words = st.text(st.sampled_from('ab"{}[]:,\\é😀'), max_size=5) | st.sampled_from(["vocab", "merges", "added_tokens"])
 maps = st.dictionaries(words, st.integers(0, 40), max_size=20)

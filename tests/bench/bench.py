@@ -53,7 +53,7 @@ def make_model(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Pa
     """A Llama-shaped bfloat16 checkpoint of random bits; with ``head`` a bit-equal lm_head, flag false."""
     import numpy as np
 
-    from tieconv.formats.safetensors import encode_header
+    from tieconv.formats.safetensors.header import encode_header
 
     folder.mkdir(parents=True)
     matrix = VOCABULARY * WIDTH * 2
@@ -316,7 +316,7 @@ torch.save(state, "{path}") if "{path}".endswith(".bin") else save_file(state, "
 _RECORDS = """
 from pathlib import Path
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 listing = locate("{path}")
 with open_files(Path(listing.root)) as files:
     checkpoint = read_checkpoint(listing, files)

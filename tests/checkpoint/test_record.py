@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 
 
 @record

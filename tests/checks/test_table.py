@@ -29,8 +29,9 @@ from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
+from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checks import run_checks
-from tieconv.checks.table import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
+from tieconv.checks.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 
 
 def _moved(tensor: Array) -> Array:
@@ -94,7 +95,7 @@ def _aliased(inspection: Inspection, table: Table) -> Inspection:
         replace(
             tie,
             members=tuple(
-                replace(member, state=State.ALIASED) if member.state is State.IDENTICAL else member
+                replace(member, relation=Aliased()) if member.state is State.IDENTICAL else member
                 for member in tie.members
             ),
         )

@@ -20,6 +20,7 @@ import tieconv
 from tests.analysis.lm import build, write_text
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import edit
+from tieconv.install import install_command
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())
@@ -177,7 +178,7 @@ def test_without_torch_a_text_is_refused_with_the_way_out(models: Path, tmp_path
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.returncode == 2
-    assert "pip install 'tieconv[torch]'" in result.stderr and "Traceback" not in result.stderr
+    assert install_command("torch") in result.stderr and "Traceback" not in result.stderr
 
 
 def test_what_cannot_be_analysed_is_refused(model: Callable[[str], Path], tmp_path: Path) -> None:

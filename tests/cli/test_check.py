@@ -313,7 +313,7 @@ def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tieconv.cli.check.run_gate", interrupted)
+    monkeypatch.setattr("tieconv.cli.commands.check.run_gate", interrupted)
     result = run("check", models / "t5")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 
@@ -372,7 +372,7 @@ def test_heavy_modules_stay_out(models: Path) -> None:
         "import sys\nfrom tieconv.cli import main\n"
         f"try: main(['check', '--no-config', {str(models / 'llama-tied')!r}])\nexcept SystemExit: pass\n"
         "heavy = {'numpy', 'torch', 'concurrent.futures', 'multiprocessing', 'difflib', 'tomllib', 'hashlib',"
-        " 'tieconv.checks.registry', 'tieconv.gate.fixes', 'tieconv.execute.run'}\n"
+        " 'tieconv.checks.registry', 'tieconv.gate.fixes', 'tieconv.execute.carry_out'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

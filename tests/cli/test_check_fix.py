@@ -18,8 +18,8 @@ from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
 from tieconv.api import fixes
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.errors import WriteFailedError
 from tieconv.gate.fixes import Fixer
 from tieconv.planned import PlannedWrite

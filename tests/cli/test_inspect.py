@@ -17,7 +17,7 @@ import pytest
 from tests.cli.run import ok, run
 from tieconv import api
 from tieconv.cli import COMMANDS, main
-from tieconv.reporters.inspect_text import render
+from tieconv.reporters.text.inspect_text import render
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted(path.name for path in (ROOT / "fixtures" / "models").iterdir())

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 import tieconv
 from tests.cli.run import ok, run
-from tieconv.consumers.registry import CONSUMERS
+from tieconv.loaders.registry import CONSUMERS
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 

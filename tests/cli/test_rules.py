@@ -38,7 +38,7 @@ def test_explain_prints_the_documentation(rule) -> None:
 
 def test_explain_fills_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal paragraphs are filled to its width and quoted output is left alone."""
-    monkeypatch.setattr("tieconv.cli.explain.width", lambda: 60)
+    monkeypatch.setattr("tieconv.cli.commands.explain.width", lambda: 60)
     text = ok("explain TIE001").stdout
     paragraphs = [line for line in text.splitlines() if not line.startswith("    ")]
     assert max(map(len, paragraphs)) <= 60 and "## " not in text and "How to fix" in text

@@ -30,10 +30,10 @@ from safetensors.torch import load_file, save_file
 from fixtures import families, zoo
 from tests.consumers import loader
 from tieconv import api
+from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.consumers.registry import CONSUMERS
-from tieconv.families import find
+from tieconv.loaders.registry import CONSUMERS
 
 ROOT = Path(__file__).parents[2]
 COUNTS = ROOT / "docs" / "measured" / "pairs.json"

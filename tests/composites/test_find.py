@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tieconv.architectures import compose, effective, find
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
-from tieconv.families import compose, effective, find
 
 LLAVA, BLIP2 = "LlavaForConditionalGeneration", "Blip2ForConditionalGeneration"
 VISION, SPEECH = "VisionEncoderDecoderModel", "SpeechEncoderDecoderModel"

@@ -16,8 +16,9 @@ from tests.reload.layouts import Subject
 from tests.reload.record import kind
 from tests.reload.walk import Walk
 from tieconv import api
+from tieconv.architectures import class_table as table
+from tieconv.architectures import compose
 from tieconv.errors import RefusedError
-from tieconv.families import compose, table
 
 SAMPLE = (
     "VisionEncoderDecoderModel[decoder=roberta]",

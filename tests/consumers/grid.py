@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fixtures import zoo
+from tieconv.architectures import find
 from tieconv.checkpoint.family import Family, Role
-from tieconv.families import find
 
 SAFETENSORS, TORCH = "safetensors", "torch"
 FLAGS = (True, False, None)

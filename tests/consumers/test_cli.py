@@ -13,8 +13,8 @@ import tieconv
 from tests.checks.fixtures.loaders import STABLELM
 from tests.checks.fixtures.model import LLAMA, flagged, llama, matrix, save, with_row
 from tests.cli.run import ok, refused
-from tieconv.consumers import predict
-from tieconv.consumers.registry import CONSUMERS
+from tieconv.loaders import predict
+from tieconv.loaders.registry import CONSUMERS
 
 ROOT = Path(__file__).parents[2]
 FIXTURES = sorted((ROOT / "fixtures" / "models").iterdir())

@@ -9,8 +9,8 @@ import pytest
 import tieconv
 from fixtures.hostile import write_corpus
 from tests.checks.fixtures.model import BERT, GEMMA3, LLAMA, NESTED_EMBED, Config, bert, llama, matrix, save
-from tieconv.consumers.registry import CONSUMERS
 from tieconv.errors import TieconvError
+from tieconv.loaders.registry import CONSUMERS
 
 LARGE = {"file-many"}
 VALUES = (None, True, False, 0, 1, "true", "", [], [True], {}, {"a": []}, 1e308)

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from tieconv.consumers.registry import CONSUMERS
-from tieconv.consumers.selection import UnknownConsumerError, select
+from tieconv.loaders.registry import CONSUMERS
+from tieconv.loaders.selection import UnknownConsumerError, select
 
 CASES = {
     "all": [f"{consumer.name} {consumer.version}" for consumer in CONSUMERS],

@@ -15,12 +15,13 @@ from click.testing import Result
 
 from tests.cli.run import ok, refused, run
 from tieconv import api
-from tieconv.analysis.alignment_models import align_models, opened
-from tieconv.checkpoint.analysis import Section
+from tieconv.analysis.alignment.models import align_models, opened
+from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo.corpus import PASSAGE, ROLES, grammar, sample
-from tieconv.demo.settings import REFERENCE, VOCABULARY, WORDS
-from tieconv.demo.text import generate
+from tieconv.demo.generated_text import generate
+from tieconv.demo.toy_settings import REFERENCE, VOCABULARY, WORDS
 from tieconv.errors import RefusedError
+from tieconv.install import install_command
 
 STEPS = 40
 
@@ -143,9 +144,9 @@ def test_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_torch_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without torch: one sentence, and the command that installs it."""
-    monkeypatch.setattr("tieconv.demo.run.find_spec", lambda name: None if name == "torch" else object())
+    monkeypatch.setattr("tieconv.demo.toys.find_spec", lambda name: None if name == "torch" else object())
     result = run("demo -o", tmp_path / "toy")
-    assert result.exit_code == 2 and 'pip install "tieconv[torch]"' in result.stderr
+    assert result.exit_code == 2 and install_command("torch") in result.stderr
 
 
 def test_roles_are_refused(shown: tuple[Path, Result]) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tieconv.checkpoint.model_files import Checkpoint, Document, FileState, Layout, TensorRecord, WeightFile
 from tieconv.checkpoint.operation import LinkFile
 from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights, Zeros
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
-from tieconv.checkpoint.records import Checkpoint, Document, FileState, Layout, TensorRecord, WeightFile
-from tieconv.formats.safetensors import encode_header, read_weight_file
+from tieconv.formats.safetensors.header import encode_header, read_weight_file
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = "model.safetensors.index.json"

@@ -13,7 +13,11 @@ import pytest
 
 from tieconv.checkpoint.output import OutputWeights
 from tieconv.errors import TieconvError, WriteFailedError
-from tieconv.execute import Target, checks, execute, layout, swap, tree, verify
+from tieconv.execute import Target, execute, tree
+from tieconv.execute import refusals as checks
+from tieconv.execute.contents import layout
+from tieconv.execute.proof import verify
+from tieconv.execute.publish import swap
 
 from . import models
 from .conftest import Mount

@@ -8,8 +8,8 @@ import pytest
 
 from tieconv.checkpoint.output import OutputWeights
 from tieconv.errors import VerificationError
-from tieconv.execute.verify import Verifier
-from tieconv.execute.write import Record, Shared
+from tieconv.execute.contents.write import Record, Shared
+from tieconv.execute.proof.verify import Verifier
 
 from . import models
 

@@ -16,8 +16,8 @@ from tieconv.checkpoint.output import Averaged, OutputTensor, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.errors import RefusedError
 from tieconv.execute import Target, execute
-from tieconv.execute import mean as arithmetic
-from tieconv.execute.mean import floats, midpoints, rounded
+from tieconv.execute.contents import mean as arithmetic
+from tieconv.execute.contents.mean import floats, midpoints, rounded
 
 from . import models
 from .test_scale import SHAPES, value

@@ -22,7 +22,7 @@ from tieconv.errors import (
     WriteFailedError,
 )
 from tieconv.execute import Target, check_target, execute
-from tieconv.execute import checks as checks_module
+from tieconv.execute import refusals as checks_module
 
 from . import models
 from .conftest import Mount

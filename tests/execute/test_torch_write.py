@@ -18,8 +18,8 @@ from tests.formats.test_torch_read import read, save, state_dicts, tensor_bytes
 from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
-from tieconv.formats.torch_write import Archive, Placed, lay_out
-from tieconv.formats.torch_zip import read_archive
+from tieconv.formats.torch.archive import read_archive
+from tieconv.formats.torch.write import Archive, Placed, lay_out
 from tieconv.plans.edits import Edits
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -225,7 +225,7 @@ def test_a_wrong_checksum_of_the_source_is_found(verify: Any, tmp_path: Path) ->
 @pytest.mark.parametrize("position", ["pickle", "tensor", "directory"])
 def test_damage_before_the_proof_is_found(position: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read back is compared, whatever part of the file it is."""
-    from tieconv.execute.verify import Verifier
+    from tieconv.execute.proof.verify import Verifier
 
     source = llama(tmp_path / "model", tied_state())
     planned = tieconv.plan_untie(source)

@@ -14,8 +14,9 @@ import pytest
 from tieconv.checkpoint.output import OutputTensor, OutputWeights, Scaled
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
-from tieconv.execute import Target, execute, layout, sync
-from tieconv.formats.safetensors import encode_header
+from tieconv.execute import Target, execute
+from tieconv.execute.contents import layout, sync
+from tieconv.formats.safetensors.header import encode_header
 
 from . import models
 

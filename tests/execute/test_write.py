@@ -17,7 +17,8 @@ from safetensors.numpy import load_file
 from tieconv.checkpoint.output import OutputTensor, OutputWeights, Scaled
 from tieconv.checkpoint.plan import Promises
 from tieconv.errors import DestinationError, RefusedError, StalePlanError
-from tieconv.execute import Target, execute, replaces_directory, swap
+from tieconv.execute import Target, execute, replaces_directory
+from tieconv.execute.publish import swap
 
 from . import models
 

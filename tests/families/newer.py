@@ -29,8 +29,9 @@ from fixtures import zoo
 from tests.consumers.grid import _bare, _flagged
 from tests.families import older, older_loader
 from tests.families.older import Cell, Tensors
+from tieconv.architectures import class_table as table
+from tieconv.architectures import find
 from tieconv.checkpoint.family import Family
-from tieconv.families import find, table
 
 RECORDED = Path(__file__).with_suffix(".json")
 

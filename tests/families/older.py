@@ -25,9 +25,10 @@ from safetensors.torch import load_file, save_file
 from fixtures import zoo
 from tests.consumers.grid import _bare, _flagged
 from tests.families import older_loader
+from tieconv.architectures import class_table as table
+from tieconv.architectures import find
+from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Role
-from tieconv.families import find, table
-from tieconv.families.names import variants
 
 RECORDED = Path(__file__).with_suffix(".json")
 VERSIONS = ("4.48", "4.57")

@@ -8,8 +8,10 @@ import sys
 import pytest
 
 from tests.patience import patient
+from tieconv.architectures import class_table as table
+from tieconv.architectures import effective, find, locate
+from tieconv.architectures import guess as pattern
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
-from tieconv.families import effective, find, locate, pattern, table
 
 
 def test_llama_is_measured() -> None:
@@ -259,7 +261,7 @@ def test_bias_pairs_and_rows() -> None:
 def test_find_is_fast_and_imports_no_model_library() -> None:
     """A cold lookup, the data included, takes less than 10 ms of CPU time."""
     code = (
-        "import sys, time\nfrom tieconv.families import find\nstart = time.process_time()\n"
+        "import sys, time\nfrom tieconv.architectures import find\nstart = time.process_time()\n"
         "find({'architectures': ['LlamaForCausalLM']})\n"
         "assert not {'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
         "print(time.process_time() - start)"

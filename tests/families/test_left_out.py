@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fixtures import zoo
-from tieconv.families import table
+from tieconv.architectures import class_table as table
 
 SPEC = importlib.util.find_spec("transformers")
 pytestmark = pytest.mark.skipif(SPEC is None, reason="transformers is not installed")

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tieconv.families import pattern, table
+from tieconv.architectures import class_table as table
+from tieconv.architectures import guess as pattern
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -16,12 +16,12 @@ from fixtures import zoo
 from tests.consumers.grid import _flagged
 from tests.families import newer, older
 from tieconv import api
+from tieconv.architectures import find, locate
+from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.prediction import Prediction
-from tieconv.comparison.views import views
-from tieconv.families import find, locate
-from tieconv.families.names import variants
-from tieconv.families.newer import stranger, unread
+from tieconv.loaders.transformers.names5 import stranger, unread
+from tieconv.loaders.views import views
 
 RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))
 SPLIT = ("Molmo2ForConditionalGeneration",)

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.families import older
+from tieconv.architectures import find, locate
 from tieconv.checkpoint.family import Family, Role, Tying
-from tieconv.families import find, locate
-from tieconv.families.older import corrupt, unread
-from tieconv.families.older_tables import NO_VALUES, TIES_V4, sources
+from tieconv.loaders.transformers.names4 import corrupt, unread
+from tieconv.loaders.transformers.ties4 import NO_VALUES, TIES_V4, sources
 
 RECORDED = json.loads(older.RECORDED.read_text(encoding="utf-8"))
 UNCLEAR_448 = ("longt5", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2", "switch_transformers")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tieconv.checkpoint.records import Checkpoint, FileState, Listing, TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint, FileState, Listing, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats.interface import Format
-from tieconv.sources.local import FileSet, locate, open_files
+from tieconv.sources.local.files import FileSet, locate, open_files
 
 CONFIG = b'{"model_type": "llama"}\n'
 HEADER_SLACK = 4096

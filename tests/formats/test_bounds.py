@@ -19,7 +19,7 @@ import resource, sys, time
 from pathlib import Path
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 started = time.process_time()
 tensors, code = 0, ""

@@ -9,10 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tieconv.errors import UnreadableError
-from tieconv.formats import json_members
 from tieconv.formats.index import read_index
-from tieconv.formats.json_members import BEHIND_OBJECTS, BEHIND_STRINGS, Items, Members
-from tieconv.formats.strict_json import loads
+from tieconv.formats.json import members as json_members
+from tieconv.formats.json.members import BEHIND_OBJECTS, BEHIND_STRINGS, Items, Members
+from tieconv.formats.json.strict import loads
 
 LIMIT = 1_000_000
 keys = st.text(st.sampled_from('ab{}[]",: \\é😀'), max_size=6)

@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
 from tests.patience import prompt
-from tieconv.checkpoint.records import Checkpoint
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
-from tieconv.formats.onnx_tensor import TYPES, SpeltReader
-from tieconv.formats.protobuf import MAX_FIELDS
-from tieconv.sources.local import locate, open_files
+from tieconv.formats.onnx.protobuf import MAX_FIELDS
+from tieconv.formats.onnx.tensor import TYPES, SpeltReader
+from tieconv.sources.local.files import locate, open_files
 
 Saved = Callable[..., Path]
 

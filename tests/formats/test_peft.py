@@ -122,7 +122,7 @@ def test_model_with_an_adapter_beside_it_is_a_model(tmp_path: Path) -> None:
 
 
 def test_text_names_the_base(tmp_path: Path) -> None:
-    from tieconv.reporters.inspect_text import render
+    from tieconv.reporters.text.inspect_text import render
 
     folder = tmp_path / "model"
     save_adapter(folder, QUERY, base_of(folder), modules_to_save=["lm_head"])

@@ -140,6 +140,13 @@ def with_untyped_branch() -> onnx.ModelProto:
     return graph([*nodes, helper.make_node("If", ["c"], ["out"], then_branch=branch, else_branch=branch)])
 
 
+def with_untyped_attribute() -> onnx.ModelProto:
+    """A Transpose whose `perm` does not say that it holds integers."""
+    turn = helper.make_node("Transpose", ["x"], ["out"], perm=[0, 2, 1])
+    turn.attribute[0].ClearField("type")
+    return graph([gather(), turn])
+
+
 GOOD = [gather(), helper.make_node("Neg", ["x"], ["out"])]
 GRAPHS = {
     "cycle": (
@@ -164,6 +171,7 @@ GRAPHS = {
         "two nodes are called n",
     ),
     "values of nothing": (with_values_of_nothing(), "has no elements and holds values"),
+    "untyped attribute": (with_untyped_attribute(), "the attribute perm without a type"),
     "untyped branch": (with_untyped_branch(), "has the undefined element type 0"),
     "newer IR": (graph(GOOD, ir=NEWEST_IR + 1), "IR version"),
     "newer operators": (graph(GOOD, opset=NEWEST_OPSET + 1), "imports version"),

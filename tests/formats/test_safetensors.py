@@ -18,7 +18,7 @@ from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
-from tieconv.formats.safetensors import HEADER_LIMIT, encode_header, unknown_dtypes
+from tieconv.formats.safetensors.header import HEADER_LIMIT, encode_header, unknown_dtypes
 
 SINGLE = "model.safetensors"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieconv.errors import UnreadableError
-from tieconv.formats.spelled_json import read, write
+from tieconv.formats.json.lossless import read, write
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

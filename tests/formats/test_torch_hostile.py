@@ -13,10 +13,10 @@ import pytest
 
 from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
-from tieconv.checkpoint.records import WeightFile
+from tieconv.checkpoint.model_files import WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.pickle_names import opcode_name
-from tieconv.formats.torch_file import read_torch_file
+from tieconv.formats.torch.pickle.opcode_names import opcode_name
+from tieconv.formats.torch.reader import read_torch_file
 
 CANARY = Path("/nonexistent") / "canary"
 CASES = hostile(CANARY)
@@ -134,7 +134,7 @@ def test_a_number_in_the_file_allocates_nothing(lie: int) -> None:
 def test_every_code_is_on_the_page() -> None:
     """docs/formats.md lists the codes that the readers of torch files refuse with, and no others."""
     root = Path(__file__).parents[2]
-    sources = [*(root / "tieconv/formats").glob("torch_*.py"), *(root / "tieconv/formats").glob("pickle_*.py")]
+    sources = (root / "tieconv/formats/torch").rglob("*.py")
     found = re.findall(r'"(pickle|zip|torch)\.([a-z0-9-]+)"', "".join(path.read_text() for path in sources))
     tools = json.loads((root / "tieconv/formats/data/other_tools.json").read_text())["kinds"]
     kinds = [kind["code"] for kind in tools if "ends" not in kind] + ["safetensors", "empty", "shape"]

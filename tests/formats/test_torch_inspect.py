@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 import tieconv
 from tests.formats.test_torch_read import DTYPES, read, save, state_dicts
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.records import ByteRange
+from tieconv.checkpoint.model_files import ByteRange
 from tieconv.inspection.relation import relate
 from tieconv.inspection.storage import view_storages
-from tieconv.reporters.inspect_text import render
-from tieconv.sources.local import open_files
+from tieconv.reporters.text.inspect_text import render
+from tieconv.sources.local.files import open_files
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": True}
@@ -39,7 +39,7 @@ def inspect(folder: Path, state: Any, depth: str = "candidates") -> Inspection:
 def head(inspection: Inspection) -> tuple[State, Any]:
     (tie,) = inspection.ties
     member = next(member for member in tie.members if member.name == HEAD)
-    return member.state, dict(member.detail)
+    return member.state, member.relation.to_dict()
 
 
 @pytest.mark.parametrize("depth", ["header", "candidates", "full"])

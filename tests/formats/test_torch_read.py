@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.patience import prompt
-from tieconv.checkpoint.records import Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 from tieconv.sources.strided import StridedRange, dense, gather
 
 DTYPES = {

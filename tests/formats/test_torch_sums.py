@@ -15,11 +15,11 @@ from click.testing import CliRunner
 
 import tieconv
 from tieconv import api
-from tieconv.checkpoint.records import ByteRange, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.cli import main
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 from tieconv.sources.sums import Sums
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"

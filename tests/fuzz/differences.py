@@ -22,9 +22,9 @@ class Listed:
 LISTED: tuple[Listed, ...] = (
     Listed(
         "onnx",
-        r"Node with schema|Unrecognized attribute|Required attribute|No Op registered|not a registered function/op"
-        r"|Mismatched attribute type|deprecated|No schema registered|marked single but has an empty string"
-        r"|Opset import for domain",
+        r"Node(\(.*?\))? with schema|Unrecognized attribute|Required attribute|No Op registered"
+        r"|not a registered function/op|Mismatched attribute type|deprecated|No schema registered"
+        r"|marked single but has an empty string|Opset import for domain",
         "tieconv knows no definitions of operators: how many inputs and which attributes they take",
     ),
     Listed(

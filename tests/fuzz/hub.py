@@ -44,7 +44,7 @@ class _Endpoint:
             "HF_HUB_DISABLE_XET": "1", "HF_HUB_DOWNLOAD_TIMEOUT": str(SILENCE), "HF_HUB_ETAG_TIMEOUT": str(SILENCE),
             "NO_PROXY": "127.0.0.1",
         }  # fmt: skip
-        from tieconv.sources import hub_client
+        from tieconv.sources.hub import client as hub_client
 
         hub_client.FIRST_PAUSE, hub_client.SPREAD = 0.001, 0.0005
 

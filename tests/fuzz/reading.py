@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tieconv
-from tieconv.checkpoint.records import Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
 from tieconv.errors import TieconvError
-from tieconv.formats.onnx_tensor import SpeltReader
-from tieconv.sources.local import FileSet, open_files
+from tieconv.formats.onnx.tensor import SpeltReader
+from tieconv.sources.local.files import FileSet, open_files
 
 ABOUT_FILES = frozenset({"FMT001", "ONX005", "IDX001"})
 """Rules whose findings, at level error, say that a file is not what its format asks for."""

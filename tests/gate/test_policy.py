@@ -7,13 +7,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Depth
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Entry
 from tieconv.gate.policy import Policy
-from tieconv.gate.selection import Selection
+from tieconv.gate.rule_selection import Selection
 from tieconv.gate.settings import ModelIgnore, Settings
 
 A, B = "/repo/models/a", "/repo/models/b"

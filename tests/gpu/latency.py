@@ -13,11 +13,11 @@ import transformers as tr
 
 from tests.gpu.memory import open_with
 from tests.gpu.models import FORMS, LARGE, Workshop, large_config
-from tieconv.checkpoint.exported import PRECISIONS
-from tieconv.onnx.parity.bindings import bind
-from tieconv.onnx.parity.forward import GraphModel
-from tieconv.onnx.parity.reading import read_graph
-from tieconv.onnx.session import Session
+from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.onnx.parity.graph.bindings import bind
+from tieconv.onnx.parity.graph.file import read_graph
+from tieconv.onnx.parity.graph.forward import GraphModel
+from tieconv.onnx.session.open_ import Session
 from tieconv.reference import Batch
 
 LENGTHS = (1, 8, 64, 256)

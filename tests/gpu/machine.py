@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tieconv
-from tieconv.onnx.session_provider import CUDA
+from tieconv.onnx.session.provider import CUDA
 
 PACKAGES = (
     "torch", "transformers", "onnx", "onnx-ir", "onnxscript", "numpy", "safetensors", "onnxruntime", "onnxruntime-gpu",

@@ -16,8 +16,8 @@ import tieconv
 from tests.onnx import exported
 from tests.onnx.architectures import ARCHITECTURES
 from tests.onnx.export_table import make
-from tieconv.checkpoint.exported import PRECISIONS
-from tieconv.onnx import graph_proof
+from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.onnx.write import session_proof as graph_proof
 
 LARGE = "llama-large"
 FORMS = ("gemm", "fused", "transpose", "transformers")

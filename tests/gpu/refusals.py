@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from tests.gpu.models import Workshop
 from tieconv.errors import NotRunError
-from tieconv.onnx.session import open_session
+from tieconv.onnx.session.open_ import open_session
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 CASES = ("no device, cuda", "no device, auto", "a heavy node without a CUDA kernel")

@@ -16,8 +16,8 @@ from tests.gpu.machine import describe
 from tests.gpu.record import PARTS
 from tests.gpu.refusals import CASES
 from tests.onnx.test_export_table import EXPERTS
-from tieconv.onnx.session_placement import HEAVY
-from tieconv.onnx.session_provider import CPU, CUDA
+from tieconv.onnx.session.placement import HEAVY
+from tieconv.onnx.session.provider import CPU, CUDA
 
 pytestmark = pytest.mark.gpu
 SPECS = measure.measured(measure.plan(PARTS, small=False))

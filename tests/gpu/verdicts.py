@@ -13,11 +13,11 @@ from tests.gpu.models import Workshop
 from tests.gpu.standin import STANDIN
 from tests.onnx import faults
 from tests.onnx.table import FAULTS
-from tieconv.checkpoint.exported import PRECISIONS
-from tieconv.checkpoint.parity import Parity
-from tieconv.onnx.parity.reading import read_graph
-from tieconv.onnx.parity.run import _weight_gathers
-from tieconv.onnx.session import open_session
+from tieconv.checkpoint.results.exported import PRECISIONS
+from tieconv.checkpoint.results.parity import Parity
+from tieconv.onnx.parity.graph.file import read_graph
+from tieconv.onnx.parity.validate import _weight_gathers
+from tieconv.onnx.session.open_ import open_session
 
 PRECISION = {dtype: precision for precision, dtype in PRECISIONS.items()}
 BF16 = (

@@ -161,8 +161,8 @@ def test_reports_stay_out_of_the_hub_cache(unpacked: Callable[[str], Path], tmp_
 
 def test_a_page_of_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`parity --html` replaces a name as well: a second name of the weights keeps its bytes."""
-    from tieconv.cli import parity
-    from tieconv.reporters import parity_html
+    from tieconv.cli.commands import parity
+    from tieconv.reporters.html import parity_page as parity_html
 
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     os.link(tmp_path / "model.safetensors", tmp_path / "page.html")

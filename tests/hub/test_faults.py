@@ -71,7 +71,7 @@ def test_asked_to_wait(model: str, hub: Hub, hasty: Run) -> None:
 def test_pauses_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not say how long is asked again after 0.3, 0.6, 1.2 and 2.4 seconds and a random quarter at most."""
     from tieconv.errors import UnreadableError
-    from tieconv.sources import hub_client
+    from tieconv.sources.hub import client as hub_client
 
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)

@@ -80,7 +80,7 @@ def test_end_of_the_window() -> None:
 
     from huggingface_hub import HfApi  # noqa: F401 - its headers are a mapping without regard to case
 
-    from tieconv.sources.hub_errors import retry_after
+    from tieconv.sources.hub.errors import retry_after
 
     def asked(**headers: str) -> float | None:
         return retry_after(SimpleNamespace(headers=headers))
@@ -102,7 +102,7 @@ def test_full_disk() -> None:
     """A disk that is full is told as one."""
     import errno
 
-    from tieconv.sources.hub_errors import translate
+    from tieconv.sources.hub.errors import translate
 
     told = translate(OSError(errno.ENOSPC, "x", "/cache"), "hf://org/m")
     assert told.message.endswith("no space left on device") and told.code == "hub.cache"

@@ -79,7 +79,7 @@ def test_graph_by_ranges(head: str, external: bool, hub: Hub, tieconv: Run, tmp_
 def test_graph_of_many_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that would take thousands of requests is refused with the way out; a local one is read."""
     from tieconv.errors import UnreadableError
-    from tieconv.formats import protobuf
+    from tieconv.formats.onnx import protobuf
 
     piece = b"\x0a\xa0\x9c\x01" + bytes(20_000)  # field 1 of so many bytes
     data = piece * 50
@@ -247,9 +247,9 @@ def test_names(source: str, repo: str, revision: str | None, path: str) -> None:
     """Files are named as huggingface_hub names them, which the same words given to its file system say."""
     from huggingface_hub import HfFileSystem
 
-    from tieconv.sources.hub_names import Place, parse
+    from tieconv.sources.hub.repo_path import RepoPath, parse
 
-    assert parse(source) == Place(repo, revision, path)
+    assert parse(source) == RepoPath(repo, revision, path)
     assert parse(str(parse(source))) == parse(source)
     theirs = HfFileSystem()
     theirs._repo_and_revision_exist = lambda *_: (True, None)  # type: ignore[method-assign]

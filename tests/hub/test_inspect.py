@@ -17,6 +17,7 @@ from tests.hub.models import CONFIG, EMBEDDING, HEAD, ROWS, WIDTH, noise, same_h
 from tests.hub.stub import Fault, Hub
 from tests.hub.verdicts import inspected, local, states, verdict
 from tests.patience import HANGS
+from tieconv.install import install_command
 
 SIZE = ROWS * WIDTH * 2
 NAMES = sorted(path.name for path in (Path(__file__).parents[2] / "fixtures" / "models").iterdir())
@@ -218,7 +219,7 @@ def test_torch_storages_without_their_local_headers(tmp_path: Path) -> None:
     """Where a storage lies is derived from the directory as the local header says it, or not at all."""
     import torch
 
-    from tieconv.formats.torch_zip import read_archive
+    from tieconv.formats.torch.archive import read_archive
 
     for number, sizes in enumerate([(1, 3, 700), (4096, 64, 16, 48), (100_000, 1, 2)]):
         path = tmp_path / f"{number}.bin"
@@ -249,7 +250,7 @@ def peak(depth: str, environment: dict[str, str]) -> tuple[str, int]:
 @pytest.mark.parametrize("state", ["identical", "near"])
 def test_cost_of_a_proof(state: str, hub: Hub, environment: dict[str, str], tmp_path: Path) -> None:
     """A proof over two tensors of 96 MB takes less than 16 MiB of memory, reads each once and as a stream."""
-    from tieconv.formats.safetensors import encode_header
+    from tieconv.formats.safetensors.header import encode_header
 
     size = 96 << 20
     (tmp_path / "m").mkdir()
@@ -357,7 +358,7 @@ def test_without_huggingface_hub(hub: Hub, tieconv: Run, tmp_path: Path) -> None
     root = Path(__file__).parents[2]
     result = tieconv("inspect", "hf://org/m", PYTHONPATH=f"{tmp_path / 'blocked'}:{root}")
     assert result.returncode == 2
-    assert "hint: pip install 'tieconv[hub]'" in result.stderr.splitlines()
+    assert f"hint: {install_command('hub')}" in result.stderr.splitlines()
 
 
 def test_names_that_the_hub_takes(hub: Hub, tieconv: Run, models: Path) -> None:

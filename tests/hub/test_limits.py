@@ -48,7 +48,7 @@ def test_drip(kind: str, words: tuple[str, ...], name: str, model: Path, hub: Hu
 
 def test_slow_reader_is_not_late() -> None:
     """The deadline is the server's: what the program does between two reads does not count."""
-    from tieconv.sources import hub_session
+    from tieconv.sources.hub import session as hub_session
 
     class Inner:
         def __iter__(self) -> object:
@@ -57,7 +57,7 @@ def test_slow_reader_is_not_late() -> None:
     clock = [0.0]
     patch = pytest.MonkeyPatch()
     with patch.context() as context:
-        context.setattr("tieconv.sources.hub_session.time.monotonic", lambda: clock[0])
+        context.setattr("tieconv.sources.hub.session.time.monotonic", lambda: clock[0])
         for _ in hub_session._Timed(Inner(), 3):
             clock[0] += 1000
 
@@ -73,8 +73,8 @@ def test_gzip(name: str, model: Path, hub: Hub, tieconv: Run) -> None:
 
 def test_answer_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing that does not end is not read on."""
-    from tieconv.sources import hub_session
-    from tieconv.sources.hub_errors import AnswerError
+    from tieconv.sources.hub import session as hub_session
+    from tieconv.sources.hub.errors import AnswerError
 
     class Endless:
         def __iter__(self) -> object:
@@ -125,7 +125,7 @@ def test_retry_after() -> None:
     """Seconds, a date by the server's own clock or by ours, one that has passed, and what is neither."""
     from types import SimpleNamespace
 
-    from tieconv.sources.hub_errors import retry_after
+    from tieconv.sources.hub.errors import retry_after
 
     def asked(**headers: str) -> float | None:
         return retry_after(SimpleNamespace(headers={key.replace("_", "-"): value for key, value in headers.items()}))
@@ -184,7 +184,7 @@ def test_full_depth_of_equal_copies(nan: bool, hub: Hub, tieconv: Run, tmp_path:
 
 def test_pieces() -> None:
     """What is held is found by any part of it, and the oldest goes where there is no room."""
-    from tieconv.sources.hub_pieces import Pieces
+    from tieconv.sources.hub.pieces import Pieces
 
     held = Pieces(20)
     held.add("a", 10, b"0123456789")

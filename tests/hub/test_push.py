@@ -207,7 +207,7 @@ def stored_chunks(xorb: bytes) -> bytes:
 @pytest.fixture
 def noisy(hub: Hub, tmp_path: Path) -> Path:
     """A directory that adds a weight file of noise to its repository."""
-    from tieconv.formats.safetensors import encode_header
+    from tieconv.formats.safetensors.header import encode_header
 
     for name, seed in (("far", 1), ("near", 2)):
         (tmp_path / name).mkdir()
@@ -247,7 +247,7 @@ def test_upload_that_fails(xet: str, status: str, says: str, noisy: Path, hub: H
 
 def test_upload_error_of_no_known_kind() -> None:
     """An exception that nobody documents is a failed upload, and none of its words are repeated."""
-    from tieconv.sources.hub_push import _cause, _untaken
+    from tieconv.sources.hub.push import _cause, _untaken
 
     told = _untaken(_cause(RuntimeError("https://x?Signature=abc")), "hf://org/m")
     assert told.code == "hub.upload" and "HF_HUB_DISABLE_XET=1" in told.hint

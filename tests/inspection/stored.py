@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.records import ByteRange, TensorRecord
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
 from tieconv.inspection.blocks import CountingReader
 
 Array = npt.NDArray[Any]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.inspection import Duplicate, State
-from tieconv.checkpoint.records import TensorRecord
+from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.inspection.blocks import BLOCK, SAMPLE
 from tieconv.inspection.duplicates import find_duplicates
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.inspection.numeric import (
+from tieconv.inspection.numeric.bits import (
     FORMATS,
     convert,
     decode,

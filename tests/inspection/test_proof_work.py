@@ -10,8 +10,10 @@ import pytest
 
 from tests.inspection.stored import Array, Memory
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.inspection import numeric_rows, numeric_scale, numeric_transpose
-from tieconv.inspection.numeric import PIECE
+from tieconv.inspection.numeric import rows as numeric_rows
+from tieconv.inspection.numeric import scale as numeric_scale
+from tieconv.inspection.numeric import transpose as numeric_transpose
+from tieconv.inspection.numeric.bits import PIECE
 from tieconv.inspection.relation import relate
 
 ROWS, WIDTH = 256, 4096

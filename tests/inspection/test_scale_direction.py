@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tieconv.inspection.numeric import Pair
-from tieconv.inspection.numeric_scale import Scaling, _first_bounds, _fit, scaling
+from tieconv.inspection.numeric.bits import Pair
+from tieconv.inspection.numeric.scale import Scaling, _first_bounds, _fit, scaling
 
 from .stored import Array, Memory, bits_of, normal, values_of
 

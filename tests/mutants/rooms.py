@@ -43,10 +43,10 @@ TESTS: dict[str, tuple[str, ...]] = {
     "checks": ("tests/checks",),
     "cli": ("tests/cli", "tests/output"),
     "comparison": ("tests/cli", "tests/reporters", "tests/hub"),
-    "consumers": ("tests/consumers",),
+    "loaders": ("tests/consumers",),
     "demo": ("tests/demo",),
     "execute": EXECUTE,
-    "families": ("tests/families", "tests/checks", "tests/consumers"),
+    "architectures": ("tests/families", "tests/checks", "tests/consumers"),
     "formats": ("tests/formats", "tests/sources", "tests/cli"),
     "gate": ("tests/gate", "tests/cli"),
     "inspection": ("tests/inspection", "tests/checks", "tests/cli/test_inspect.py", "tests/hub/test_inspect.py"),
@@ -75,7 +75,7 @@ def units() -> dict[str, list[str]]:
 
 
 def room_of(file: str) -> str:
-    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/table.py``."""
+    """The room of a module, a key of `TESTS`: ``checks`` for ``tieconv/checks/states.py``."""
     folder = Path(file).parent.relative_to("tieconv").as_posix()
     parts = [] if folder == "." else folder.split("/")
     rooms = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))

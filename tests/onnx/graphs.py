@@ -11,11 +11,11 @@ from onnx import TensorProto, helper
 from safetensors.torch import save_file
 
 from tieconv import inspect
-from tieconv.checkpoint.parity import Identity
-from tieconv.onnx.parity.folds import Fold
-from tieconv.onnx.parity.reading import Graph, Value, read_graph
-from tieconv.onnx.parity.weights import weight_identity
-from tieconv.sources.local import open_files
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
+from tieconv.onnx.parity.weights.folds import Fold
+from tieconv.onnx.parity.weights.identity import weight_identity
+from tieconv.sources.local.files import open_files
 
 ONNX = {
     torch.float32: TensorProto.FLOAT, torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16,

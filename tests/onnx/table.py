@@ -14,7 +14,7 @@ from typing import Any
 import tieconv
 from tests.onnx import faults
 from tests.onnx.exported import MODELS, Exported, build
-from tieconv.checkpoint.parity import Parity
+from tieconv.checkpoint.results.parity import Parity
 
 FILE = Path(__file__).parents[2] / "docs" / "pages" / "parity.json"
 DTYPES = ("float32", "float16")

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 
 from tests.onnx.graphs import PLAIN, identity, write_graph
 from tieconv import inspect
-from tieconv.checkpoint.parity import Identity
-from tieconv.checkpoint.records import ByteRange
-from tieconv.onnx.parity.blocks import Weight, find_blocks
-from tieconv.onnx.parity.reading import read_graph
-from tieconv.onnx.parity.weights import weight_identity
-from tieconv.sources.local import FileSet, open_files
+from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.onnx.parity.graph.file import read_graph
+from tieconv.onnx.parity.weights.identity import weight_identity
+from tieconv.onnx.parity.weights.packed_weights import Weight, find_blocks
+from tieconv.sources.local.files import FileSet, open_files
 
 
 class _Counted:

@@ -17,7 +17,8 @@ import pytest
 
 from tests.cli.run import run
 from tests.onnx import faults
-from tieconv.onnx.session import Session
+from tieconv.install import install_command
+from tieconv.onnx.session.open_ import Session
 
 SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "parity.schema.json").read_text())
 
@@ -95,7 +96,7 @@ def test_a_missing_provider_is_not_run(exported) -> None:
     assert result.exit_code == 2
     found = document(result.stdout)
     assert (found["verdict"], found["provider"]["requested"], found["provider"]["active"]) == ("not_run", "cuda", "")
-    assert "pip install 'tieconv[gpu]'" in found["hint"]
+    assert install_command("gpu") in found["hint"]
     assert [line.split(":")[0] for line in result.stderr.splitlines()] == ["error", "hint"]
 
 
@@ -127,7 +128,7 @@ def test_a_float32_reference_judges_no_float32_graph(exported) -> None:
 
 def test_little_memory(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float64 does not fit, a float32 graph is not run, with both sizes; an fp16 one is held against float32."""
-    monkeypatch.setattr("tieconv.onnx.parity.run.available_memory", lambda: 300_000)
+    monkeypatch.setattr("tieconv.onnx.parity.validate.available_memory", lambda: 300_000)
     made = exported("llama")
     result = run("parity --json", made.graph, made.model)
     found = document(result.stdout)

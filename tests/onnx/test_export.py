@@ -22,9 +22,9 @@ from tests.onnx import faults
 from tests.onnx.exported import ROWS, WIDTH, Exported
 from tests.onnx.stored import copies
 from tieconv.errors import WriteFailedError
-from tieconv.onnx import export_adapter
-from tieconv.onnx.export_inputs import sample
-from tieconv.onnx.parity.bindings import Kind
+from tieconv.onnx.export import adapter as export_adapter
+from tieconv.onnx.export.sample_inputs import sample
+from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.reference import load, load_config
 
 torch = pytest.importorskip("torch")
@@ -235,7 +235,7 @@ def test_out_is_looked_at_first(models: Path, tmp_path: Path) -> None:
 
 def test_plan(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without -o: what would be exported and how large, nothing written and nothing loaded."""
-    monkeypatch.setattr("tieconv.onnx.export_run.load", None)
+    monkeypatch.setattr("tieconv.onnx.export.carry_out.load", None)
     monkeypatch.chdir(models / "llama-tied")
     before = snapshot(models / "llama-tied")
     result = ok("export --precision fp16")

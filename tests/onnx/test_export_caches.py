@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.cli.run import refused
-from tieconv.onnx import export_adapter, export_run
-from tieconv.onnx.export_caches import check_cache
+from tieconv.onnx.export import adapter as export_adapter
+from tieconv.onnx.export import carry_out as export_run
+from tieconv.onnx.export.caches import check_cache
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -12,9 +12,9 @@ import torch
 import tieconv
 from tests.onnx import faults
 from tests.onnx.exported import Exported
-from tieconv.checkpoint.parity import Parity, Verdict
-from tieconv.onnx.parity.bindings import Kind
+from tieconv.checkpoint.results.parity import Parity, Verdict
 from tieconv.onnx.parity.cells import PROMPT
+from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.passes import Work
 from tieconv.reference import load_config
 

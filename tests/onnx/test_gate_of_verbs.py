@@ -20,7 +20,7 @@ from tests.hostile.conftest import faults_of_text
 from tieconv import api
 from tieconv.cli import main
 from tieconv.errors import StalePlanError
-from tieconv.onnx import graph_planned
+from tieconv.onnx.write import plan as graph_planned
 
 ROOT = Path(__file__).parents[2]
 V, H = 400, 64

@@ -14,12 +14,12 @@ from onnx import helper, numpy_helper
 from fixtures import exporters
 from tests.onnx.graphs import open_cache
 from tieconv import api
-from tieconv.checkpoint.parity import Parity
-from tieconv.onnx.parity.bindings import Kind, Padding, bind, faults
+from tieconv.checkpoint.results.parity import Parity
 from tieconv.onnx.parity.cells import cells, stepped
-from tieconv.onnx.parity.grouped import behind, grouped_caches, in_front
-from tieconv.onnx.parity.reading import read_graph
-from tieconv.onnx.session import open_session
+from tieconv.onnx.parity.graph.bindings import Kind, Padding, bind, faults
+from tieconv.onnx.parity.graph.file import read_graph
+from tieconv.onnx.parity.graph.grouped_query_cache import behind, grouped_caches, in_front
+from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch
 
 QWEN, GEMMA = (exporters.HERE / name / "model.onnx" for name in ("genai-qwen2", "genai-gemma2"))

@@ -18,9 +18,9 @@ from tests.cli.run import ok, refused
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tieconv import api
-from tieconv.execute import swap
+from tieconv.execute.publish import swap
 from tieconv.execute.target import staging_path
-from tieconv.onnx import graph_in_place
+from tieconv.onnx.write import in_place as graph_in_place
 from tieconv.text import size
 
 

@@ -60,7 +60,7 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture(scope="module")
 def exporter() -> Iterator[Zygote]:
-    process = Zygote("onnx", "onnxruntime", "torch", "transformers", "tieconv.onnx.export_run")
+    process = Zygote("onnx", "onnxruntime", "torch", "transformers", "tieconv.onnx.export.carry_out")
     yield process
     process.close()
 

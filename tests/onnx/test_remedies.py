@@ -153,8 +153,8 @@ def test_a_remedy_is_printed_where_dedup_changes_something(tmp_path: Path, name:
     """What `dedup` would leave has no command, and the message says why; the plan agrees copy by copy."""
     source = built(name, tmp_path)
     form = "gemm" if name == "left" else None
-    kept = {m.kept: m for m in api.plan_graph_dedup(source, head_form=form).plan.matrices}
-    done = {one for m in kept.values() if m.done for one in (m.kept, *m.dropped)}
+    kept = {m.initializer: m for m in api.plan_graph_dedup(source, head_form=form).plan.matrices}
+    done = {one for m in kept.values() if m.done for one in (m.initializer, *m.dropped)}
     for finding in findings(source):
         if finding.rule == "ONX001":
             assert (finding.remedy is not None) == bool(done & set(finding.tensors)), finding

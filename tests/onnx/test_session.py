@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from tieconv.errors import MissingPackageError, NotRunError
-from tieconv.onnx.parity.bindings import Kind
-from tieconv.onnx.parity.forward import as_tensor
+from tieconv.install import install_command
+from tieconv.onnx.parity.graph.bindings import Kind
+from tieconv.onnx.parity.graph.forward import as_tensor
+from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.passes import Work, run_graph
-from tieconv.onnx.parity.store import LogitStore
-from tieconv.onnx.session import open_session
-from tieconv.onnx.session_diagnosis import UNKNOWN, Cause
-from tieconv.onnx.session_provider import CPU, CUDA
+from tieconv.onnx.session.diagnosis import UNKNOWN, Cause
+from tieconv.onnx.session.open_ import open_session
+from tieconv.onnx.session.provider import CPU, CUDA
 from tieconv.reference.packages import need
 
 
@@ -151,7 +152,7 @@ def test_a_silent_fallback_is_no_run(monkeypatch, packages) -> None:
     with pytest.raises(NotRunError, match="silently") as refused:
         open_session("model.onnx", "cuda")
     assert refused.value.active == CPU
-    assert "tieconv[gpu]" in refused.value.hint
+    assert install_command("gpu") in refused.value.hint
 
 
 def test_auto_takes_the_cpu_and_says_so(monkeypatch, packages) -> None:
@@ -171,7 +172,7 @@ def test_no_cuda_provider(monkeypatch, packages) -> None:
     Runtime(providers=[CPU]).install(monkeypatch)
     with pytest.raises(NotRunError, match="no CUDA provider") as refused:
         open_session("model.onnx", "cuda")
-    assert refused.value.hint == "pip uninstall -y onnxruntime && pip install 'tieconv[gpu]'"
+    assert refused.value.hint == f"pip uninstall -y onnxruntime && {install_command('gpu')}"
 
 
 @pytest.mark.parametrize("operator", ["MatMul", "Gemm", "FusedMatMul", "LayerNormalization", "ReduceMean",
@@ -311,7 +312,7 @@ def test_bf16_where_cuda_does_not_start(monkeypatch, packages) -> None:
     said = "[ONNXRuntimeError] : 9 : NOT_IMPLEMENTED : Could not find an implementation for Mul(14) node"
     Runtime(fails=said).install(monkeypatch)
     found = Cause("libcuda.so.1 is not found", "install the driver", "session.no-driver")
-    monkeypatch.setattr("tieconv.onnx.session.diagnose", lambda ort, said="": found)
+    monkeypatch.setattr("tieconv.onnx.session.open_.diagnose", lambda ort, said="": found)
     with pytest.raises(NotRunError, match=r"does not start: libcuda\.so\.1") as refused:
         open_session("model.onnx", "cuda", precision="bfloat16")
     assert (refused.value.hint, refused.value.active) == ("install the driver", CPU)
@@ -344,7 +345,7 @@ def test_a_missing_package_gives_the_command(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(MissingPackageError, match="onnxruntime") as missing:
         open_session("model.onnx", "cpu")
-    assert missing.value.hint == "pip install 'tieconv[onnx]'"
+    assert missing.value.hint == install_command("onnx")
     with pytest.raises(MissingPackageError, match="needs the package no_such_package, which is not installed"):
         need("no_such_package", "onnx", "a test")
 

@@ -15,13 +15,13 @@ from onnx import TensorProto, helper, numpy_helper
 from fixtures import exporters
 from tests.onnx.test_grouped import failing
 from tieconv import api
-from tieconv.checkpoint.parity import Parity
+from tieconv.checkpoint.results.parity import Parity
 from tieconv.errors import NotRunError, UnreadableError
-from tieconv.onnx.parity.bindings import Bindings, bind, faults
-from tieconv.onnx.parity.forward import GraphModel
-from tieconv.onnx.parity.reading import Graph, Value, read_graph
-from tieconv.onnx.parity.switches import switched
-from tieconv.onnx.session import open_session
+from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
+from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
+from tieconv.onnx.parity.graph.forward import GraphModel
+from tieconv.onnx.parity.graph.switches import switched
+from tieconv.onnx.session.open_ import open_session
 from tieconv.reference import Batch
 
 LLAMA, GPT2 = (exporters.HERE / name / "decoder_model_merged.onnx" for name in ("merged-llama", "merged-gpt2"))

@@ -25,7 +25,7 @@ from tests.checks.fixtures.model import (
 )
 from tests.checks.fixtures.tie import bart
 from tieconv.errors import RefusedError
-from tieconv.plans.retie import Survivor
+from tieconv.plans.verbs.retie import Survivor
 
 TIED, UNTIED = flagged(LLAMA, True), flagged(LLAMA, False)
 FORCE = {"force": True}

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.dtypes import BITS, nbytes
+from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.output import OutputStorage, OutputTensor
-from tieconv.checkpoint.records import ByteRange, Storage, TensorRecord
-from tieconv.plans.convert import _aligned, _split
-from tieconv.plans.dedup import trimmed
+from tieconv.plans.verbs.convert import _aligned, _split
+from tieconv.plans.verbs.dedup import trimmed
 from tieconv.text import parse_size
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

@@ -11,7 +11,7 @@ from fixtures.public import ANSWERS, PUBLIC
 from fixtures.public.__main__ import answer
 from fixtures.public.layouts import LAYOUTS, build
 from tieconv import api
-from tieconv.families import conventions
+from tieconv.architectures import conventions
 
 
 def identity(layout: dict[str, Any]) -> str:

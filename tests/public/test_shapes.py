@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from fixtures.public import PUBLIC, directories, layouts
 from tests.onnx.graphs import write_graph
 from tieconv import api
+from tieconv.architectures import guess as pattern
 from tieconv.cli import main
-from tieconv.families import pattern
 
 VERBS = (
     ("inspect",),

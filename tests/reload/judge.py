@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from fixtures import families, zoo
 from tests.reload.layouts import Subject
+from tieconv.architectures import find
 from tieconv.checkpoint.family import FlagMeaning
-from tieconv.families import find
 
 WITH_VOICES = {"Qwen2_5OmniForConditionalGeneration"}
 """Classes whose own `from_pretrained` reads voices beside the weights, and fails where loading info is asked for."""

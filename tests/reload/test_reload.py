@@ -12,8 +12,8 @@ from tests.reload.layouts import LAYOUTS, Subject
 from tests.reload.record import counts, flat, kind, read
 from tests.reload.sample import SAMPLE
 from tests.reload.walk import EXACT, VERBS, Walk
+from tieconv.architectures import find
 from tieconv.checkpoint.family import FlagMeaning, Tying
-from tieconv.families import find
 
 REFUSED = {
     "UMT5ForConditionalGeneration": "scales its logits by the flag in one transformers major version",

@@ -8,7 +8,7 @@ from math import inf, nan
 from hypothesis import strategies as st
 
 from tests.reporters.reports import BAITS
-from tieconv.checkpoint.analysis import Analysis, Measure, Section
+from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
 
 NAMES = (
     "plane_x",

@@ -19,7 +19,7 @@ from pre_commit.clientlib import load_config, load_manifest
 from tests.reporters import readers
 from tests.reporters.reports import every_case
 from tieconv.cli import COMMANDS
-from tieconv.reporters import check
+from tieconv.reporters.ci import formats as check
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adopt.md").read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ class Stage:
         (self.folder / "report.json").write_text(report)
         noting = f"printf '%s\\0' \"$@\" > {self.folder}/arguments"
         given = 'for word in "$@"; do case $word in junit|sarif|markdown) format=$word;; esac; done\n'
-        printed = f'{sys.executable} -P -m tieconv.reporters.check "$format" < {self.folder}/report.json'
+        printed = f'{sys.executable} -P -m tieconv.reporters.ci.formats "$format" < {self.folder}/report.json'
         script(
             self.bin / "tieconv",
             f'{noting}\nformat=json\n{given}if [ "$format" = json ]; then cat {self.folder}/report.json; '

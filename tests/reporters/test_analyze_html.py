@@ -11,12 +11,12 @@ from hypothesis import HealthCheck, given, settings
 
 from tests.reporters.analyses import analyses, full
 from tests.reporters.reports import BAITS
-from tieconv.checkpoint.analysis import Analysis, Measure, Section
-from tieconv.reporters.analyze_html import render
-from tieconv.reporters.analyze_html_plots import plots
-from tieconv.reporters.analyze_html_style import STYLE
-from tieconv.reporters.analyze_html_svg import Frame, figure, step_of, ticks
-from tieconv.reporters.analyze_text import render as plain_text
+from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
+from tieconv.reporters.html.analyze_page import render
+from tieconv.reporters.html.plots import plots
+from tieconv.reporters.html.style import STYLE
+from tieconv.reporters.html.svg import Frame, figure, step_of, ticks
+from tieconv.reporters.text.analyze_text import render as plain_text
 
 _VOID = {"meta", "link", "input"}
 _KNOWN = {
@@ -235,10 +235,10 @@ def test_few_rows_that_differ_keep_their_colour() -> None:
 def test_frame_places_corners() -> None:
     """The lowest point is at the bottom left of the plot, the highest at the top right; on a log axis by decades."""
     frame = Frame("f", (0, 10), (1, 100), log=True)
-    left, bottom = frame.place((0, 1))
-    right, top = frame.place((10, 100))
+    left, bottom = frame.pixel((0, 1))
+    right, top = frame.pixel((10, 100))
     assert left < right and bottom > top
-    assert frame.place((5, 10)) == pytest.approx(((left + right) / 2, (bottom + top) / 2))
+    assert frame.pixel((5, 10)) == pytest.approx(((left + right) / 2, (bottom + top) / 2))
 
 
 @pytest.mark.parametrize("span", [(0, 1), (-3, 7), (1e-9, 2e-9), (-1e120, 1e120), (0.1, 0.10001)])

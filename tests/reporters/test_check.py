@@ -19,11 +19,12 @@ from junitparser import Failure, JUnitXml
 import tieconv
 from tests.reporters import readers
 from tests.reporters.reports import entry, every_case, stored
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
 from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Waiver
 from tieconv.checks.registry import RULES
-from tieconv.reporters import check, check_json, check_sarif
-from tieconv.reporters.check_paths import place, relative, uri
+from tieconv.reporters.ci import check_json, check_sarif
+from tieconv.reporters.ci import formats as check
+from tieconv.reporters.ci.check_paths import path_of, relative, uri
 
 ROOT = Path(__file__).parents[2]
 CHECK = json.loads((files("tieconv.reporters") / "schemas" / "check.schema.json").read_text())
@@ -107,10 +108,10 @@ def test_another_document_is_refused(text: str) -> None:
 
 
 def test_a_stored_report_becomes_another_format() -> None:
-    """`python -m tieconv.reporters.check FORMAT < report.json` prints what `--format FORMAT` would have."""
+    """`python -m tieconv.reporters.ci.formats FORMAT < report.json` prints what `--format FORMAT` would have."""
     stored_json = check.render("json", every_case()).encode()
     for name in check.FORMATS:
-        call = [sys.executable, "-m", "tieconv.reporters.check", name]
+        call = [sys.executable, "-m", "tieconv.reporters.ci.formats", name]
         done = subprocess.run(call, input=stored_json, capture_output=True, check=True)
         assert done.stdout.decode() == check.render(name, every_case()) + "\n"
     bad = subprocess.run([*call[:-1], "junit"], input=b"{}", capture_output=True)
@@ -293,7 +294,7 @@ def test_markdown_fits_into_a_job_summary() -> None:
 )
 def test_a_finding_is_placed_in_its_file(source: str, file: str, path: str) -> None:
     """The path is one that can be opened from where the command ran."""
-    assert place(source, file) == path
+    assert path_of(source, file) == path
 
 
 def test_paths_are_those_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

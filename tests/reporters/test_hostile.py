@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from tests.reporters import readers
 from tests.reporters.reports import BAITS, entry, reports
 from tests.reporters.test_check import CHECK
-from tieconv.checkpoint.checked import CheckedModel, CheckReport, Failure, Waiver
 from tieconv.checkpoint.finding import Level
-from tieconv.reporters import check, check_json
-from tieconv.reporters import check_view as view
-from tieconv.reporters.check_paths import place
+from tieconv.checkpoint.results.checked import CheckedModel, CheckReport, Failure, Waiver
+from tieconv.reporters.ci import check_json
+from tieconv.reporters.ci import check_view as view
+from tieconv.reporters.ci import formats as check
+from tieconv.reporters.ci.check_paths import path_of
 
 few = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 _URI = re.compile(r"(?:[A-Za-z0-9._~/-]|%[0-9A-F]{2})*|(?:file|hf)://(?:[A-Za-z0-9._~/@-]|%[0-9A-F]{2})*")
@@ -89,7 +90,7 @@ def test_sarif_addresses_come_back() -> None:
         run = json.loads(check.render("sarif", CheckReport((CheckedModel(name, (entry(),)),), Level.ERROR)))["runs"][0]
         found = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
         raw = re.sub(
-            r"(?<=/)\./|//+", "/", place(name, "model.safetensors").encode("utf-8", "surrogatepass").decode("latin-1")
+            r"(?<=/)\./|//+", "/", path_of(name, "model.safetensors").encode("utf-8", "surrogatepass").decode("latin-1")
         )
         if "\udcff" not in bait and ".." not in bait:
             assert unquote_to_bytes(found).decode("latin-1") == raw

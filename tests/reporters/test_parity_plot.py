@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from tieconv.checkpoint.parity import Case, Figures, Gate, Histogram
-from tieconv.reporters.parity_plot import gate_bar, plot
+from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram
+from tieconv.reporters.html.parity_plot import gate_bar, plot
 
 LEFT, RIGHT, TOP, BOTTOM, WIDTH = 8.0, 412.0, 30.0, 170.0, 420
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.patience import prompt
-from tieconv.checkpoint.records import ByteRange
+from tieconv.checkpoint.model_files import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.sources import local
-from tieconv.sources.links import in_hub_cache
-from tieconv.sources.local import FileSet, locate, open_files, open_regular
+from tieconv.sources.local import files as local
+from tieconv.sources.local.files import FileSet, locate, open_files, open_regular
+from tieconv.sources.local.links import in_hub_cache
 
 DIGEST = "0f" * 32
 

@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis import bias_section, relation_section, retie_section, rows_section
-from tieconv.analysis.cost import Costs, costs
-from tieconv.analysis.relation import Related, relate_tables
-from tieconv.analysis.subject import Subject, open_subject
-from tieconv.checkpoint.analysis import Analysis, Kinship, Section
+from tieconv.analysis import bias_section
+from tieconv.analysis.model.subject import Subject, open_subject
+from tieconv.analysis.relation import section as relation_section
+from tieconv.analysis.relation.classify import Related, relate_tables
+from tieconv.analysis.retie_cost import section as retie_section
+from tieconv.analysis.retie_cost.cost import Costs, costs
+from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.sources.local import FileSet
+from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
+from tieconv.sources.local.files import FileSet
 
 if TYPE_CHECKING:
-    from tieconv.analysis.measured import OnText
+    from tieconv.analysis.retie_cost.measured import OnText
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +42,45 @@ def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findi
     """
     subject = open_subject(evidence, files)
     related = relate_tables(subject.embed, subject.head) if subject.head else None
-    found = costs(subject, related) if related else None
+    costs_found = costs(subject, related) if related else None
     if text is None:
-        return Findings(subject, related, found)
-    from tieconv.analysis.gradients import gradients_section
-    from tieconv.analysis.measured import load_model, on_text, survivors
-    from tieconv.analysis.moments import lengths
+        return Findings(subject, related, costs_found)
+    from tieconv.analysis.model.gradients import gradients_section
+    from tieconv.analysis.model.moments import lengths
+    from tieconv.analysis.retie_cost.measured import load_model, on_text, survivors
 
     reference = load_model(subject, text)
     zero = (related.moments.norms[1] if related else lengths(subject.output)) == 0
-    apart = related is not None and (related.kind is not Kinship.BIT_EQUAL or bool(subject.flip.third))
-    may = apart and found is not None and not found.free and not subject.flip.barred
+    untied = related is not None and (related.kind is not Kinship.BIT_EQUAL or bool(subject.flip.third))
+    may = untied and costs_found is not None and not costs_found.free and not subject.flip.barred
     measured = on_text(reference, zero, survivors(subject) if may else {})
-    return Findings(subject, related, found, measured, gradients_section(reference, tied=not apart))
+    return Findings(subject, related, costs_found, measured, gradients_section(reference, tied=not untied))
 
 
 @np.errstate(all="ignore")
-def report(found: Findings) -> Analysis:
+def report(findings: Findings) -> Analysis:
     """What the weights of one model say, and what it does on the text."""
-    pair = _pair(found)
+    pair = _pair(findings)
     sections = [
         *pair,
-        rows_section.rows_section(found.subject, found.related, found.measured),
-        bias_section.bias_section(found.subject, found.measured),
-        *([found.gradients] if found.gradients else []),
+        rows_section.rows_section(findings.subject, findings.related, findings.measured),
+        bias_section.bias_section(findings.subject, findings.measured),
+        *([findings.gradients] if findings.gradients else []),
     ]
-    return Analysis(found.subject.evidence.checkpoint.source, tuple(sections), _kind(found), pair[1].sentence)
+    return Analysis(findings.subject.evidence.checkpoint.source, tuple(sections), _kind(findings), pair[1].sentence)
 
 
-def _kind(found: Findings) -> str:
-    if found.related is not None:
-        return str(found.related.kind)
-    output = found.subject.evidence.head.output_head
+def _kind(findings: Findings) -> str:
+    if findings.related is not None:
+        return str(findings.related.kind)
+    output = findings.subject.evidence.head.output_head
     return str(Kinship.ALIAS if output is not None and (output.tied_to or output.stored) else Kinship.UNKNOWN)
 
 
-def _pair(found: Findings) -> tuple[Section, Section]:
-    subject, related = found.subject, found.related
-    if related is None or found.costs is None:
+def _pair(findings: Findings) -> tuple[Section, Section]:
+    subject, related = findings.subject, findings.related
+    if related is None or findings.costs is None:
         return relation_section.one_table(subject), retie_section.one_table(subject)
-    measured = found.measured.retie if found.measured else ()
+    measured = findings.measured.retie if findings.measured else ()
     relation = relation_section.two_tables(subject, related)
-    return relation, retie_section.retie_section(subject, related, found.costs, measured)
+    return relation, retie_section.retie_section(subject, related, findings.costs, measured)

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tieconv.analysis.frequency import Line, by_frequency, line
-from tieconv.analysis.grams import GEMM, WIDEST
-from tieconv.analysis.linear import ENOUGH
-from tieconv.analysis.series import points
-from tieconv.analysis.subject import Subject
-from tieconv.analysis.tables import Array, Table, spans
-from tieconv.checkpoint.analysis import Measure, Section
+from tieconv.analysis.model.series import points
+from tieconv.analysis.model.subject import Subject
+from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.analysis.relation.grams import GEMM, WIDEST
+from tieconv.analysis.relation.linear_map import ENOUGH
+from tieconv.analysis.rows.frequency import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.results.analysis import Measure, Section
 from tieconv.text import shown
 
 if TYPE_CHECKING:
-    from tieconv.analysis.measured import OnText
+    from tieconv.analysis.retie_cost.measured import OnText
 
 TITLE = "Bias"
 _BOUND = "KL bound, bias stripped"
@@ -46,15 +46,19 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
         section = replace(section, sentence=f"{section.sentence} {_unknown(subject.evidence)}")
     if measured is None:
         return section
-    found = _by_token(subject, measured)
-    lines = [line(name, values, measured.counts) for name, values in found.items()]
-    series = by_frequency({f"{_SERIES[name]}_at_log_p": values for name, values in found.items()}, measured.counts)
+    values_by_name = _by_token(subject, measured)
+    lines = [line(name, values, measured.counts) for name, values in values_by_name.items()]
+    series = by_frequency(
+        {f"{_SERIES[name]}_at_log_p": values for name, values in values_by_name.items()}, measured.counts
+    )
     return replace(
         section,
-        sentence=" ".join([section.sentence, *(_followed(one) for one in lines if one.r2 and one.r2 >= FOLDS)]),
-        measures=(*section.measures, *measured.bias, *(m for one in lines for m in one.measures)),
+        sentence=" ".join(
+            [section.sentence, *(_followed(fitted) for fitted in lines if fitted.r2 and fitted.r2 >= FOLDS)]
+        ),
+        measures=(*section.measures, *measured.bias, *(m for fitted in lines for m in fitted.measures)),
         series={**section.series, **series},
-        detail={**section.detail, "on_log_p": {_SERIES[one.name]: one.to_dict() for one in lines}},
+        detail={**section.detail, "on_log_p": {_SERIES[fitted.name]: fitted.to_dict() for fitted in lines}},
     )
 
 
@@ -64,11 +68,11 @@ def _followed(line: Line) -> str:
 
 def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
     """What may follow the frequency of tokens, (V,): the bias, and the implicit one, U·mean(h)."""
-    table, bias, found = subject.output, subject.bias, {}
+    table, bias, by_name = subject.output, subject.bias, {}
     if bias is not None and len(bias) == table.rows and np.isfinite(bias).all():
-        found["bias"] = bias
+        by_name["bias"] = bias
     products = [table.values(*span) @ measured.hidden for span in spans(table.rows, table.width)]
-    return found | {_IMPLICIT: np.concatenate(products)}
+    return by_name | {_IMPLICIT: np.concatenate(products)}
 
 
 def _stored(subject: Subject) -> Section:
@@ -83,8 +87,8 @@ def _stored(subject: Subject) -> Section:
         return Section(TITLE, sentence, (Measure(_BOUND, None, unit="nats/token", says=says),))
     spread = float(bias.max() - bias.min())
     if spread == 0 and (bias[0] == 0 or not subject.withheld):
-        what = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
-        return Section(TITLE, f"The bias is {what}: stripping it changes nothing.", (_strip_bound(0.0),))
+        values_text = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
+        return Section(TITLE, f"The bias is {values_text}: stripping it changes nothing.", (_strip_bound(0.0),))
     judged = table.width <= WIDEST and table.rows >= ENOUGH * table.width + 2
     explained = explain(table, bias) if judged else None
     used = subject.used if subject.used is not None else np.ones(len(bias), bool)
@@ -158,12 +162,12 @@ def explain(table: Table, bias: Array) -> Explained:
         sums += block.sum(0)
         joint += block.T @ centred[start:stop]
     mean = sums / rows
-    found = np.linalg.lstsq(total - rows * np.outer(mean, mean), joint, rcond=1e-12)[0]
+    solution = np.linalg.lstsq(total - rows * np.outer(mean, mean), joint, rcond=1e-12)[0]
     rest = np.empty(rows)
     for start, stop in spans(rows, width):
-        rest[start:stop] = centred[start:stop] - np.nan_to_num(table.values(start, stop)) @ found
+        rest[start:stop] = centred[start:stop] - np.nan_to_num(table.values(start, stop)) @ solution
     r2 = max(1 - float(rest.var() / bias.var()), 0.0)
-    return Explained(found, r2, 1 - (1 - r2) * (rows - 1) / (rows - width - 1), float(np.ptp(rest)))
+    return Explained(solution, r2, 1 - (1 - r2) * (rows - 1) / (rows - width - 1), float(np.ptp(rest)))
 
 
 def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, ...]:

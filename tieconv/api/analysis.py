@@ -9,13 +9,13 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
 from tieconv.opened import on_disk
-from tieconv.sources.local import locate, open_files
+from tieconv.sources.local.files import locate, open_files
 from tieconv.sources.texts import read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.analysis import Analysis
+    from tieconv.checkpoint.results.analysis import Analysis
 
 
 def analyze(
@@ -43,13 +43,13 @@ def analyze(
     words = None if text is None else read_text(str(text))
     refuse_graphs(path)
     listing = locate(str(on_disk(path, True)))
-    against, second = (None if other is None else on_disk(other, True) for other in (against, second))
+    against, second = (None if model_path is None else on_disk(model_path, True) for model_path in (against, second))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        found = find(evidence, files, words)
+        findings = find(evidence, files, words)
         if against is None and second is None and not maps:
-            return report(found)
-        from tieconv.analysis.alignment_models import extended
+            return report(findings)
+        from tieconv.analysis.alignment.models import extended
 
-        return extended(report(found), found, against, second, maps=maps)
+        return extended(report(findings), findings, against, second, maps=maps)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import BiasState, Depth, Inspection
-from tieconv.inspection.values import bias_summary
+from tieconv.inspection.tensor_values import bias_summary
 from tieconv.opened import reading
-from tieconv.plans import bias_verbs
+from tieconv.plans.verbs import bias_verbs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieconv.checkpoint.model_files import TensorRecord
     from tieconv.checkpoint.plan import Plan
-    from tieconv.checkpoint.records import TensorRecord
     from tieconv.planned import PlannedWrite
 
 

@@ -10,8 +10,8 @@ from tieconv.opened import inspected, narrowly, opened
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.consumers.interface import Consumer
-    from tieconv.sources.hub_files import Tick
+    from tieconv.loaders.interface import Consumer
+    from tieconv.sources.hub.files import Tick
 
 
 def inspect(
@@ -44,6 +44,6 @@ def inspect(
 def _consumers(spec: str | None) -> tuple[Consumer, ...]:
     if spec is None:
         return ()
-    from tieconv.consumers.selection import select
+    from tieconv.loaders.selection import select
 
     return select(spec)

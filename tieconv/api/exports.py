@@ -15,9 +15,9 @@ from tieconv.text import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.exported import ExportOutcome
-    from tieconv.checkpoint.parity import Parity
-    from tieconv.onnx.export import PlannedExport
+    from tieconv.checkpoint.results.exported import ExportOutcome
+    from tieconv.checkpoint.results.parity import Parity
+    from tieconv.onnx.export.plan import PlannedExport
 
 
 def plan_export(
@@ -35,8 +35,8 @@ def plan_export(
     is measured. Raises `RefusedError` for a model with a finding of level error, `UnreadableError` for what
     transformers does not load, `MissingPackageError` without the packages.
     """
-    from tieconv.checkpoint.exported import PRECISIONS
     from tieconv.checkpoint.graph import HeadForm
+    from tieconv.checkpoint.results.exported import PRECISIONS
 
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))
@@ -44,7 +44,7 @@ def plan_export(
 
     modules = ("torch", "transformers", "onnx", "onnx_ir", "onnxscript", "onnxruntime")
     require("exporting", "onnx,torch", *modules)
-    from tieconv.onnx.export import plan_export as make
+    from tieconv.onnx.export.plan import plan_export as make
 
     return make(inspect(on_disk(path)), precision, HeadForm(head_form), opset, provider, parity=parity)
 
@@ -82,7 +82,7 @@ def parity(onnx: str | Path, model: str | Path = ".", *, provider: str = "auto",
     from tieconv.reference.packages import require
 
     require("measuring parity", "onnx,torch", "torch", "transformers", "onnx", "onnx_ir", "onnxruntime")
-    from tieconv.onnx.parity.run import run_parity
+    from tieconv.onnx.parity.validate import run_parity
 
     _check_graph(str(onnx))  # before MODEL, which may be the one that was left out
     refuse_graphs(model)

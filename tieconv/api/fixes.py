@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.gate import inspecting
 from tieconv.api.remedies import plan_action
+from tieconv.gate.examine import examine, outputs
 from tieconv.gate.fixes import Fixer, preview
-from tieconv.gate.run import examine, outputs
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.graph import GraphOutcome
     from tieconv.checkpoint.plan import Outcome
+    from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
     from tieconv.gate.policy import Policy
 
 
@@ -39,20 +39,20 @@ def fix(
 
     The report is that of the models as they then are. A write that fails is its model's failure.
     """
-    places = {place: model.source for place, model in models.items()}
+    places = {location: model.source for location, model in models.items()}
     outs = dict(zip(places, outputs(places, out), strict=True)) if out is not None else {}
     if len(outs) > 1:
         os.makedirs(out or "", exist_ok=True)
     look = partial(examine, inspecting(policy, embed, head))
     fixers = {
-        place: Fixer(
-            lambda path, place=place: policy.judge(look(path), place),  # type: ignore[misc]
+        location: Fixer(
+            lambda path, location=location: policy.judge(look(path), location),  # type: ignore[misc]
             report.counts,
             plan_action,
-            outs.get(place),
+            outs.get(location),
         )
-        for place in models
+        for location in models
     }
-    fixed = tuple(fixers[place].run(model) for place, model in models.items())
+    fixed = tuple(fixers[location].run(model) for location, model in models.items())
     notes = tuple(note for fixer in fixers.values() for note in fixer.notes)
     return replace(report, models=fixed, notes=(*report.notes, *notes))

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from tieconv.checkpoint.checked import CheckedModel, CheckReport
     from tieconv.checkpoint.inspection import Depth, Inspection
+    from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
     from tieconv.gate.policy import Policy
 
 
@@ -68,8 +68,8 @@ def run_gate(
 
     ``resume`` names the file of a run: models that it holds are not read again, the others are added.
     """
-    from tieconv.gate.run import check_models
-    from tieconv.gate.runs import RunFile
+    from tieconv.gate.examine import check_models
+    from tieconv.gate.run_file import RunFile
 
     asked = {"depth": str(policy.depth), "for": policy.consumers, "embed": embed, "head": head}
     record = RunFile(resume, asked) if resume else None
@@ -92,16 +92,16 @@ def expand(
     """
     from tieconv.gate.discover import models_of
     from tieconv.sources import is_hub
-    from tieconv.sources.hub_names import is_pattern
+    from tieconv.sources.hub.repo_path import is_pattern
 
-    found: list[str] = []
+    expanded: list[str] = []
     for model in models:
         if is_pattern(model):
-            from tieconv.sources.hub_models import expand as ask
+            from tieconv.sources.hub.owner_models import expand as ask
 
-            found += ask(model, task, limit)
+            expanded += ask(model, task, limit)
         elif is_hub(model):
-            found.append(model)
+            expanded.append(model)
         else:
-            found += models_of(model, recursive=recursive)
-    return tuple(dict.fromkeys(found))
+            expanded += models_of(model, recursive=recursive)
+    return tuple(dict.fromkeys(expanded))

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import holds_graphs
 from tieconv.sources import is_hub
-from tieconv.sources.local import locate
+from tieconv.sources.local.files import locate
 from tieconv.text import shown
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.records import Listing
-    from tieconv.onnx.graph_planned import PlannedGraphs
+    from tieconv.checkpoint.model_files import Listing
+    from tieconv.onnx.write.plan import PlannedGraphs
 
 
 def is_graph(path: str | Path = ".") -> bool:
@@ -45,10 +45,10 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
     outside the graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
     """
     from tieconv.checkpoint.graph import HeadForm
-    from tieconv.onnx.graph_packages import require_graph_packages
+    from tieconv.onnx.graph.packages import require_graph_packages
 
     require_graph_packages()
-    from tieconv.onnx.graph_dedup import plan_graph_dedup as make
+    from tieconv.onnx.write.dedup import plan_graph_dedup as make
 
     return make(_readable(path), None if head_form is None else HeadForm(head_form))
 
@@ -58,10 +58,10 @@ def plan_graph_untie(path: str | Path = ".") -> PlannedGraphs:
 
     Raises as `plan_graph_dedup` does.
     """
-    from tieconv.onnx.graph_packages import require_graph_packages
+    from tieconv.onnx.graph.packages import require_graph_packages
 
     require_graph_packages()
-    from tieconv.onnx.graph_untie import plan_graph_untie as make
+    from tieconv.onnx.write.untie import plan_graph_untie as make
 
     return make(_readable(path))
 
@@ -71,9 +71,9 @@ def _readable(path: str | Path) -> Listing:
 
     Raises as reading does, and `RefusedError`.
     """
-    from tieconv.checkpoint.records import REFUSED_BY_READER
+    from tieconv.checkpoint.model_files import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
-    from tieconv.sources.local import open_files
+    from tieconv.sources.local.files import open_files
 
     listing = locate(str(path))
     with open_files(listing.root) as files:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from tieconv.checkpoint.push import Push
+    from tieconv.checkpoint.results.push import Push
 
 
 def plan_push(
@@ -34,54 +34,54 @@ def plan_push(
     and caches are left out unless ``include`` has their name, or that of a directory above them. Raises
     `RefusedError` for what cannot be pushed, `UnreadableError` where either cannot be read.
     """
-    from tieconv.checkpoint.push import Push
+    from tieconv.checkpoint.results.push import Push
     from tieconv.comparison.effects import effects
-    from tieconv.reporters.push_text import description, title
-    from tieconv.sources.hub import guard_push, require
-    from tieconv.sources.hub_names import parse
+    from tieconv.reporters.text.push_text import description, title
+    from tieconv.sources.hub.repo_path import parse
+    from tieconv.sources.hub.source import guard_push, require
 
-    place = parse(target)
+    repo_path = parse(target)
     require()
-    from tieconv.sources.hub_files import HubFiles
-    from tieconv.sources.hub_private import grouped, is_private, private, refuse_special
-    from tieconv.sources.hub_push import changes
+    from tieconv.sources.hub.files import HubFiles
+    from tieconv.sources.hub.private import grouped, is_private, private, refuse_special
+    from tieconv.sources.hub.push import changes
 
-    guard_push(str(directory), place, pull_request)
-    with opened(target) as far, opened(str(directory)) as near:
-        if not isinstance(far[1], HubFiles):
+    guard_push(str(directory), repo_path, pull_request)
+    with opened(target) as remote, opened(str(directory)) as local:
+        if not isinstance(remote[1], HubFiles):
             raise UnreadableError(
                 "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
             )
-        if near[0].named:
+        if local[0].named:
             raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
-        refuse_special(near[0].root, (name for name in near[0].special if not is_private(name)))
-        kept_back = private(near[0].entries, include)
+        refuse_special(local[0].root, (name for name in local[0].special if not is_private(name)))
+        kept_back = private(local[0].entries, include)
         # What the local cache holds of the commit is compared; what would have to be fetched is not.
-        compares = not far[1].costly
-        before = inspected(far, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
-        after = inspected(near, Depth.CANDIDATES, None, None)
+        compares = not remote[1].costly
+        before = inspected(remote, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
+        after = inspected(local, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
-        found = changes(far[1].found, near[0], near[1], used, kept_back)  # type: ignore[arg-type]
-        left_out = grouped((*kept_back, *near[0].special), near[0].root)
-        same = set(near[0].entries) - {change.name for change in found}
-        told = effects(before, after, (far[1], near[1]), same, compares=compares)
+        file_changes = changes(remote[1].snapshot, local[0], local[1], used, kept_back)  # type: ignore[arg-type]
+        left_out = grouped((*kept_back, *local[0].special), local[0].root)
+        same = set(local[0].entries) - {change.name for change in file_changes}
+        push_effects = effects(before, after, (remote[1], local[1]), same, compares=compares)
     return Push(
         directory=str(directory),
-        repo=place.repo,
-        revision=place.revision,
-        commit=far[2],
+        repo=repo_path.repo,
+        revision=repo_path.revision,
+        commit=remote[2],
         pull_request=pull_request,
-        title=message or title(found),
-        description=description(told, found, before, after),
-        effects=told,
-        changes=found,
+        title=message or title(file_changes),
+        description=description(push_effects, file_changes, before, after),
+        effects=push_effects,
+        changes=file_changes,
         left_out=left_out,
     )
 
 
 def push(planned: Push) -> Push:
     """Upload what `plan_push` planned: a pull request, or a commit. Raises `TieconvError` where the Hub refuses."""
-    from tieconv.sources.hub_push import upload
+    from tieconv.sources.hub.push import upload
 
     if not planned.changes:
         return planned

@@ -37,17 +37,17 @@ def planned_write(
     """
     from tieconv.planned import PlannedWrite
 
-    def near() -> PlannedWrite:
+    def local_write() -> PlannedWrite:
         return planned_write(make, on_disk(path, drop_other_formats), depth, embed, head, drop_other_formats, False)
 
     refuse_graphs(path)
     far = is_hub(str(path))
     if far and fetch:
-        return near()
+        return local_write()
     evidence = proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head)
     if drop_other_formats:
         plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
     else:
         plan = make(evidence)
     reinspect = partial(inspect, embed=embed, head=head)
-    return PlannedWrite(plan, reinspect, near if far else None, evidence.fetched)
+    return PlannedWrite(plan, reinspect, local_write if far else None, evidence.fetched)

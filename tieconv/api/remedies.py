@@ -15,7 +15,7 @@ from tieconv.text import shown
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Action
-    from tieconv.onnx.graph_planned import PlannedGraphs
+    from tieconv.onnx.write.plan import PlannedGraphs
     from tieconv.planned import PlannedWrite
 
 

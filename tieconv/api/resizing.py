@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.opened import opened, reading, with_tokenizer
-from tieconv.plans.resize import Fill
-from tieconv.plans.resize import plan_resize as make_plan
+from tieconv.plans.verbs.resize import Fill
+from tieconv.plans.verbs.resize import plan_resize as make_plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tieconv.checkpoint.model_files import ByteReader, TensorRecord
     from tieconv.checkpoint.plan import Plan
-    from tieconv.checkpoint.records import ByteReader, TensorRecord
     from tieconv.planned import PlannedWrite
 
 _ROWS = 4096
@@ -56,7 +56,7 @@ def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
     """The mean of the rows of a matrix, added up in float64 and rounded once."""
     import numpy as np
 
-    from tieconv.execute.mean import floats, rounded
+    from tieconv.execute.contents.mean import floats, rounded
 
     rows, width = record.shape
     line = record.nbytes // rows

@@ -12,18 +12,18 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import UnreadableError
 from tieconv.formats.shards import is_one_file, read_shards
 from tieconv.inspection.equality import equal
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
-from tieconv.plans import reindex
 from tieconv.plans.named_format import plan_add_format
 from tieconv.plans.other_formats import alone, dropping
-from tieconv.plans.strip_prefix import plan_strip_prefix
+from tieconv.plans.verbs import reindex
+from tieconv.plans.verbs.strip_prefix import plan_strip_prefix
 from tieconv.sources import is_hub
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.records import TensorRecord
+    from tieconv.checkpoint.model_files import TensorRecord
     from tieconv.planned import PlannedWrite
 
 
@@ -48,7 +48,7 @@ def plan_reindex(
     """
     from tieconv.planned import PlannedWrite
 
-    def near() -> PlannedWrite:
+    def local_write() -> PlannedWrite:
         there = on_disk(path, drop_other_formats, refuses=False)
         return plan_reindex(there, prune=prune, add_format=add_format, drop_other_formats=drop_other_formats)
 
@@ -59,18 +59,18 @@ def plan_reindex(
         return planned_write(plan_add_format, path, Depth.HEADER, None, None, drop_other_formats, fetch)
     far = is_hub(str(path))
     if far and fetch:
-        return near()
+        return local_write()
     with opened(str(path)) as (listing, files, commit):
 
         def same(a: TensorRecord, b: TensorRecord) -> bool:
-            reader, (one, two) = readable(files, (a, b))
-            return equal(reader, one.range, two.range)
+            reader, (left, right) = readable(files, (a, b))
+            return equal(reader, left.range, right.range)
 
         checkpoint = replace(read_shards(listing, files), revision=commit)
         whole = alone(checkpoint) if drop_other_formats else checkpoint
         plan = reindex.plan_reindex(whole, same, prune=prune, add_format=add_format)
         fetched = fetched_so_far(files)
-    return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, near if far else None, fetched)
+    return PlannedWrite(dropping(plan) if drop_other_formats else plan, _indexed, local_write if far else None, fetched)
 
 
 def _is_one_file(path: str | Path) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth
-from tieconv.plans import convert, dedup
+from tieconv.plans.verbs import convert, dedup
 from tieconv.text import parse_size
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from tieconv import plans
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.proof import Digest, digest
-from tieconv.checkpoint.records import ByteReader
 from tieconv.inspection.blocks import stream
-from tieconv.inspection.views import readable
-from tieconv.plans import BiasChoice, Survivor, set_tie
-from tieconv.sources.local import open_files
+from tieconv.inspection.view_reader import readable
+from tieconv.plans import BiasChoice, Survivor
+from tieconv.plans.verbs import set_tie
+from tieconv.sources.local.files import open_files
 from tieconv.sources.texts import read_text
 
 if TYPE_CHECKING:
@@ -47,18 +48,18 @@ def plan_retie(
     more nats a token, or measured to on a file of ``text``. ``fold_norm`` puts the factors of a head that holds a
     folded norm back into the norm, where that is exact. Raises `RefusedError` where the function would change.
     """
-    choice, kept = BiasChoice(bias), Survivor(survivor) if survivor else None
-    maker = partial(plans.plan_retie, bias=choice, survivor=kept, force=force)
+    choice, chosen_survivor = BiasChoice(bias), Survivor(survivor) if survivor else None
+    maker = partial(plans.plan_retie, bias=choice, survivor=chosen_survivor, force=force)
     if max_kl is not None:
-        if kept is None:
+        if chosen_survivor is None:
             raise ValueError("max_kl needs a survivor")
         if not 0 <= max_kl < inf:
             raise ValueError("max_kl is a number of nats, 0 or more")
         words = None if text is None else read_text(str(text))
-        maker = partial(_within, partial(maker, force=True), str(kept), max_kl, words)
+        maker = partial(_within, partial(maker, force=True), str(chosen_survivor), max_kl, words)
         fetch = True  # what it costs is computed from every number of both tables
     if fold_norm:
-        if kept is not None:
+        if chosen_survivor is not None:
             raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
         maker, fetch = partial(_unfolded, maker), True
     return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
@@ -66,8 +67,8 @@ def plan_retie(
 
 def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
     """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
-    from tieconv.analysis.fold import unfold
-    from tieconv.analysis.subject import open_subject
+    from tieconv.analysis.model.subject import open_subject
+    from tieconv.analysis.retie_cost.fold import unfold
 
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
@@ -84,21 +85,24 @@ def _digests(evidence: Inspection, files: ByteReader) -> tuple[Digest, ...]:
     ends = {end.name for end in (evidence.head.input_embedding, evidence.head.output_head) if end}
     tables = [record for name, record in evidence.checkpoint.tensors.items() if name in ends]
     reader, dense = readable(files, tables)
-    return tuple(Digest(table, digest(stream(reader, one.range))) for table, one in zip(tables, dense, strict=True))
+    return tuple(
+        Digest(table, digest(stream(reader, table_record.range)))
+        for table, table_record in zip(tables, dense, strict=True)
+    )
 
 
 def _within(
     make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
 ) -> Plan:
     """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
-    from tieconv.analysis.permit import permit
+    from tieconv.analysis.retie_cost.kl_budget import check_kl_budget
 
     plan = make(evidence)  # refuses at once what no budget allows
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
-        told = permit(evidence, files, survivor, max_kl, text)
-    return replace(plan, notes=(*plan.notes, told), proofs=(*plan.proofs, *proofs))
+        note = check_kl_budget(evidence, files, survivor, max_kl, text)
+    return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
 
 
 def plan_untie(

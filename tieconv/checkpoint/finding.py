@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 from tieconv.text import command, shell_word
 
 

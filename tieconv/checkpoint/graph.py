@@ -6,7 +6,7 @@ from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.plan import PLAN_SCHEMA
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
 MEASURED_RUNTIMES = ("1.31.1", "1.32.0")
@@ -27,7 +27,8 @@ class SharedMatrix:
     """One matrix of a graph that is stored, or held by a session, more than once.
 
     ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
-    replaces by a second matrix). ``kept`` and ``dropped`` are initializer names, ``nodes`` the rewritten nodes.
+    replaces by a second matrix). ``initializer`` is the copy that stays, ``dropped`` are the others, ``nodes``
+    those that were rewritten.
     ``left`` says why copies stay (empty: none do), ``rounded`` what beside a head the CPU provider may round otherwise
     afterwards (empty: nothing). ``form`` is that of its rewritten heads (``None``: no head was rewritten), chosen where
     ``gemm`` may round differently beside ``avoided`` (empty: it does not).
@@ -36,7 +37,7 @@ class SharedMatrix:
 
     graph: str
     kinds: tuple[str, ...]
-    kept: str
+    initializer: str
     dropped: tuple[str, ...]
     nodes: tuple[str, ...]
     dtype: str
@@ -101,9 +102,9 @@ class GraphPlan:
         done = sum(matrix.done for matrix in self.matrices)
         if not done:
             return "nothing to change"
-        one, many = ("gets", "get") if self.command == "untie" else ("is", "are")
-        what = "a copy for its heads" if self.command == "untie" else "stored once"
-        return f"1 matrix {one} {what}" if done == 1 else f"{done} matrices {many} {what}"
+        singular, plural = ("gets", "get") if self.command == "untie" else ("is", "are")
+        outcome = "a copy for its heads" if self.command == "untie" else "stored once"
+        return f"1 matrix {singular} {outcome}" if done == 1 else f"{done} matrices {plural} {outcome}"
 
 
 @record
@@ -164,29 +165,29 @@ def _document(outcome: GraphOutcome) -> dict[str, object]:
 
 
 def _operations(plan: GraphPlan) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = []
+    operations: list[dict[str, object]] = []
     for matrix in plan.matrices:
         if not matrix.done:
             continue
-        found.append({"op": "KeepTensor", "name": matrix.kept, "file": matrix.graph})
+        operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
         if plan.command == "untie":
-            found += [
-                {"op": "CopyTensor", "name": name, "source": matrix.kept, "file": matrix.graph}
+            operations += [
+                {"op": "CopyTensor", "name": name, "source": matrix.initializer, "file": matrix.graph}
                 for name in matrix.dropped
             ]
             continue
-        because = f"{' and '.join(matrix.kinds)} of {matrix.kept}"
-        found += [
+        because = f"{' and '.join(matrix.kinds)} of {matrix.initializer}"
+        operations += [
             {"op": "DropTensor", "name": name, "because": because, "file": matrix.graph} for name in matrix.dropped
         ]
-    return found
+    return operations
 
 
 def _matrix(matrix: SharedMatrix) -> dict[str, object]:
     return {
         "graph": matrix.graph,
         "kinds": list(matrix.kinds),
-        "kept": matrix.kept,
+        "kept": matrix.initializer,
         "dropped": list(matrix.dropped),
         "nodes": list(matrix.nodes),
         "head_form": None if matrix.form is None else str(matrix.form),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 
 
 @record

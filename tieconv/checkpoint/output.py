@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.dtypes import nbytes
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import ByteRange
+from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.value_type import record
 
 
 @record
@@ -27,13 +27,13 @@ class Scaled:
 
 @record
 class Averaged:
-    """A tensor's bytes: of each element the mean of that at ``range`` and that at ``other``, rounded once to ``dtype``.
+    """A tensor's bytes: of each element the mean of those at ``range`` and ``second``, rounded once to ``dtype``.
 
     ``names`` are the tensors that lie there, for what is said where an element has no mean.
     """
 
     range: ByteRange
-    other: ByteRange
+    second: ByteRange
     dtype: str
     names: tuple[str, str]
 
@@ -43,7 +43,7 @@ class Averaged:
 
 
 @record
-class Given:
+class InlineBytes:
     """A small tensor's bytes, as they are."""
 
     data: bytes
@@ -67,7 +67,7 @@ class Gathered:
         return nbytes(self.dtype, self.shape) or 0
 
 
-Content = ByteRange | Zeros | Scaled | Averaged | Given | Gathered
+Content = ByteRange | Zeros | Scaled | Averaged | InlineBytes | Gathered
 
 
 @record
@@ -75,7 +75,7 @@ class Padded:
     """A tensor's bytes: those at ``range``, then ``tail``."""
 
     range: ByteRange
-    tail: Zeros | Given
+    tail: Zeros | InlineBytes
 
     @property
     def size(self) -> int:
@@ -131,10 +131,10 @@ class OutputWeights:
     @property
     def contents(self) -> tuple[Content | Padded, ...]:
         """What is stored, in order: a storage that several tensors share stands there once."""
-        found: dict[object, Content | Padded] = {}
-        for place, tensor in enumerate(self.tensors):
-            found.setdefault(tensor.storage or place, tensor.storage.range if tensor.storage else tensor.content)
-        return tuple(found.values())
+        contents: dict[object, Content | Padded] = {}
+        for index, tensor in enumerate(self.tensors):
+            contents.setdefault(tensor.storage or index, tensor.storage.range if tensor.storage else tensor.content)
+        return tuple(contents.values())
 
     @property
     def nbytes(self) -> int:
@@ -153,10 +153,10 @@ def _stored(content: Content | Padded) -> int:
 
 def bytes_taken(content: Content | Padded) -> int:
     """Bytes of the source that are read for a content."""
-    if isinstance(content, (Zeros, Given)):
+    if isinstance(content, (Zeros, InlineBytes)):
         return 0
     if isinstance(content, Averaged):
-        return content.range.size + content.other.size
+        return content.range.size + content.second.size
     return content.size if isinstance(content, ByteRange) else content.range.size
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import TensorRecord
+from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.value_type import record
 
 
 @record
 class Equal:
-    """Tensor ``tensor`` holds the elements of ``kept``, each times 2**``exponent``."""
+    """Tensor ``tensor`` holds the elements of ``survivor``, each times 2**``exponent``."""
 
     tensor: TensorRecord
-    kept: TensorRecord
+    survivor: TensorRecord
     exponent: int = 0
 
 
@@ -39,7 +39,7 @@ def digest(blocks: Iterable[bytes | bytearray | memoryview]) -> str:
     """Return the SHA-256 of blocks of bytes."""
     import hashlib  # only plans with a claim of this kind compute one
 
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for block in blocks:
-        found.update(block)
-    return found.hexdigest()
+        sha256.update(block)
+    return sha256.hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 
 
 @record
@@ -52,6 +52,6 @@ class StorageUse:
             "storages": self.storages,
             "bytes": self.stored,
             "bytes_unused": self.unused,
-            "overlaps": [{"kind": found.kind, "tensors": list(found.tensors)} for found in self.overlaps],
-            "slack": [found.to_dict() for found in self.slack],
+            "overlaps": [{"kind": entry.kind, "tensors": list(entry.tensors)} for entry in self.overlaps],
+            "slack": [entry.to_dict() for entry in self.slack],
         }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tieconv.architectures.flag_levels import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.records import Caution
-from tieconv.families.reading import FLAG, levels, reading_v4
 from tieconv.text import shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.records import REFUSED_BY_READER
+from tieconv.checkpoint.model_files import REFUSED_BY_READER
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 

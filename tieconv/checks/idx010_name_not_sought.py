@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures.draft_models import is_draft
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.records import OPENED, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
-from tieconv.families.draft import is_draft
 from tieconv.text import shown
 
 _NAMEABLE = (".safetensors", ".safetensors.index.json")

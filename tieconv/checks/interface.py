@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 
 _CASES = re.compile(r"\s*\(C\d+(?:, C\d+)*\)|: C\d+(?=\))")
 

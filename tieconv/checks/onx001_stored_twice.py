@@ -26,9 +26,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.graph_record import MIN_ELEMENTS
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
-from tieconv.checks import evidence, graphs
+from tieconv.checks import evidence
+from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size
 
@@ -41,7 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     tensors = inspection.checkpoint.tensors
     for tie, member in graphs.heads(inspection):
         counts = tensors[tie.canonical].elements >= MIN_ELEMENTS
-        if graphs.is_copy(member) and not member.detail.get("nan") and counts:
+        if graphs.is_copy(member) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
         inside = (found for found in inspection.duplicates if set(found.tensors) <= set(graph.names))

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.graph import RUNTIMES
-from tieconv.checkpoint.graph_record import Latent
+from tieconv.checkpoint.graph_structure import Latent
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checks import graphs
+from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size
 

@@ -25,7 +25,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checks import evidence, graphs
+from tieconv.checks import evidence
+from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 
 _UNEQUAL = frozenset({State.SCALED, State.NEAR, State.DISTINCT})

@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.records import Adapter
+from tieconv.checkpoint.model_files import Adapter
 from tieconv.checks import adapters, evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import shown

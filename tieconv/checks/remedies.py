@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from tieconv.architectures.wrappers import unwrapping
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.records import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
+from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
 from tieconv.checks import evidence
-from tieconv.families.wrappers import unwrapping
 from tieconv.text import shown
 
 Option = tuple[str, str]
@@ -139,7 +139,7 @@ def _is_misshapen(inspection: Inspection, tie: Tie, member: Member) -> bool:
 
 def _is_equal(tie: Tie) -> bool:
     """Whether every stored name holds the same bytes; a placeholder without elements holds none."""
-    return all(member.state in evidence.EQUAL or member.detail.get("empty") for member in tie.stored_members)
+    return all(member.state in evidence.EQUAL or member.relation.is_empty for member in tie.stored_members)
 
 
 def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:

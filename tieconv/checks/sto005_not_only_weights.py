@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.records import SEVERAL, TRAINING
+from tieconv.checkpoint.model_files import SEVERAL, TRAINING
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 

@@ -32,7 +32,7 @@ from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.families.last import reads_half
+from tieconv.loaders.transformers.shared_tables import reads_half
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:

@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures.wrappers import unwrapping, wrappers_of
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.families.wrappers import unwrapping, wrappers_of
 from tieconv.text import count
 
 

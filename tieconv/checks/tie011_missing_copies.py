@@ -33,7 +33,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.families.last import twin
+from tieconv.loaders.transformers.shared_tables import twin
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.architectures import compose
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
-from tieconv.families import compose
 from tieconv.text import shown
 
 _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tieconv.architectures.vocabulary import sizes_disagree, vocabulary_rows, vocabulary_sizes
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
-from tieconv.families.vocabulary import sizes_disagree, vocabulary_rows, vocabulary_sizes
 from tieconv.text import shown
 
 

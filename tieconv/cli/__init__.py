@@ -67,7 +67,7 @@ class LazyGroup(ErrorBoundary):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"tieconv.cli.{cmd_name.replace('-', '_')}").command
+        command = importlib.import_module(f"tieconv.cli.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
 

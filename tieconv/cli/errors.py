@@ -9,10 +9,10 @@ from typing import Any, NoReturn
 
 import click
 
+from tieconv.cli.failure import tell
 from tieconv.cli.screen import reset
 from tieconv.cli.streams import echo
-from tieconv.cli.tell import tell
-from tieconv.cli.usage import told
+from tieconv.cli.usage import translating_usage_errors
 from tieconv.errors import TieconvError
 from tieconv.text import shown
 
@@ -26,7 +26,7 @@ class ErrorBoundary(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """As Click, which ends both of these with 1: that is an answer of `check` and `diff`."""
         try:
-            with told(ctx):
+            with translating_usage_errors(ctx):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
             from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
@@ -43,7 +43,7 @@ class ErrorBoundary(click.Group):
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         """As Click, with its usage errors told."""
-        with told(None):
+        with translating_usage_errors(None):
             return super().make_context(*args, **kwargs)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:

@@ -25,8 +25,8 @@ def model_argument(function: F) -> F:
 
 def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Of the model and `--in-place` whichever is read second: nothing is fetched that could not be written."""
-    given = {**context.params, parameter.name: value}
-    if given.get("in_place") and is_hub(str(given.get("model", ""))):
+    params = {**context.params, parameter.name: value}
+    if params.get("in_place") and is_hub(str(params.get("model", ""))):
         raise click.UsageError("--in-place changes local models: write with -o OUT, then `tieconv push OUT hf://…`")
     return value
 

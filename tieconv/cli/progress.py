@@ -61,8 +61,8 @@ class _Bar:
     def update(self, done: int, total: int) -> None:
         """Draw ``done`` of ``total``, at most ten times a second."""
         now = time.monotonic()
-        last = done >= total
-        if now - self._started < PATIENCE or (now - self._drawn < _REFRESH and not last):
+        finished = done >= total
+        if now - self._started < PATIENCE or (now - self._drawn < _REFRESH and not finished):
             return
         self._drawn = now
         self._draw(done, max(total, 1))

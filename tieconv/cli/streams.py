@@ -39,10 +39,10 @@ class Escaped:
         """Print the lines that ``text`` ends; the rest waits for its end."""
         first, *rest = text.split("\n")
         self._pending += first
-        for place, part in enumerate(rest, 1):
+        for index, part in enumerate(rest, 1):
             self._line()
-            last = place == len(rest)
-            self._pending = part if last and not part else self._continued + part
+            is_last = index == len(rest)
+            self._pending = part if is_last and not part else self._continued + part
         return len(text)
 
     def writelines(self, lines: list[str]) -> None:

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import click
 
+from tieconv.cli.failure import tell
 from tieconv.cli.streams import echo
-from tieconv.cli.tell import tell
 from tieconv.text import path_word, shown
 from tieconv.version import VERSION
 
@@ -34,16 +34,16 @@ class WrongUsage(click.ClickException):
 
 
 @contextmanager
-def told(context: click.Context | None) -> Iterator[None]:
+def translating_usage_errors(context: click.Context | None) -> Iterator[None]:
     """Raise `WrongUsage` for Click's usage errors; what asks for the help by naming no command is left alone."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        said, _, meant = " ".join(error.format_message().split()).partition(" Did you mean ")
+        stated, _, meant = " ".join(error.format_message().split()).partition(" Did you mean ")
         meant = f"did you mean {meant.rstrip('?')}? " if meant else ""
-        sentence = said.rstrip(".").replace(". Choose from:", ", one of:")
+        sentence = stated.rstrip(".").replace(". Choose from:", ", one of:")
         raise WrongUsage(
             shown(f"{sentence[:1].lower()}{sentence[1:]}", _LIMIT), meant + _usage(error.ctx, context)
         ) from None

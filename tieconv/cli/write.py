@@ -98,7 +98,7 @@ def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
 
 def _text(outcome: Outcome, arguments: WriteArguments) -> str:
     """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
-    from tieconv.reporters.plan_text import render
+    from tieconv.reporters.text.plan_text import render
 
     stream = sys.stderr if arguments.writes else sys.stdout
     return render(outcome, painter(stream), width(stream), hardlink=arguments.hardlink, in_place=arguments.in_place)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.comparison import ConfigDifference, Weight
-from tieconv.comparison.views import DERIVED_KEY
-from tieconv.families.reading import FLAG
+from tieconv.architectures.flag_levels import FLAG
+from tieconv.checkpoint.results.comparison import ConfigDifference, Weight
+from tieconv.loaders.views import DERIVED_KEY
 
 COSMETIC = frozenset({"transformers_version", "_name_or_path", "_commit_hash", "_attn_implementation_autoset"})
 """Keys that say who wrote the config, from where: nothing is computed from them."""

@@ -6,11 +6,11 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.checkpoint.push import Effect
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.results.push import Effect
 from tieconv.comparison.configs import compare_configs
 from tieconv.comparison.pair import Pair, Relations
-from tieconv.comparison.views import Source
+from tieconv.loaders.parameters import Source
 from tieconv.text import count, shown, size
 
 _EQUAL = (State.IDENTICAL, State.ALIASED)

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tieconv.checkpoint.comparison import Contrast, FileDifference
-from tieconv.checkpoint.records import Checkpoint, Layout
+from tieconv.checkpoint.model_files import Checkpoint, Layout
+from tieconv.checkpoint.results.comparison import Contrast, FileDifference
 from tieconv.sources.digest import same_hash
-from tieconv.sources.local import open_regular
+from tieconv.sources.local.files import open_regular
 
 _BLOCK = 1024 * 1024
 

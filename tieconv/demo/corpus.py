@@ -64,11 +64,11 @@ def sample(made: Grammar, streams: int, length: int, seed: int = 0) -> Array:
     chance = np.random.default_rng(seed)
     text = np.empty((streams, length), np.int64)
     role = chance.integers(0, ROLES, streams)
-    for place in range(length):
-        if place % PASSAGE == 0:
+    for position in range(length):
+        if position % PASSAGE == 0:
             topic = chance.integers(0, TOPICS, streams)
         word = made.draws[topic, role, chance.integers(0, _GRAIN, streams)]
-        text[:, place] = word
+        text[:, position] = word
         role = made.successors[made.follows[word], chance.integers(0, _GRAIN, streams)]
     return text
 
@@ -81,12 +81,12 @@ def _quantiles(weights: Array) -> Array:
 
 def _names(words: int, chance: np.random.Generator) -> tuple[str, ...]:
     """So many different words, short ones first as in most languages."""
-    found: dict[str, None] = {}
-    while len(found) < words:
-        syllables = 1 + min(3, len(found) // 30)
-        found["".join(chance.choice(_SYLLABLES, syllables))] = None
-        if syllables == 1 and len(found) >= len(_SYLLABLES) // 2:
+    names: dict[str, None] = {}
+    while len(names) < words:
+        syllables = 1 + min(3, len(names) // 30)
+        names["".join(chance.choice(_SYLLABLES, syllables))] = None
+        if syllables == 1 and len(names) >= len(_SYLLABLES) // 2:
             break
-    while len(found) < words:
-        found["".join(chance.choice(_SYLLABLES, 2 + (len(found) > 400)))] = None
-    return tuple(found)
+    while len(names) < words:
+        names["".join(chance.choice(_SYLLABLES, 2 + (len(names) > 400)))] = None
+    return tuple(names)

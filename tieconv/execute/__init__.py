@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.execute.checks import check_far_target, check_target, stale
-from tieconv.execute.run import execute
+from tieconv.execute.carry_out import execute
+from tieconv.execute.refusals import check_far_target, check_target, stale
 from tieconv.execute.target import Target, replaces_directory
 
 __all__ = ["Target", "check_far_target", "check_target", "execute", "replaces_directory", "stale"]

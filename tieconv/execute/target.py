@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.plan import Plan
-from tieconv.checkpoint.records import Layout
 from tieconv.errors import DestinationError
 from tieconv.text import shown
 

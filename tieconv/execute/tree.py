@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from tieconv.checkpoint.records import FileState
+from tieconv.checkpoint.model_files import FileState
 
 _DIRECTORY = -1 << 63
 """Stands for the time of a directory, which its entries change."""
@@ -24,8 +24,8 @@ _MOST_LEVELS = 128
 def walk(root: Path, below: str = "") -> Iterator[tuple[str, os.stat_result]]:
     """(relative path, status) of all that is under ``root``, a directory before what it holds."""
     with os.scandir(root / below) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
+        ordered = sorted(entries, key=lambda entry: entry.name)
+    for entry in ordered:
         name = f"{below}/{entry.name}" if below else entry.name
         status = entry.stat(follow_symlinks=False)
         yield name, status
@@ -60,8 +60,8 @@ def file_state_at(path: Path) -> FileState | None:
 
 def relinked(root: Path) -> set[tuple[int, int]]:
     """Device and inode of the files under ``root`` that have another name too, and of those in `UNLINKED`."""
-    files = (one for _, one in walk(root) if one.st_nlink > 1 and not stat.S_ISDIR(one.st_mode))
-    return {*UNLINKED, *((one.st_dev, one.st_ino) for one in files)}
+    files = (status for _, status in walk(root) if status.st_nlink > 1 and not stat.S_ISDIR(status.st_mode))
+    return {*UNLINKED, *((status.st_dev, status.st_ino) for status in files)}
 
 
 def link(root: Path, new: Path, without: Collection[str]) -> None:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
@@ -69,7 +69,7 @@ class Model:
         return read_model(self.naming, listing, files, self.read_one)
 
 
-class _Found:
+class _WeightSet:
     """What reading gathers before it becomes a `Checkpoint`."""
 
     def __init__(
@@ -90,35 +90,35 @@ class _Found:
 
 def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne) -> Checkpoint:
     """The checkpoint that ``listing`` names. Raises `UnreadableError` for malformed or ambiguous input."""
-    found = _find_weights(naming, listing, files)
-    prepare(files, found.weights)
-    read = [read_one(files, name) for name in found.weights]
+    weight_set = _find_weights(naming, listing, files)
+    prepare(files, weight_set.weights)
+    read = [read_one(files, name) for name in weight_set.weights]
     weights = tuple(file for file, _ in read)
-    found.cautions += [caution for _, cautions in read for caution in cautions]
-    found.cautions += _index_cautions(found, weights)
-    config = _config(naming, listing, files, found)
-    named = [*found.weights, *(document.name for document in (found.index, config) if document)]
-    whole = found.layout is not Layout.FILE
+    weight_set.cautions += [caution for _, cautions in read for caution in cautions]
+    weight_set.cautions += _index_cautions(weight_set, weights)
+    config = _config(naming, listing, files, weight_set)
+    named = [*weight_set.weights, *(document.name for document in (weight_set.index, config) if document)]
+    whole = weight_set.layout is not Layout.FILE
     return Checkpoint(
         source=listing.source,
         root=listing.root,
-        layout=found.layout,
+        layout=weight_set.layout,
         format=naming.format,
         files=weights,
         config=config,
-        index=found.index,
+        index=weight_set.index,
         companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
         special=listing.special if whole else (),
-        cautions=(*found.cautions, *(_code_cautions(listing, files) if config else ())),
+        cautions=(*weight_set.cautions, *(_code_cautions(listing, files) if config else ())),
         states={name: files.state(name) for name in named},
-        orphans=tuple(_readable(files, found.orphans, read_one)),
+        orphans=tuple(_readable(files, weight_set.orphans, read_one)),
     )
 
 
-def _find_weights(naming: Naming, listing: Listing, files: Files) -> _Found:
+def _find_weights(naming: Naming, listing: Listing, files: Files) -> _WeightSet:
     if listing.named and not naming.is_index(listing.named):
         cautions = [not_alone(listing.named)] if naming.index in listing.top else []
-        return _Found(Layout.FILE, (listing.named,), cautions=cautions)
+        return _WeightSet(Layout.FILE, (listing.named,), cautions=cautions)
     if listing.named:
         return _sharded(naming, listing, files, listing.named)
     for name in (naming.single, naming.index):
@@ -153,10 +153,10 @@ def _name_one(listing: Listing, name: str) -> str:
     return f"name the one that you mean: {path_word(os.path.join(listing.source, name))}"
 
 
-def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
-    found = _Found(Layout.SINGLE, (naming.single,))
+def _single(naming: Naming, listing: Listing, stored: list[str]) -> _WeightSet:
+    weight_set = _WeightSet(Layout.SINGLE, (naming.single,))
     if naming.index in listing.top:
-        found.cautions.append(
+        weight_set.cautions.append(
             Caution(
                 "layout.ambiguous",
                 f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
@@ -164,11 +164,11 @@ def _single(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
             )
         )
     else:
-        _note_orphans(found, stored)
-    return found
+        _note_orphans(weight_set, stored)
+    return weight_set
 
 
-def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Found:
+def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _WeightSet:
     data = read_bytes(files, name, index_format.LIMIT)
     value, weight_map = _read_index(data, name, listing)
     shards = tuple(sorted(set(weight_map.values())))
@@ -178,9 +178,9 @@ def _sharded(naming: Naming, listing: Listing, files: Files, name: str) -> _Foun
             raise index_format.absent_shard(
                 f"{shown(name)} names the shard", shard, "index.absent-shard", _instead(listing, shard)
             )
-    found = _Found(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
-    _note_orphans(found, (entry for entry in listing.top if naming.is_weights(entry)))
-    return found
+    weight_set = _WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
+    _note_orphans(weight_set, (entry for entry in listing.top if naming.is_weights(entry)))
+    return weight_set
 
 
 def _instead(listing: Listing, absent: str) -> str:
@@ -201,14 +201,14 @@ def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, 
         raise UnreadableError(error.message, hint, error.code) from error
 
 
-def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _Found:
+def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> _WeightSet:
     """No file of the usual name and no index: one file is the model, numbered shards are; else nobody knows."""
     shards = [name for name in stored if re.search(naming.shard, name)]
     if len(stored) == 1 and not shards:
-        return _Found(Layout.SINGLE, tuple(stored))
+        return _WeightSet(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
         absent = f"{count(len(shards), 'shard')} without {naming.index}: loaders need the index"
-        return _Found(Layout.SHARDED, tuple(shards), cautions=[Caution("index.absent", absent)])
+        return _WeightSet(Layout.SHARDED, tuple(shards), cautions=[Caution("index.absent", absent)])
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, none named {naming.single}, and no index",
         _name_one(listing, stored[0]),
@@ -224,14 +224,14 @@ def _code_cautions(listing: Listing, files: Files) -> tuple[Caution, ...]:
     return scan(listing, files)
 
 
-def _note_orphans(found: _Found, stored: Iterable[str]) -> None:
-    left = sorted(set(stored) - set(found.weights))
+def _note_orphans(weight_set: _WeightSet, stored: Iterable[str]) -> None:
+    left = sorted(set(stored) - set(weight_set.weights))
     if not left:
         return
-    found.orphans = tuple(left)
+    weight_set.orphans = tuple(left)
     listed = ", ".join(shown(name, 60) for name in left[:4])
     message = f"{count(len(left), 'weight file')} that the model does not use: {listed}"
-    found.cautions.append(Caution("index.orphan", message))
+    weight_set.cautions.append(Caution("index.orphan", message))
 
 
 def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator[WeightFile]:
@@ -241,39 +241,41 @@ def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator
             yield read_one(files, name)[0]
 
 
-def _config(naming: Naming, listing: Listing, files: Files, found: _Found) -> Document | None:
+def _config(naming: Naming, listing: Listing, files: Files, weight_set: _WeightSet) -> Document | None:
     """The config of the directory. For one shard of many it would describe tensors that are not in sight."""
     _require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
         return None
-    if found.layout is Layout.FILE and re.search(naming.shard, found.weights[0]):
-        found.cautions.append(
-            Caution("layout.one-shard", f"{shown(found.weights[0])} is one shard of a model; inspect its directory")
+    if weight_set.layout is Layout.FILE and re.search(naming.shard, weight_set.weights[0]):
+        weight_set.cautions.append(
+            Caution(
+                "layout.one-shard", f"{shown(weight_set.weights[0])} is one shard of a model; inspect its directory"
+            )
         )
         return None
     document, cautions = read_config(files)
-    found.cautions += cautions
+    weight_set.cautions += cautions
     return document
 
 
-def _index_cautions(found: _Found, weights: tuple[WeightFile, ...]) -> list[Caution]:
+def _index_cautions(weight_set: _WeightSet, weights: tuple[WeightFile, ...]) -> list[Caution]:
     """Where index and headers disagree. The headers are what is there."""
     cautions: list[Caution] = []
     homes, repeated = _homes(weights)
     if repeated:
         cautions.append(Caution("index.repeated", f"{count(len(repeated), 'tensor')} in more than one shard", repeated))
-    if found.index is None:
+    if weight_set.index is None:
         return cautions
     held = {(tensor.name, file.name) for file in weights for tensor in file.tensors} if repeated else homes.items()
-    absent = tuple(name for name, shard in found.weight_map.items() if (name, shard) not in held)
+    absent = tuple(name for name, shard in weight_set.weight_map.items() if (name, shard) not in held)
     if absent:
         cautions.append(
             Caution("index.absent-tensor", f"the index places {count(len(absent), 'tensor')} where it is not", absent)
         )
-    extra = tuple(name for name in homes if name not in found.weight_map)
+    extra = tuple(name for name in homes if name not in weight_set.weight_map)
     if extra:
         cautions.append(Caution("index.extra-tensor", f"{count(len(extra), 'tensor')} the index does not name", extra))
-    return cautions + _total_cautions(found.index, weights)
+    return cautions + _total_cautions(weight_set.index, weights)
 
 
 def _homes(weights: tuple[WeightFile, ...]) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.records import Caution, Document, Files
-from tieconv.formats.strict_json import loads
+from tieconv.checkpoint.model_files import Caution, Document, Files
+from tieconv.formats.json.strict import loads
 from tieconv.text import shown
 
 CONFIG = "config.json"

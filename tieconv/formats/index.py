@@ -7,9 +7,9 @@ import re
 from collections.abc import Mapping
 
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats.json_members import BEHIND_STRINGS, LARGEST_MEMBER, WINDOW, Members
+from tieconv.formats.json.members import BEHIND_STRINGS, LARGEST_MEMBER, WINDOW, Members
+from tieconv.formats.json.strict import collector_paused, loads, refuse
 from tieconv.formats.limits import NameCount
-from tieconv.formats.strict_json import collector_paused, loads, refuse
 from tieconv.text import shown
 
 SUFFIX = ".index.json"
@@ -90,11 +90,11 @@ def edit_index(
     ``total_parameters`` where the index has it: writers leave buffers out of that count, and a header does not
     say which tensors are buffers.
     """
-    from tieconv.formats import json_edit  # reading an index needs no editor
+    from tieconv.formats.json import edit as json_edit  # reading an index needs no editor
 
     value = json.loads(text)
-    for name in drop:
-        text = json_edit.remove_key(text, ("weight_map", name))
+    if drop:
+        text = json_edit.remove_keys(text, ("weight_map",), drop)
     for name, shard in add.items():
         text = json_edit.set_value(text, ("weight_map", name), shard)
     metadata = value.get("metadata")

@@ -26,3 +26,18 @@ class NameCount:
             return f"more than {MAX_TENSORS:,} tensors"
         self._memory += sum(map(getsizeof, names))
         return f"tensor names of more than {MAX_NAME_MEMORY:,} bytes" if self._memory > MAX_NAME_MEMORY else ""
+
+
+class Shapes:
+    """Keep one tuple for each shape of a file: half a million equal ones take 50 MB."""
+
+    _MOST = 1000
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def shared(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return an equal tuple, where one was kept the same object."""
+        if len(self._known) >= self._MOST:
+            return self._known.get(shape, shape)
+        return self._known.setdefault(shape, shape)

@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 
 WINDOW = 1024
 """Bytes at the start of a file that tell its kind."""
@@ -22,7 +22,7 @@ class OtherTool:
     """A kind of file that is not read: what it is, as the end of a sentence, and what to do instead."""
 
     code: str
-    what: str
+    sentence_end: str
     hint: str
 
 
@@ -52,12 +52,12 @@ def _kinds() -> dict[str, list[tuple[Any, OtherTool]]]:
     assert __spec__ is not None
     loader: Any = __spec__.loader
     data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", "other_tools.json"))
-    found: dict[str, list[tuple[Any, OtherTool]]] = {"start": [], "entries": [], "ends": []}
+    patterns: dict[str, list[tuple[Any, OtherTool]]] = {"start": [], "entries": [], "ends": []}
     for entry in json.loads(data)["kinds"]:
         kind = OtherTool(entry["code"], entry["what"], entry["hint"])
-        for key in found.keys() & entry.keys():
-            found[key].append((_pattern(key, entry), kind))
-    return found
+        for key in patterns.keys() & entry.keys():
+            patterns[key].append((_pattern(key, entry), kind))
+    return patterns
 
 
 def _pattern(key: str, entry: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from tieconv.checkpoint.records import Caution, Files, Listing
+from tieconv.checkpoint.model_files import Caution, Files, Listing
 from tieconv.text import shown
 
 DECLARATION = "_tied_weights_keys"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
-from tieconv.checkpoint.records import (
+from tieconv.checkpoint.model_files import (
     BLOCKING,
     SEVERAL,
     TRAINING,
@@ -22,11 +23,11 @@ from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model, Naming
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.peft import NEXT_STEP, PEFT
-from tieconv.formats.safetensors_model import SAFETENSORS
+from tieconv.formats.json.lossless import read
+from tieconv.formats.peft.reader import NEXT_STEP, PEFT
+from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
-from tieconv.formats.spelled_json import read
-from tieconv.formats.torch_model import TORCH
+from tieconv.formats.torch.model import TORCH
 from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"
@@ -112,9 +113,9 @@ def outside(checkpoint: Checkpoint) -> tuple[str, ...]:
 def index_name(checkpoint: Checkpoint) -> str:
     """The name that the index has or is to have."""
     naming = _naming(checkpoint)
-    found = [name for name in checkpoint.states if naming.is_index(name)]
-    if found:
-        return found[0]
+    indices = [name for name in checkpoint.states if naming.is_index(name)]
+    if indices:
+        return indices[0]
     matches = (_NUMBERED.fullmatch(file.name) for file in checkpoint.files)
     match = next((match for match in matches if match), None)
     if match is None or not match["prefix"].startswith(_DIFFUSERS):
@@ -208,10 +209,10 @@ def _check_complete(listing: Listing, numbered: _Set, entries: set[str], documen
             raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
-def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
-    what = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
+def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:
+    reason = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
-        f"{shown(listing.source)} has no shards to index: {what}",
+        f"{shown(listing.source)} has no shards to index: {reason}",
         "split it into shards: " + command("convert", listing.source, "--to", naming.format, "--max-shard-size", "5GB"),
         ONE_FILE,
     )

@@ -6,17 +6,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
+from tieconv.checkpoint.model_files import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
-from tieconv.formats import spelled_json
 from tieconv.formats.directory import Model, Naming, not_alone
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.gguf import SUFFIX as GGUF_SUFFIX
-from tieconv.formats.gguf_model import GGUF
+from tieconv.formats.gguf.model import GGUF
+from tieconv.formats.gguf.reader import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.interface import Format
-from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import TORCH
+from tieconv.formats.json import lossless as spelled_json
+from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.torch.model import TORCH
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a
@@ -40,24 +40,24 @@ def _is_found(candidate: Format, listing: Listing) -> bool:
     return naming is not None and not {naming.single, naming.index}.isdisjoint(listing.top)
 
 
-def others(kept: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
-    """The weight and index files of formats other than ``kept`` that hold a whole model, and what to say of them."""
-    if kept not in _WHOLE_MODELS:
+def others(chosen: Format, listing: Listing, files: Files) -> tuple[dict[str, FileState], tuple[Caution, ...]]:
+    """The weight and index files of formats other than ``chosen`` that hold a whole model, and what to say of them."""
+    if chosen not in _WHOLE_MODELS:
         return {}, ()
     whole = replace(listing, named=None)
     if listing.named and not listing.named.endswith(index_format.SUFFIX):
-        return {}, _not_alone(kept, listing.named, whole)
-    found = [one for one in _WHOLE_MODELS if one is kept or holds_model(one, whole)]
-    taken = preferred(found, whole)
-    found.sort(key=lambda one: one is not taken)
-    names = sorted(name for one in found if one is not kept for name in _files(one, whole, files))
-    return {name: files.state(name) for name in names}, (_caution(kept, found),) if names else ()
+        return {}, _not_alone(chosen, listing.named, whole)
+    present = [kind for kind in _WHOLE_MODELS if kind is chosen or holds_model(kind, whole)]
+    taken = preferred(present, whole)
+    present.sort(key=lambda kind: kind is not taken)
+    names = sorted(name for kind in present if kind is not chosen for name in _files(kind, whole, files))
+    return {name: files.state(name) for name in names}, (_caution(chosen, present),) if names else ()
 
 
-def twins(kept: Format, listing: Listing, files: Files) -> tuple[WeightFile, ...]:
+def twins(chosen: Format, listing: Listing, files: Files) -> tuple[WeightFile, ...]:
     """The torch files beside safetensors, by their headers; none where they cannot be read, or only be fetched."""
     whole = replace(listing, named=None)
-    if kept is not SAFETENSORS or not holds_model(TORCH, whole) or hasattr(files, "client"):
+    if chosen is not SAFETENSORS or not holds_model(TORCH, whole) or hasattr(files, "client"):
         return ()
     try:
         return TORCH.read(whole, files).files
@@ -65,9 +65,9 @@ def twins(kept: Format, listing: Listing, files: Files) -> tuple[WeightFile, ...
         return ()
 
 
-def _not_alone(kept: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
+def _not_alone(chosen: Format, named: str, whole: Listing) -> tuple[Caution, ...]:
     """What says that the directory of the file ``named`` is another model, or may be."""
-    again = any(one is not kept and holds_model(one, whole) for one in _WHOLE_MODELS)
+    again = any(kind is not chosen and holds_model(kind, whole) for kind in _WHOLE_MODELS)
     return (not_alone(named),) if again else ()
 
 
@@ -78,13 +78,13 @@ def holds_model(candidate: Format, listing: Listing) -> bool:
     return candidate.claims(listing)
 
 
-def _caution(kept: Format, found: Sequence[Format]) -> Caution:
+def _caution(chosen: Format, present: Sequence[Format]) -> Caution:
     """Weights of two formats side by side may be two models; which one is read depends on the loader."""
-    rest = " and ".join(one.name for one in found if one is not kept)
-    first, *later = (one.name for one in found)
+    rest = " and ".join(kind.name for kind in present if kind is not chosen)
+    first, *later = (kind.name for kind in present)
     return Caution(
         TWO_FORMATS,
-        f"weights stand here as {kept.name} and as {rest}: transformers takes {first}, other loaders can take "
+        f"weights stand here as {chosen.name} and as {rest}: transformers takes {first}, other loaders can take "
         f"{' and '.join(later)}, and the two may be different models",
     )
 

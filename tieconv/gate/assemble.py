@@ -10,7 +10,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
 from tieconv.gate.baseline import MAX_SIZE, Baseline, parse
 from tieconv.gate.policy import Policy
-from tieconv.gate.selection import ALL, Selection, selectors
+from tieconv.gate.rule_selection import ALL, Selection, selectors
 from tieconv.gate.settings import OWN, SHARED, Settings, parse_settings
 from tieconv.sources.texts import read_text, upward
 from tieconv.text import shown
@@ -34,18 +34,18 @@ def find_settings(models: Iterable[str], start: str | None = None) -> tuple[Sett
             if any(above in inside for above in upward(directory)):
                 skipped.append(path)
                 continue
-            found = _read(path)
-            if found is not None:
-                return found, tuple(skipped)
+            settings = _read(path)
+            if settings is not None:
+                return settings, tuple(skipped)
     return Settings(), tuple(skipped)
 
 
 def load_settings(path: str) -> Settings:
     """The settings of a file that the user names. Raises `SettingsError`."""
-    found = _read(path)
-    if found is None:
+    settings = _read(path)
+    if settings is None:
         raise SettingsError(f"{shown(path)} has no [tool.tieconv]", "add the section, or name another file")
-    return found
+    return settings
 
 
 def _read(path: str) -> Settings | None:

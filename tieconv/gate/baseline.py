@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from tieconv.checkpoint.checked import CheckedFinding
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.results.checked import CheckedFinding
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError, UnreadableError
-from tieconv.formats.strict_json import loads
+from tieconv.formats.json.strict import loads
 from tieconv.text import shown
 
 SCHEMA = "tieconv.baseline/1"
@@ -40,21 +40,21 @@ class Baseline:
     depth: Depth
     entries: tuple[Entry, ...]
 
-    def relative(self, place: str) -> str:
-        """How the file names the model at the absolute path ``place``."""
-        return relative(place, self.path)
+    def relative(self, model: str) -> str:
+        """How the file names the model at the absolute path ``model``."""
+        return relative(model, self.path)
 
-    def of(self, place: str) -> Counter[Entry]:
+    def of(self, source: str) -> Counter[Entry]:
         """The entries about one model; one that stands twice covers two findings."""
-        model = self.relative(place)
+        model = self.relative(source)
         return Counter(entry for entry in self.entries if entry.model == model)
 
 
-def relative(place: str, path: str) -> str:
-    """The model at the absolute path ``place`` as the baseline file at ``path`` names it."""
-    if "://" in place:
-        return place
-    return os.path.relpath(place, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
+def relative(model: str, path: str) -> str:
+    """The model at the absolute path ``model`` as the baseline file at ``path`` names it."""
+    if "://" in model:
+        return model
+    return os.path.relpath(model, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
 
 
 def entry_of(model: str, finding: CheckedFinding) -> Entry:

@@ -39,16 +39,16 @@ def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
 
 def _matching(pattern: str) -> tuple[str, ...]:
     paths = (path for path in glob(pattern, recursive=True) if os.path.isdir(path) or _WEIGHTS.fullmatch(path))
-    found = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
-    directories = {path for path in found if os.path.isdir(path)}
-    found = [path for path in found if os.path.dirname(path) not in directories or path in directories]
-    if not found:
+    matches = sorted(path.rstrip(os.sep) for path in paths if not os.path.isdir(path) or _holds_weights(path))
+    directories = {path for path in matches if os.path.isdir(path)}
+    matches = [path for path in matches if os.path.dirname(path) not in directories or path in directories]
+    if not matches:
         raise UnreadableError(
             f"no model matches {shown(pattern)}",
             f"look below a directory with: tieconv check --recursive {shell_word(os.path.dirname(pattern) or '.')}",
             "path.pattern",
         )
-    return tuple(found)
+    return tuple(matches)
 
 
 def _below(root: str) -> Iterator[str]:

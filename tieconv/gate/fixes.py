@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.checkpoint.finding import Action
 from tieconv.checkpoint.graph import GraphOutcome
 from tieconv.checkpoint.plan import Outcome
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
 from tieconv.errors import RefusedError, TieconvError
-from tieconv.execute.interrupts import Interrupts, interrupts
-from tieconv.execute.owned import owning
+from tieconv.execute.publish.interrupts import Interrupts, interrupts
+from tieconv.execute.publish.owned import owning
+from tieconv.execute.publish.swap import publish_new
 from tieconv.execute.staging import Staging, sweep
-from tieconv.execute.swap import publish_new
 from tieconv.execute.target import Target, destination
 from tieconv.execute.tree import remove
 from tieconv.planned import PlannedWrite
@@ -145,12 +145,12 @@ class Fixer:
                 planned, reason = None, error.message
             if planned is not None:
                 self.applied.append(action)
-                self.now = Fix(self._told(action, model).command, rules)
+                self.now = Fix(self._on_named_model(action, model).command, rules)
                 return planned
             self.refused.setdefault(key, reason)
         return None
 
-    def _told(self, action: Action, model: CheckedModel) -> Action:
+    def _on_named_model(self, action: Action, model: CheckedModel) -> Action:
         """The action on the model that the user named: a later step reads what the one before it left."""
         if os.path.normpath(model.source) == os.path.normpath(self.source):
             return action
@@ -189,12 +189,12 @@ class Fixer:
 
 def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple[str, ...]]]:
     """The safe remedies of the findings that count, each once, and the rules that ask for it."""
-    found: dict[Action, list[str]] = {}
+    rules_of: dict[Action, list[str]] = {}
     for entry in filter(counts, model.findings):
         remedy = entry.finding.remedy
         if remedy is not None and remedy.safe and remedy.action is not None:
-            found.setdefault(remedy.action, []).append(entry.finding.rule)
-    for action, rules in found.items():
+            rules_of.setdefault(remedy.action, []).append(entry.finding.rule)
+    for action, rules in rules_of.items():
         yield action, tuple(dict.fromkeys(rules))
 
 

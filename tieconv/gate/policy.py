@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from tieconv.checkpoint.checked import CheckedFinding, CheckedModel, Waiver
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Waiver
+from tieconv.checkpoint.value_type import record
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Baseline, Entry
 from tieconv.gate.patterns import matches
-from tieconv.gate.selection import Selection, longest
+from tieconv.gate.rule_selection import Selection, longest
 from tieconv.gate.settings import ModelIgnore, Settings
 from tieconv.text import count, shell_word, shown
 
@@ -29,46 +29,46 @@ class Policy:
     consumers: str | None = None
     baseline: Baseline | None = None
 
-    def judge(self, model: CheckedModel, place: str) -> CheckedModel:
+    def judge(self, model: CheckedModel, location: str) -> CheckedModel:
         """The model without the findings that are not selected, the others with their waivers."""
-        known = self.baseline.of(place) if self.baseline else Counter[Entry]()
-        found = [entry for entry in model.findings if self.selection.runs(entry.finding.rule)]
-        return replace(model, findings=tuple(self._judged(entry, place, known) for entry in found))
+        known = self.baseline.of(location) if self.baseline else Counter[Entry]()
+        selected = [entry for entry in model.findings if self.selection.runs(entry.finding.rule)]
+        return replace(model, findings=tuple(self._judged(entry, location, known) for entry in selected))
 
-    def _judged(self, entry: CheckedFinding, place: str, known: Counter[Entry]) -> CheckedFinding:
-        waiver = self._ignored(entry.finding.rule, place) or self._known(entry, place, known)
+    def _judged(self, entry: CheckedFinding, location: str, known: Counter[Entry]) -> CheckedFinding:
+        waiver = self._ignored(entry.finding.rule, location) or self._known(entry, location, known)
         return replace(entry, waiver=waiver)
 
-    def _ignored(self, code: str, place: str) -> Waiver | None:
+    def _ignored(self, code: str, location: str) -> Waiver | None:
         selector = self.selection.ignored_by(code)
         if selector is not None:
             return Waiver("ignore", f"{selector} is ignored")
-        for _, ignore in self._about(place):
+        for _, ignore in self._about(location):
             if longest(ignore.ignore, code):
                 return Waiver("model", ignore.reason)
         return None
 
-    def _known(self, entry: CheckedFinding, place: str, known: Counter[Entry]) -> Waiver | None:
+    def _known(self, entry: CheckedFinding, location: str, known: Counter[Entry]) -> Waiver | None:
         if self.baseline is None:
             return None
-        key = baselines.entry_of(self.baseline.relative(place), entry)
+        key = baselines.entry_of(self.baseline.relative(location), entry)
         if not known[key]:
             return None
         known[key] -= 1
         return Waiver("baseline", f"in the baseline {shown(self.baseline.path)}")
 
-    def _about(self, place: str) -> Iterator[tuple[int, ModelIgnore]]:
+    def _about(self, location: str) -> Iterator[tuple[int, ModelIgnore]]:
         for number, ignore in enumerate(self.settings.per_model):
-            if matches(ignore.model, place, self.settings.folder):
+            if matches(ignore.model, location, self.settings.folder):
                 yield number, ignore
 
     def notes(self, models: Mapping[str, CheckedModel]) -> Iterator[str]:
         """What the settings and the baseline hold in vain, for the models (by place) that were read."""
-        read = {place: model for place, model in models.items() if model.failure is None}
+        read = {location: model for location, model in models.items() if model.failure is None}
         if self.depth is not Depth.HEADER:  # where nothing was compared, nothing is known to be gone
             yield from self._unused(read)
             yield from _uncompared(read)
-        fixed = sum(self._fixed(place, model) for place, model in read.items())
+        fixed = sum(self._fixed(location, model) for location, model in read.items())
         if fixed and self.baseline:
             entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
             verb = "is" if fixed == 1 else "are"
@@ -78,11 +78,11 @@ class Policy:
     def _unused(self, read: Mapping[str, CheckedModel]) -> Iterator[str]:
         used: set[tuple[int, str]] = set()
         met: set[int] = set()
-        for place, model in read.items():
-            for number, ignore in self._about(place):
+        for location, model in read.items():
+            for number, ignore in self._about(location):
                 met.add(number)
-                found = (longest(ignore.ignore, entry.finding.rule) for entry in model.findings)
-                used |= {(number, selector) for selector in found if selector}
+                selectors = (longest(ignore.ignore, entry.finding.rule) for entry in model.findings)
+                used |= {(number, selector) for selector in selectors if selector}
         for number, ignore in enumerate(self.settings.per_model):
             for selector in ignore.ignore:
                 if number in met and (number, selector) not in used and self._could_run(selector):
@@ -101,11 +101,11 @@ class Policy:
     def _looked_for(self, code: str) -> bool:
         return self.selection.runs(code) and (self.consumers is not None or not code.startswith("CON"))
 
-    def _fixed(self, place: str, model: CheckedModel) -> int:
+    def _fixed(self, location: str, model: CheckedModel) -> int:
         if self.baseline is None or not baselines.covers(self.depth, self.baseline.depth):
             return 0
-        name = self.baseline.relative(place)
-        known = Counter(entry for entry in self.baseline.of(place).elements() if self._looked_for(entry.rule))
+        name = self.baseline.relative(location)
+        known = Counter(entry for entry in self.baseline.of(location).elements() if self._looked_for(entry.rule))
         return (known - Counter(baselines.entry_of(name, entry) for entry in model.findings)).total()
 
     def debt(self, models: Mapping[str, CheckedModel], path: str, old: Baseline | None) -> str:
@@ -114,31 +114,31 @@ class Policy:
         Entries of ``old``, the file's former content, stay where nobody looked again: for other models, for rules
         that did not run, and where more was read to find them.
         """
-        names = {place: baselines.relative(place, path) for place in models}
+        names = {location: baselines.relative(location, path) for location in models}
         now = Counter(
-            baselines.entry_of(names[place], entry)
-            for place, model in models.items()
+            baselines.entry_of(names[location], entry)
+            for location, model in models.items()
             for entry in model.findings
             if entry.waiver is None or entry.waiver.by == "baseline"
         )
-        kept: Counter[Entry] = Counter()
+        kept_entries: Counter[Entry] = Counter()
         depth = self.depth
         if old is not None:
             deeper = not baselines.covers(depth, old.depth)
             depth = old.depth if deeper else depth
             checked = set(names.values())
-            kept.update(
+            kept_entries.update(
                 entry
                 for entry in old.entries
                 if deeper or entry.model not in checked or not self._looked_for(entry.rule)
             )
-        return baselines.render(depth, (kept | now).elements())
+        return baselines.render(depth, (kept_entries | now).elements())
 
 
 def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
     """That no finding says little of models of which samples were read: what was not compared, and what compares it."""
-    found = [model for model in read.values() if model.unread]
-    if found:
-        more = f" and of {count(len(found) - 1, 'more model')}" if found[1:] else ""
-        names = ", ".join(shown(name) for name in found[0].unread[:3])
-        yield f"{names} of {shown(found[0].source)}{more}: equal or not was not read; --depth full compares every byte"
+    unread = [model for model in read.values() if model.unread]
+    if unread:
+        more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
+        names = ", ".join(shown(name) for name in unread[0].unread[:3])
+        yield f"{names} of {shown(unread[0].source)}{more}: equal or not was not read; --depth full compares every byte"

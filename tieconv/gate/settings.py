@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.record import record
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.gate.known import close
-from tieconv.gate.selection import ALL, selectors
+from tieconv.gate.rule_selection import ALL, selectors
 from tieconv.text import shown
 
 OWN, SHARED = "tieconv.toml", "pyproject.toml"
@@ -56,14 +56,14 @@ def parse_settings(text: str, path: str) -> Settings | None:
     document = _toml(text, path)
     if own:
         return _settings(_Table(path, "", document))
-    found: object = document
+    section: object = document
     for key in SECTION:
-        if not isinstance(found, dict) or key not in found:
+        if not isinstance(section, dict) or key not in section:
             return None
-        found = found[key]
-    if not isinstance(found, dict):
+        section = section[key]
+    if not isinstance(section, dict):
         raise _wrong(path, ".".join(SECTION), "must be a table")
-    return _settings(_Table(path, "tool.tieconv.", found))
+    return _settings(_Table(path, "tool.tieconv.", section))
 
 
 def _toml(text: str, path: str) -> dict[str, object]:
@@ -89,8 +89,8 @@ class _Table:
         """Raise for a key that is not ``known``."""
         for key in self.values:
             if key not in known:
-                near = close(key, known)
-                hint = f"did you mean {near[0]}?" if near else f"the settings are {', '.join(known)}"
+                suggestions = close(key, known)
+                hint = f"did you mean {suggestions[0]}?" if suggestions else f"the settings are {', '.join(known)}"
                 name = f"{self.prefix}{shown(key, 60)}"
                 raise SettingsError(f"{shown(self.path)}: {name} is no setting", hint, "settings.key")
 
@@ -126,15 +126,15 @@ class _Table:
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.wrong(key, f"must be tables: [[{self.prefix}{key}]]")
-        return tuple(_Table(self.path, f"{self.prefix}{key}[{place}].", entry) for place, entry in enumerate(value, 1))
+        return tuple(_Table(self.path, f"{self.prefix}{key}[{index}].", entry) for index, entry in enumerate(value, 1))
 
-    def wrong(self, key: str, what: str) -> SettingsError:
+    def wrong(self, key: str, problem: str) -> SettingsError:
         """The error for the value of ``key``."""
-        return _wrong(self.path, f"{self.prefix}{key}", what)
+        return _wrong(self.path, f"{self.prefix}{key}", problem)
 
 
-def _wrong(path: str, name: str, what: str) -> SettingsError:
-    return SettingsError(f"{shown(path)}: {name} {what}", "docs/check.md shows every setting", "settings.value")
+def _wrong(path: str, name: str, problem: str) -> SettingsError:
+    return SettingsError(f"{shown(path)}: {name} {problem}", "docs/check.md shows every setting", "settings.value")
 
 
 def _settings(table: _Table) -> Settings:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, Inspection, Shadow, State, Tie
-from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
 from tieconv.inspection.effect import effect
@@ -33,7 +33,7 @@ def inspect_checkpoint(
     ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
     """
     if checkpoint.graphs:
-        from tieconv.inspection.graphs import inspect_graphs  # most models are no graphs
+        from tieconv.inspection.graph_ties import inspect_graphs  # most models are no graphs
 
         return inspect_graphs(checkpoint, reader, depth)
     tensors = checkpoint.tensors
@@ -48,9 +48,9 @@ def inspect_checkpoint(
     played = {member.name for tie in ties for member in tie.stored_members}
     storage = _storage(checkpoint, reader, depth)
     stored = storage.stored if storage else sum(record.nbytes for record in tensors.values())
-    wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
+    wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     wasted += storage.unused if storage else 0
-    found = Inspection(
+    inspection = Inspection(
         checkpoint=checkpoint,
         family=family,
         depth=depth,
@@ -65,14 +65,14 @@ def inspect_checkpoint(
         storage=storage,
         wrapped_ties=() if ties else _wrapped_ties(family, config, tensors, reader, depth),
     )
-    return replace(found, config=replace(config, effect=effect(found)))
+    return replace(inspection, config=replace(config, effect=effect(inspection)))
 
 
 def _wrapped_ties(
     family: Family, config: ConfigView, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> tuple[Tie, ...]:
     """The groups under names that a training wrapper's prefix hides from every loader."""
-    from tieconv.families.wrappers import through_wrappers  # most models have their names
+    from tieconv.architectures.wrappers import through_wrappers  # most models have their names
 
     wrapped = through_wrappers(family, tensors)
     return survey(wrapped, tensors, reader, depth, gated(config, wrapped)) if wrapped else ()
@@ -103,15 +103,17 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
-    from tieconv.inspection.values import has_nan
+    from tieconv.checkpoint.relation.proved import Identical
+    from tieconv.inspection.tensor_values import has_nan
 
     if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
         return tie
-    members = tuple(
-        replace(member, detail={**member.detail, "nan": True}) if member.state is State.IDENTICAL else member
+    marked = {
+        member.name: replace(member, relation=replace(member.relation, nan=True))
         for member in tie.members
-    )
-    return replace(tie, members=members)
+        if isinstance(member.relation, Identical)
+    }
+    return replace(tie, members=tuple(marked.get(member.name, member) for member in tie.members))
 
 
 def _reference(tie: Tie) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from tieconv.architectures import effective, gate
+from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
-from tieconv.families import effective, gate
-from tieconv.families.own_flag import own_flag
+from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
+MAX_FLAGS = 1_000
+"""Levels of a config that may declare the flag. Models of several parts have fewer than ten."""
 _MAX_DEPTH = 6
 _ABSENT = object()
 
@@ -57,24 +60,32 @@ def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | No
 
 
 def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared]:
-    found = dict(_flags(config, "", 0))
+    flags = dict(_flags(config, "", 0))
+    if len(flags) > MAX_FLAGS:
+        raise UnreadableError(
+            f"config.json declares {FLAG} at {len(flags):,} levels, more than the {MAX_FLAGS:,} that are read",
+            "remove the levels that no loader reads",
+            "config.flags",
+        )
     for level in ("", *family.levels):
         path = f"{level}.{FLAG}" if level else FLAG
-        if path not in found and nested(config, level) is not None:
-            found[path] = _ABSENT
-    for path in sorted(found, key=lambda path: (path.count("."), path)):
-        present = found[path] is not _ABSENT
-        yield Declared(path, found[path] if present else None, present)
+        if path not in flags and nested(config, level) is not None:
+            flags[path] = _ABSENT
+    for path in sorted(flags, key=lambda path: (path.count("."), path)):
+        present = flags[path] is not _ABSENT
+        yield Declared(path, flags[path] if present else None, present)
 
 
 def _flags(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, object]]:
-    other = own_flag(config)
-    if other is not None:
-        yield f"{prefix}{FLAG}", config[other]
+    flag = own_flag(config)
+    if flag is not None:
+        yield f"{prefix}{FLAG}", config[flag]
     for key, value in config.items():
-        if key == FLAG and other is None:
+        if key == FLAG and flag is None:
             yield f"{prefix}{key}", value
-        elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
+        elif (
+            isinstance(value, Mapping) and depth < _MAX_DEPTH and key.isidentifier()
+        ):  # an attribute, as loaders have it
             yield from _flags(value, f"{prefix}{key}.", depth + 1)
 
 

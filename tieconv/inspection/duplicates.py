@@ -14,7 +14,7 @@ from math import isfinite
 
 from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.inspection import Duplicate, State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import (
     ANNOUNCED,
     BLOCK,
@@ -31,7 +31,7 @@ from tieconv.inspection.pair_work import PairWork, cross_pairs
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take together."""
@@ -67,14 +67,14 @@ def find_duplicates(
     """
     reported = _Known(known)
     reader, tensors = readable(reader, tensors)
-    kept = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
-    classes = sorted((_by_name(group) for group in _classes(reader, kept)), key=lambda group: group[0].name)
-    found = [
+    large = [tensor for tensor in tensors if tensor.nbytes >= max(min_bytes, 1)]
+    classes = sorted((_by_name(group) for group in _classes(reader, large)), key=lambda group: group[0].name)
+    duplicates = [
         *_identical(classes, reported),
         *_transposed(reader, classes, reported),
         *_cast(reader, classes, reported),
     ]
-    return tuple(sorted(found, key=lambda duplicate: duplicate.tensors))
+    return tuple(sorted(duplicates, key=lambda duplicate: duplicate.tensors))
 
 
 class _Known:
@@ -91,9 +91,9 @@ class _Known:
     def unit(self, name: str) -> str:
         return self.leader.get(name, name)
 
-    def joins(self, one: _Class, two: _Class) -> bool:
+    def joins(self, left: _Class, right: _Class) -> bool:
         """Whether a known group already holds a member of both classes."""
-        return not {self.unit(tensor.name) for tensor in one}.isdisjoint(self.unit(tensor.name) for tensor in two)
+        return not {self.unit(tensor.name) for tensor in left}.isdisjoint(self.unit(tensor.name) for tensor in right)
 
 
 def _by_name(group: Iterable[TensorRecord]) -> _Class:
@@ -107,8 +107,8 @@ def _identical(classes: Iterable[_Class], reported: _Known) -> Iterator[Duplicat
             continue
         copies = len({tensor.range for tensor in group})
         # What a known group of k copies wastes is reported with that group.
-        told = sum(count - 1 for count in _copies_by_unit(group, reported).values())
-        wasted = max(copies - 1 - told, 0) * group[0].nbytes
+        reported_copies = sum(count - 1 for count in _copies_by_unit(group, reported).values())
+        wasted = max(copies - 1 - reported_copies, 0) * group[0].nbytes
         names = tuple(tensor.name for tensor in group)
         yield Duplicate(State.IDENTICAL if copies > 1 else State.ALIASED, names, wasted)
 
@@ -128,11 +128,11 @@ def _transposed(reader: ByteReader, classes: Sequence[_Class], reported: _Known)
         _announce_ends(reader, bucket, 1)
         for alike in _buckets(bucket, lambda group: _end_elements(reader, group[0])):
             work = PairWork(alike)
-            for one, two in combinations(alike, 2):
-                work.spend(one[0], two[0])
-                view = sharing(one[0], two[0]) is not None
-                if not reported.joins(one, two) and (view or transposed(reader, one[0], two[0])):
-                    yield Duplicate(State.TRANSPOSED, (one[0].name, two[0].name), 0 if view else two[0].nbytes)
+            for left, right in combinations(alike, 2):
+                work.spend(left[0], right[0])
+                view = sharing(left[0], right[0]) is not None
+                if not reported.joins(left, right) and (view or transposed(reader, left[0], right[0])):
+                    yield Duplicate(State.TRANSPOSED, (left[0].name, right[0].name), 0 if view else right[0].nbytes)
 
 
 def _transposable_form(group: _Class) -> Hashable | None:
@@ -172,22 +172,22 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
         narrowed: set[str] = set()
         bucket.sort(key=lambda group: (-BITS[group[0].dtype], group[0].name))
         work = PairWork(bucket)
-        for one, two in cross_pairs(bucket):
-            pair = (one[0], two[0])
+        for left, right in cross_pairs(bucket):
+            pair = (left[0], right[0])
             if narrowed.isdisjoint(tensor.name for tensor in pair) and _may_be_cast(edges, *pair):
                 work.spend(*pair)
-                relation = None if reported.joins(one, two) else relate_cast(reader, *pair)
+                relation = None if reported.joins(left, right) else relate_cast(reader, *pair)
                 if relation:
-                    narrow = one[0] if relation.detail["narrow"] == one[0].name else two[0]
+                    narrow = left[0] if relation.narrow == left[0].name else right[0]
                     narrowed.add(narrow.name)
-                    names = tuple(sorted((one[0].name, two[0].name)))
-                    yield Duplicate(State.CAST, names, min(one[0].nbytes, two[0].nbytes))
+                    names = tuple(sorted((left[0].name, right[0].name)))
+                    yield Duplicate(State.CAST, names, min(left[0].nbytes, right[0].nbytes))
 
 
-def _may_be_cast(edges: dict[str, list[float]], one: TensorRecord, two: TensorRecord) -> bool:
-    return one.dtype != two.dtype and all(
+def _may_be_cast(edges: dict[str, list[float]], left: TensorRecord, right: TensorRecord) -> bool:
+    return left.dtype != right.dtype and all(
         not (isfinite(a) and isfinite(b)) or abs(a - b) <= max(abs(a), abs(b)) * _CAST_RELATIVE + _CAST_ABSOLUTE
-        for a, b in zip(edges[one.name], edges[two.name], strict=True)
+        for a, b in zip(edges[left.name], edges[right.name], strict=True)
     )
 
 
@@ -289,9 +289,9 @@ def _parts(
     parts = [[members[0]]]
     for member in members[1:]:
         reader.read_into(member.range, offset, memoryview(scratch))
-        place = next((place for place, block in enumerate(seen) if block == scratch), None)
-        if place is not None:
-            parts[place].append(member)
+        index = next((index for index, block in enumerate(seen) if block == scratch), None)
+        if index is not None:
+            parts[index].append(member)
             continue
         seen.append(scratch)
         parts.append([member])

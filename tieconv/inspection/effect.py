@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
-from tieconv.families.reading import FLAG, cannot_build, levels, reading_v4
 from tieconv.text import shown
 
 _EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED, State.UNREAD})
@@ -20,13 +20,17 @@ def effect(inspection: Inspection) -> str:
         )
     if family.knowledge is not Knowledge.TABLE:
         return why
-    older = reading_v4(inspection)
+    transformers4_verdict = reading_v4(inspection)
     head = _own_head(inspection) if family.tying is Tying.ALWAYS else None
     if head is not None:
         reason = f"{shown(head.name)} is stored with values of its own"
         rule = f"{family.architecture} ties only a head that is missing or equal"
-        return f"Not tied: {reason}. {rule}{', transformers 4 ties every head' if older else ''}."
-    if family.tying is not Tying.CAN or older in (None, inspection.config.effective) or not levels(inspection):
+        return f"Not tied: {reason}. {rule}{', transformers 4 ties every head' if transformers4_verdict else ''}."
+    if (
+        family.tying is not Tying.CAN
+        or transformers4_verdict in (None, inspection.config.effective)
+        or not levels(inspection)
+    ):
         return why
     verdict, _, reason = why.partition(": ")
     return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
@@ -36,8 +40,8 @@ def _own_head(inspection: Inspection) -> Member | None:
     """The stored head, where it differs from the table that the class ties it to."""
     head = inspection.head.output_head
     members = (member for tie in inspection.ties for member in tie.members)
-    found = next((member for member in members if head is not None and member.name == head.name), None)
-    return found if found is not None and found.state not in _EQUAL else None
+    head_member = next((member for member in members if head is not None and member.name == head.name), None)
+    return head_member if head_member is not None and head_member.state not in _EQUAL else None
 
 
 def _in_transformers4(inspection: Inspection) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.records import ByteRange, ByteReader
-from tieconv.inspection.blocks import BLOCK, announce, read, sample_pieces, stored_pieces, stream
+from tieconv.checkpoint.model_files import ByteRange, ByteReader
+from tieconv.inspection.blocks import BLOCK, SAMPLE, announce, read, sample_pieces, stored_pieces, stream
 
 
 def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
@@ -22,17 +22,22 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
         return True
     if is_known_equal(reader, a, b):
         return True
-    if not (samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)):
+    if a.size <= SAMPLE:
+        same = _small_equal(reader, a, b, watch)
+    else:
+        same = samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)
+    if not same:
         return False
-    kept: set[frozenset[ByteRange]] | None = getattr(reader, "equal_ranges", None)
-    if kept is not None:
-        kept.add(frozenset((a, b)))
+    equal_ranges: set[frozenset[ByteRange]] | None = getattr(reader, "equal_ranges", None)
+    if equal_ranges is not None:
+        equal_ranges.add(frozenset((a, b)))
     return True
 
 
 def is_known_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     """Whether the reader keeps that two ranges were found equal before."""
-    return frozenset((a, b)) in getattr(reader, "equal_ranges", ())
+    kept: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
+    return bool(kept) and frozenset((a, b)) in kept
 
 
 def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
@@ -40,8 +45,8 @@ def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     known = getattr(reader, "content_id", None)
     if known is None or type(a) is not type(b) or replace(a, file=b.file) != b:
         return False
-    one = known(a.file)
-    return one is not None and one == known(b.file)
+    file = known(a.file)
+    return file is not None and file == known(b.file)
 
 
 def samples_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
@@ -57,33 +62,43 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
     left = stream(reader, replace(a, end=a.start + size))
     right = stream(reader, replace(b, end=b.start + size))
     done = 0
-    for one, two in zip(left, right, strict=True):
-        if one != two:
-            return done + _prefix(one, two)
-        done += len(one)
+    for first, second in zip(left, right, strict=True):
+        if first != second:
+            return done + _prefix(first, second)
+        done += len(first)
     return done
+
+
+def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
+    """Compare two ranges in one read each: a model may hold hundreds of thousands of such tensors."""
+    announce(reader, [(a, 0, a.size), (b, 0, b.size)])
+    one = read(reader, a, 0, a.size)
+    if one != read(reader, b, 0, b.size):
+        return False
+    watch(one)
+    return True
 
 
 def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
     # Whole bytearrays compare by memcmp; memoryviews compare item by item, five times slower.
-    one, two = bytearray(min(BLOCK, a.size)), bytearray(min(BLOCK, a.size))
+    left, right = bytearray(min(BLOCK, a.size)), bytearray(min(BLOCK, a.size))
     for offset, size in stored_pieces(reader, (a, b), 0, a.size, BLOCK):
-        if size < len(one):
-            one, two = bytearray(size), bytearray(size)
-        reader.read_into(a, offset, memoryview(one))
-        reader.read_into(b, offset, memoryview(two))
-        if one != two:
+        if size < len(left):
+            left, right = bytearray(size), bytearray(size)
+        reader.read_into(a, offset, memoryview(left))
+        reader.read_into(b, offset, memoryview(right))
+        if left != right:
             return False
-        watch(one)
+        watch(left)
     return True
 
 
-def _prefix(one: Sequence[int], two: Sequence[int]) -> int:
+def _prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Length of the common prefix of two differing buffers, by bisection."""
-    low, high = 0, len(one)
+    low, high = 0, len(left)
     while high - low > 1:
         middle = (low + high) // 2
-        if one[low:middle] == two[low:middle]:
+        if left[low:middle] == right[low:middle]:
             low = middle
         else:
             high = middle

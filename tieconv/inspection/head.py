@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tieconv.architectures import locate
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.inspection import (
     BiasState,
@@ -14,8 +15,7 @@ from tieconv.checkpoint.inspection import (
     TensorView,
     Tie,
 )
-from tieconv.checkpoint.records import ByteReader, TensorRecord
-from tieconv.families import locate
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import is_sampled
 
 
@@ -33,10 +33,10 @@ def view_head(
 
 def _pieces(family: Family, tensors: Mapping[str, TensorRecord]) -> tuple[TensorView, ...]:
     """The stored tensors that a loader joins to the input embedding; empty where one of them is missing."""
-    found = [tensors[name] for name in family.pieces if name in tensors]
-    if len(found) < len(family.pieces):
+    records = [tensors[name] for name in family.pieces if name in tensors]
+    if len(records) < len(family.pieces):
         return ()
-    return tuple(TensorView(record.name, record.shape, record.dtype) for record in found)
+    return tuple(TensorView(record.name, record.shape, record.dtype) for record in records)
 
 
 def _embedding(family: Family, tensors: Mapping[str, TensorRecord], ties: tuple[Tie, ...]) -> TensorView | None:
@@ -94,7 +94,7 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
         if actual:
             if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[actual])):
                 return OutputBias(actual, BiasState.UNREAD)
-            from tieconv.inspection.values import bias_summary
+            from tieconv.inspection.tensor_values import bias_summary
 
             return OutputBias(actual, *bias_summary(reader, tensors[actual]))
     return OutputBias(names[0], BiasState.ABSENT)

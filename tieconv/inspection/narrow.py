@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tieconv.architectures import find, locate
+from tieconv.architectures.named_by_user import with_names
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.records import Files, FileState, Listing
-from tieconv.families import find, locate
-from tieconv.families.named import with_names
+from tieconv.checkpoint.model_files import Files, FileState, Listing
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.formats.index import LIMIT, read_index
-from tieconv.formats.safetensors_model import SAFETENSORS
-from tieconv.formats.torch_model import TORCH
+from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.torch.model import TORCH
 from tieconv.inspection.head import head_bias_name
 
 
@@ -27,8 +27,8 @@ class NarrowedFiles:
     def pread(self, name: str, size: int, offset: int) -> bytes:
         if name == self._index:
             return self._data[offset : offset + size]
-        found: bytes = self._inner.pread(name, size, offset)
-        return found
+        data: bytes = self._inner.pread(name, size, offset)
+        return data
 
     def state(self, name: str) -> FileState:
         state: FileState = self._inner.state(name)
@@ -57,12 +57,12 @@ def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) 
         family = with_names(family, embed, head)
     elif family.knowledge is not Knowledge.TABLE:
         return None
-    kept = {homes[name] for name in _concerned(family, homes)}
-    unread = tuple(sorted(set(homes.values()) - kept))
-    if not kept or not unread:
+    needed = {homes[name] for name in _concerned(family, homes)}
+    unread = tuple(sorted(set(homes.values()) - needed))
+    if not needed or not unread:
         return None
-    entries = {name: size for name, size in listing.entries.items() if name in kept or not naming.is_weights(name)}
-    index = {"weight_map": {name: shard for name, shard in homes.items() if shard in kept}}
+    entries = {name: size for name, size in listing.entries.items() if name in needed or not naming.is_weights(name)}
+    index = {"weight_map": {name: shard for name, shard in homes.items() if shard in needed}}
     narrowed = NarrowedFiles(files, naming.index, json.dumps(index).encode())
     return replace(listing, entries=entries), narrowed, unread
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from typing import NoReturn
 
-from tieconv.checkpoint.records import TensorRecord
+from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.errors import RefusedError
 from tieconv.text import shown
 
@@ -28,10 +28,10 @@ class PairWork:
         self._classes = classes
         self._pairs, self._bytes = MOST_PAIRS, _FREE + _TIMES * sum(group[0].nbytes for group in classes)
 
-    def spend(self, one: TensorRecord, two: TensorRecord) -> None:
+    def spend(self, left: TensorRecord, right: TensorRecord) -> None:
         """Count one comparison. Raises `RefusedError` where it is one too many."""
         self._pairs -= 1
-        self._bytes -= one.nbytes + two.nbytes
+        self._bytes -= left.nbytes + right.nbytes
         if self._pairs < 0 or self._bytes < 0:
             _refuse(self._classes)
 
@@ -42,13 +42,13 @@ def cross_pairs(classes: Sequence[_Class]) -> Iterator[tuple[_Class, _Class]]:
     if len(classes) ** 2 - sum(number**2 for number in total.values()) > 2 * MOST_CROSS_PAIRS:
         _refuse(classes)
     later: dict[str, list[int]] = defaultdict(list)
-    for place in range(len(classes) - 1, -1, -1):
-        later[classes[place][0].dtype].append(place)  # the next one is the last of each list
-    for one in classes:
-        later[one[0].dtype].pop()
-        others = (reversed(places) for dtype, places in later.items() if dtype != one[0].dtype)
-        for other in merge(*others):
-            yield one, classes[other]
+    for index in range(len(classes) - 1, -1, -1):
+        later[classes[index][0].dtype].append(index)  # the next one is the last of each list
+    for first in classes:
+        later[first[0].dtype].pop()
+        others = (reversed(places) for dtype, places in later.items() if dtype != first[0].dtype)
+        for partner in merge(*others):
+            yield first, classes[partner]
 
 
 def _refuse(classes: Sequence[_Class]) -> NoReturn:

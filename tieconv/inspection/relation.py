@@ -8,16 +8,28 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
-from tieconv.checkpoint.inspection import Detail, Relation, State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Compared,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherShape,
+    RowFigures,
+    Scaled,
+    Transposed,
+)
 from tieconv.inspection.equality import common_prefix, equal
 from tieconv.inspection.sharing import sharing
+from tieconv.inspection.tensor_values import NanWatch
 from tieconv.inspection.transposition import transposed
-from tieconv.inspection.values import NanWatch
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 if TYPE_CHECKING:
-    from tieconv.inspection.numeric_rows import Difference
+    from tieconv.inspection.numeric.rows import Difference
 
 NEAR_RMS = 1e-2
 """Largest rms of the difference, relative to the canonical rms, at which tensors are near."""
@@ -26,7 +38,7 @@ NEAR_ROWS = 0.5
 """Largest share of rows that may differ in tensors that are near whatever the difference."""
 
 
-def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
+def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Compared:
     """What ``other`` is to ``canonical``: identical, transposed, cast, scaled, near or distinct.
 
     The first state that can be proved is returned, with the figures that it carries. No number is
@@ -39,66 +51,62 @@ def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> 
     watch = NanWatch(reader, canonical)
     if _same_form(canonical, other) and equal(reader, canonical.range, other.range, watch):
         watch.keep()
-        return Relation(State.IDENTICAL)
+        return Identical()
     if transposed(reader, canonical, other):
-        return Relation(State.TRANSPOSED)
+        return Transposed()
     if canonical.shape != other.shape:
-        return Relation(State.DISTINCT, _shape_detail(reader, canonical, other))
+        return _other_shape(reader, canonical, other)
     reason = _incomparable(canonical, other)
     if reason:
-        return Relation(State.DISTINCT, {"reason": reason})
+        return OtherBytes(reason)
     return _relate_values(reader, canonical, other)
 
 
-def relate_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> Relation | None:
-    """The `State.CAST` relation of two float tensors of one shape and two types, or ``None``.
+def relate_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> Cast | None:
+    """The `Cast` relation of two float tensors of one shape and two types, or ``None``.
 
-    ``detail`` names the side that holds everything (``exact``) and the rounded one (``narrow``), and
-    says whether widening the latter gives back the former (``lossless``). Raises what the reader raises.
+    Raises what the reader raises.
     """
     if one.dtype == two.dtype or one.shape != two.shape or _incomparable(one, two):
         return None
-    from tieconv.inspection.numeric import Pair
-    from tieconv.inspection.numeric_cast import cast_direction
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.cast import cast_direction
 
     found = cast_direction(Pair(reader, one, two))
     if found is None:
         return None
     pair, lossless = found
-    return Relation(State.CAST, {"exact": pair.left.name, "narrow": pair.right.name, "lossless": lossless})
+    return Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
 
 
-def _relate_values(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
-    from tieconv.inspection.numeric import Pair
-    from tieconv.inspection.numeric_rows import difference
+def _relate_values(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Compared:
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.rows import difference
 
     cast = relate_cast(reader, canonical, other)
     if cast:
         return cast
-    scaled = _scaling_detail(reader, canonical, other)
+    scaled = _scaled(reader, canonical, other)
     if scaled:
-        return Relation(State.SCALED, scaled)
+        return scaled
     found = difference(Pair(reader, canonical, other))
-    detail = _difference_detail(found, same_dtype=canonical.dtype == other.dtype)
-    if _is_near(found):
-        return Relation(State.NEAR, detail)
-    return Relation(State.DISTINCT, {**detail, "cosine": found.cosine})
+    figures = _figures(found, same_dtype=canonical.dtype == other.dtype)
+    return Near(figures) if _is_near(found) else Different(figures, found.cosine)
 
 
 def _same_form(canonical: TensorRecord, other: TensorRecord) -> bool:
     return (canonical.dtype, canonical.shape) == (other.dtype, other.shape)
 
 
-def _shape_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail:
+def _other_shape(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Empty | OtherShape:
     if canonical.elements and not other.elements:
-        return {"empty": True}
-    detail: dict[str, object] = {"shape": list(other.shape), "canonical_shape": list(canonical.shape)}
-    if _same_rows(canonical, other):
-        rows, canonical_rows = other.shape[0], canonical.shape[0]
-        row_bytes = max(canonical.nbytes, other.nbytes) // max(rows, canonical_rows)
-        prefix = common_prefix(reader, canonical.range, other.range)
-        detail |= {"rows_equal": prefix // row_bytes, "extra_rows": rows - canonical_rows}
-    return detail
+        return Empty()
+    if not _same_rows(canonical, other):
+        return OtherShape(other.shape, canonical.shape)
+    rows, canonical_rows = other.shape[0], canonical.shape[0]
+    row_bytes = max(canonical.nbytes, other.nbytes) // max(rows, canonical_rows)
+    prefix = common_prefix(reader, canonical.range, other.range)
+    return OtherShape(other.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
 
 
 def _same_rows(canonical: TensorRecord, other: TensorRecord) -> bool:
@@ -126,38 +134,37 @@ def _incomparable(canonical: TensorRecord, other: TensorRecord) -> str:
     return ""
 
 
-def _scaling_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail | None:
-    from tieconv.inspection.numeric import Pair
-    from tieconv.inspection.numeric_scale import scaling
+def _scaled(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Scaled | None:
+    from tieconv.inspection.numeric.bits import Pair
+    from tieconv.inspection.numeric.scale import scaling
 
     found = scaling(Pair(reader, canonical, other))
     if found is None:
         return None
     forward = found.pair.left is canonical
-    return {
-        "factor": found.factor if forward else 1 / found.factor,
+    return Scaled(
+        factor=found.factor if forward else 1 / found.factor,
         # Only then does the canonical tensor alone give the other one back.
-        "exact": found.exact and forward,
-        "power_of_two": found.power_of_two,
-        "max_ulp": found.max_ulp,
-        "rounded": found.pair.right.name,
-    }
+        exact=found.exact and forward,
+        power_of_two=found.power_of_two,
+        max_ulp=found.max_ulp,
+        rounded=found.pair.right.name,
+    )
 
 
-def _difference_detail(found: Difference, *, same_dtype: bool) -> dict[str, object]:
-    """The figures of a difference; ``None`` where one is undefined or not finite."""
+def _figures(found: Difference, *, same_dtype: bool) -> RowFigures:
     unordered = bool(found.nan.count)
-    return {
-        "rows_differing": found.differing.count,
-        "rows": found.rows,
-        "row_ranges": found.differing.ranges,
-        "rows_listed_completely": found.differing.complete,
-        "max_ulp": found.max_ulp if same_dtype and not unordered else None,
-        "max_abs": None if found.unbounded else found.max_abs,
-        "relative_rms": found.relative_rms,
-        "sign_of_zero_only": found.sign_of_zero_only,
-        "nan_rows": found.nan.count,
-    }
+    return RowFigures(
+        rows_differing=found.differing.count,
+        rows=found.rows,
+        row_ranges=tuple((first, end) for first, end in found.differing.ranges),
+        rows_listed_completely=found.differing.complete,
+        max_ulp=found.max_ulp if same_dtype and not unordered else None,
+        max_abs=None if found.unbounded else found.max_abs,
+        relative_rms=found.relative_rms,
+        sign_of_zero_only=found.sign_of_zero_only,
+        nan_rows=found.nan.count,
+    )
 
 
 def _is_near(found: Difference) -> bool:

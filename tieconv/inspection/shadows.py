@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.inspection import Depth, Shadow
-from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
 from tieconv.inspection.equality import equal
 
 
@@ -30,8 +30,8 @@ def _shadows(checkpoint: Checkpoint, reader: ByteReader, depth: Depth, candidate
             yield Shadow(record.name, file.name, _differs(reader, used, record, compared))
 
 
-def _differs(reader: ByteReader, used: TensorRecord, other: TensorRecord, compared: bool) -> bool | None:
-    if (used.dtype, used.shape) != (other.dtype, other.shape):
+def _differs(reader: ByteReader, used: TensorRecord, shadow: TensorRecord, compared: bool) -> bool | None:
+    if (used.dtype, used.shape) != (shadow.dtype, shadow.shape):
         return True
-    dense = used.stride is None and other.stride is None
-    return not equal(reader, used.range, other.range) if compared and dense else None
+    dense = used.stride is None and shadow.stride is None
+    return not equal(reader, used.range, shadow.range) if compared and dense else None

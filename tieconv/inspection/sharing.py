@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tieconv.checkpoint.inspection import Relation, State
-from tieconv.checkpoint.records import TensorRecord
+from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.relation.interface import Aliased
+from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.sources.strided import StridedRange, row_major
 
 
@@ -25,7 +26,7 @@ class _View:
         return _View(self.file, self.start, self.shape[::-1], self.stride[::-1])
 
 
-def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
+def sharing(canonical: TensorRecord, other: TensorRecord) -> Aliased | Transposed | None:
     """`aliased` or `transposed` where both names are the same elements of the same bytes, else ``None``.
 
     Two names without an element share nothing.
@@ -34,9 +35,9 @@ def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
         return None
     one, two = _view(canonical), _view(other)
     if canonical.shape == other.shape and one == two:
-        return Relation(State.ALIASED)
+        return Aliased()
     if len(canonical.shape) == 2 and canonical.shape == other.shape[::-1] and one == two.turned:
-        return Relation(State.TRANSPOSED, {"view": True})
+        return Transposed(view=True)
     return None
 
 

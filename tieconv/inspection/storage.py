@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from math import gcd
 
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.records import ByteReader, Checkpoint, TensorRecord, WeightFile
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord, WeightFile
 from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.sharing import sharing
@@ -134,49 +134,49 @@ _WORST = ("aliased", "transposed", "view", "slice", "overlap")
 def _kinds(cluster: list[TensorRecord]) -> Iterator[str]:
     """How neighbours of a cluster share bytes. Clusters are compared pair by pair up to a bound."""
     pairs = 0
-    for place, one in enumerate(cluster):
-        for two in cluster[place + 1 :]:
-            if two.range.start >= one.range.end:
+    for index, left in enumerate(cluster):
+        for right in cluster[index + 1 :]:
+            if right.range.start >= left.range.end:
                 break
             pairs += 1
             if pairs > _MOST_PAIRS:
                 yield "overlap"
                 return
-            kind = _kind(one, two)
+            kind = _kind(left, right)
             if kind:
                 yield kind
 
 
-def _kind(one: TensorRecord, two: TensorRecord) -> str:
+def _kind(left: TensorRecord, right: TensorRecord) -> str:
     """What two tensors with common span bytes share; empty where their elements interleave."""
-    relation = sharing(one, two)
+    relation = sharing(left, right)
     if relation is not None:
         return "aliased" if relation.state is State.ALIASED else "transposed"
-    if _apart(one, two):
+    if _apart(left, right):
         return ""
-    if one.range == two.range and one.nbytes == two.nbytes == one.range.size:
+    if left.range == right.range and left.nbytes == right.nbytes == left.range.size:
         return "view"
-    inner, outer = sorted((one.range, two.range), key=lambda span: span.size)
+    inner, outer = sorted((left.range, right.range), key=lambda span: span.size)
     return "slice" if outer.start <= inner.start and inner.end <= outer.end else "overlap"
 
 
-def _apart(one: TensorRecord, two: TensorRecord) -> bool:
+def _apart(left: TensorRecord, right: TensorRecord) -> bool:
     """Whether two views are proved to have no byte in common, as columns of one matrix have none.
 
     Their elements fall into windows of one period; where the windows' runs do not meet, the views do not.
     """
     period = 0
     reaches = []
-    for record in (one, two):
+    for record in (left, right):
         sides = zip(record.shape, record.stride or row_major(record.shape), strict=True)
-        width = record.range.size // (1 + _last(record))
+        width = record.range.size // (1 + _last_element(record))
         moving = sorted((step * width, side) for side, step in sides if side > 1 and step)
         if not moving:
             return False
         period = gcd(period, moving[-1][0])
         reaches.append((moving[:-1], width))
     runs = []
-    for record, (inner, width) in zip((one, two), reaches, strict=True):
+    for record, (inner, width) in zip((left, right), reaches, strict=True):
         length = width + sum(step * (side - 1) for step, side in inner)
         first = record.range.start % period
         if first + length > period:
@@ -185,6 +185,6 @@ def _apart(one: TensorRecord, two: TensorRecord) -> bool:
     return runs[0][1] <= runs[1][0] or runs[1][1] <= runs[0][0]
 
 
-def _last(record: TensorRecord) -> int:
+def _last_element(record: TensorRecord) -> int:
     strides = record.stride or row_major(record.shape)
     return sum((side - 1) * step for side, step in zip(record.shape, strides, strict=True))

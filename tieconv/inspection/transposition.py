@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.blocks import read
 from tieconv.inspection.equality import equal
 
@@ -52,6 +52,6 @@ def _places(rows: int, columns: int) -> Iterator[tuple[int, int]]:
 
 
 def _proved(reader: ByteReader, a: TensorRecord, b: TensorRecord) -> bool:
-    from tieconv.inspection.numeric_transpose import transpose_equal
+    from tieconv.inspection.numeric.transpose import transpose_equal
 
     return transpose_equal(reader, a, b, BITS[a.dtype] // 8)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tieconv.architectures import find
+from tieconv.architectures.draft_models import WHY, is_draft
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import ConfigView
-from tieconv.checkpoint.records import Checkpoint
-from tieconv.families import find
-from tieconv.families.draft import WHY, is_draft
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.inspection.declared import view_config
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"
@@ -35,17 +35,17 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     shapes = {name: record.shape for name, record in checkpoint.tensors.items()}
     family = find(checkpoint.config_values, shapes, _shared_names(checkpoint))
     if embed or head:
-        from tieconv.families.named import with_names
+        from tieconv.architectures.named_by_user import with_names
 
         family = with_names(family, embed, head)
     return family, view_config(checkpoint.config_values, family)
 
 
 def _draft(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
-    found = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
-    architecture = found.architectures[0] if found.architectures else ""
+    drafted = view_config(checkpoint.config_values, _without_groups("", Tying.HEADLESS))
+    architecture = drafted.architectures[0] if drafted.architectures else ""
     family = _without_groups(architecture, Tying.HEADLESS)
-    return replace(family, model_type=found.model_type), replace(found, why=WHY)
+    return replace(family, model_type=drafted.model_type), replace(drafted, why=WHY)
 
 
 def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:

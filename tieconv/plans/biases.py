@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.families.unset import bias_unset
+from tieconv.loaders.transformers.uninitialised_bias import bias_unset
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, inspect_hint, refuse
 from tieconv.text import shown

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
+from tieconv.architectures.flag_levels import levels_read, text_config
+from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import SetConfig
 from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
-from tieconv.families.own_flag import own_flag
-from tieconv.families.reading import levels_read, text_config
-from tieconv.formats.json_edit import set_value
+from tieconv.formats.json.edit import set_values
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
@@ -38,9 +38,7 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
         )
     if changes:
         _guard_scale(inspection)
-    text = document.text
-    for change in changes:
-        text = set_value(text, change.path.split("."), change.value)
+    text = set_values(document.text, [(change.path.split("."), change.value) for change in changes])
     return (OutputText(document.name, text), changes) if changes else (None, ())
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+from tieconv.architectures import compose
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import Tying
 from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.model_files import BLOCKING, Layout, way_out
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.records import BLOCKING, Layout, way_out
 from tieconv.errors import RefusedError
-from tieconv.families import compose
 from tieconv.text import command, shell_word, shown
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from tieconv.architectures.flag_levels import FLAG, levels_read, reading_v4, text_config
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.families.reading import FLAG, levels_read, reading_v4, text_config
 from tieconv.plans.build import ALIKE
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import again, refuse

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.operation import KeepTensor, LinkFile, SetMetadata
 from tieconv.checkpoint.output import OutputTensor, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises
-from tieconv.checkpoint.records import Checkpoint, Layout
 from tieconv.plans.guards import again, guard_layout, refuse
 from tieconv.text import count, shown
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from tieconv.architectures import locate
+from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Role, TieGroup
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.families import locate
-from tieconv.families.older_tables import NO_VALUES, TIES_V4, source_name, sources
-from tieconv.families.reading import reading_v4
+from tieconv.loaders.transformers.ties4 import NO_VALUES, TIES_V4, source_name, sources
 from tieconv.text import shown
 
 _BUT = "not function-preserving in transformers 4, which"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tieconv.checkpoint.model_files import TWO_FORMATS, Checkpoint
 from tieconv.checkpoint.operation import DropFile
 from tieconv.checkpoint.plan import Plan
-from tieconv.checkpoint.records import TWO_FORMATS, Checkpoint
 from tieconv.text import count
 
 

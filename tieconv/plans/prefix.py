@@ -13,7 +13,7 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
 from tieconv.checkpoint.plan import Promises
-from tieconv.families.older import corrupt
+from tieconv.loaders.transformers.names4 import corrupt
 from tieconv.plans.edits import Edits
 from tieconv.text import shown
 

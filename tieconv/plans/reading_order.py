@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.families.last import one_table
+from tieconv.loaders.transformers.shared_tables import one_table
 from tieconv.text import shown
 
 

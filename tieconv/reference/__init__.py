@@ -3,7 +3,7 @@
 The only room below `tieconv.onnx` that imports torch and transformers.
 """
 
-from tieconv.reference.apart import Apart, load_apart
 from tieconv.reference.model import Batch, Reference, architecture, load, load_config
+from tieconv.reference.two_tables import Apart, load_apart
 
 __all__ = ["Apart", "Batch", "Reference", "architecture", "load", "load_apart", "load_config"]

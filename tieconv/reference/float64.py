@@ -24,10 +24,10 @@ class KeepFloat64(TorchFunctionMode):  # type: ignore[misc]
         if args and isinstance(args[0], torch.Tensor) and args[0].dtype is torch.float64:
             if func is torch.Tensor.float:
                 return args[0]
-            args = tuple(map(_kept, args))
-            named = {key: _kept(value) for key, value in named.items()}
+            args = tuple(map(_widened, args))
+            named = {key: _widened(value) for key, value in named.items()}
         return func(*args, **named)
 
 
-def _kept(value: Any) -> Any:
+def _widened(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value

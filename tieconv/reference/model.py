@@ -73,28 +73,28 @@ class Reference:
     def epsilons(self) -> frozenset[float]:
         """What the norms of the class add before the root."""
         names = ("eps", "variance_epsilon", "epsilon")
-        found = (getattr(module, name, None) for module in self.model.modules() for name in names)
-        return frozenset(value for value in found if isinstance(value, float))
+        values = (getattr(module, name, None) for module in self.model.modules() for name in names)
+        return frozenset(value for value in values if isinstance(value, float))
 
     @property
     def offsets(self) -> dict[str, int]:
         """By parameter, how many rows of a position table stand before that of position 0: no token looks them up."""
         modules = self.model.named_modules()
-        found = (
+        tables = (
             (name, getattr(module, "offset", None)) for name, module in modules if hasattr(module, "embedding_dim")
         )
-        return {f"{name}.weight": rows for name, rows in found if isinstance(rows, int)}
+        return {f"{name}.weight": rows for name, rows in tables if isinstance(rows, int)}
 
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
         """The keyword arguments of the forward pass from position ``start`` on; the mask covers all positions."""
         if batch.decoder_ids is not None:
             return {"input_ids": batch.ids, "attention_mask": batch.mask, "decoder_input_ids": batch.decoder_ids}
-        given = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
+        arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
         if batch.types is not None:
-            given["token_type_ids"] = batch.types[:, start:]
+            arguments["token_type_ids"] = batch.types[:, start:]
         if batch.placed and "position_ids" in self._accepts:
-            given["position_ids"] = batch.positions[:, start:]
-        return given
+            arguments["position_ids"] = batch.positions[:, start:]
+        return arguments
 
     def logits(self, batch: Batch) -> Any:
         """Logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
@@ -130,8 +130,8 @@ class Reference:
         for length in pieces:
             end = start + length
             with self._exactly():
-                given = self.inputs(batch.until(end), start)
-                yield self.call(**given, past_key_values=cache, use_cache=True).logits
+                arguments = self.inputs(batch.until(end), start)
+                yield self.call(**arguments, past_key_values=cache, use_cache=True).logits
             start = end
 
     @contextmanager

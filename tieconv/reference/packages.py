@@ -6,12 +6,13 @@ from importlib import import_module
 from typing import Any
 
 from tieconv.errors import MissingPackageError
+from tieconv.install import install_command
 from tieconv.text import shown
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
     """The module; `MissingPackageError` with the pip command where it is not installed or cannot be imported."""
-    hint = f"pip install 'tieconv[{extra}]'"
+    hint = install_command(extra)
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Literal, Protocol, cast
 
-from tieconv.checkpoint.records import Files
+from tieconv.checkpoint.model_files import Files
 
 Kind = Literal["sha256", "git"]
 _BLOCK = 1 << 20
@@ -22,8 +22,8 @@ class Hashed(Protocol):
 
 def same_hash(a: object, b: object, name: str) -> bool:
     """Whether two files of one size are equal, by a hash that one side knows; the other has it too or is read."""
-    known = [found for reader in (a, b) if (found := _known(reader, name))]
-    kind: Kind = "sha256" if any(found[0] == "sha256" for found in known) else "git"
+    known = [stored for reader in (a, b) if (stored := _known(reader, name))]
+    kind: Kind = "sha256" if any(stored[0] == "sha256" for stored in known) else "git"
     return _hash_of(a, name, kind) == _hash_of(b, name, kind)
 
 

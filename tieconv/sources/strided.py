@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tieconv.checkpoint.record import record
-from tieconv.checkpoint.records import ByteRange, TensorRecord
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.value_type import record
 
 SPAN_LIMIT = 8 * 1024 * 1024
 """Bytes of the storage held at a time."""
@@ -46,23 +46,23 @@ def dense(record: TensorRecord) -> TensorRecord:
     """The record with a range that reads densely: itself, unless it is a strided view."""
     if record.stride is None or isinstance(record.range, StridedRange):
         return record
-    last = sum((side - 1) * step for side, step in zip(record.shape, record.stride, strict=True))
-    width = record.range.size // (last + 1)
+    last_element = sum((side - 1) * step for side, step in zip(record.shape, record.stride, strict=True))
+    width = record.range.size // (last_element + 1)
     span = record.range
-    place = StridedRange(span.file, 0, prod(record.shape) * width, span.start, width, record.shape, record.stride)
-    return TensorRecord(record.name, record.dtype, record.shape, place, record.stride, record.storage)
+    stored = StridedRange(span.file, 0, prod(record.shape) * width, span.start, width, record.shape, record.stride)
+    return TensorRecord(record.name, record.dtype, record.shape, stored, record.stride, record.storage)
 
 
-def gather(read: ReadAt, span: StridedRange, first: int, last: int, cost: int | None = None) -> bytearray:
-    """Dense bytes ``first`` to ``last`` of a view, both on the border of an element.
+def gather(read: ReadAt, span: StridedRange, first: int, end: int, cost: int | None = None) -> bytearray:
+    """Dense bytes ``first`` to ``end`` of a view, both on the border of an element.
 
     ``cost`` is what one more read costs, in bytes that could be read meanwhile: `READ_COST` unless it is given.
     """
-    out = bytearray(last - first)
+    out = bytearray(end - first)
     if out:
         rows = _Rows(read, span, READ_COST if cost is None else cost)
-        for corner, shape, place in _boxes(span.shape, first // span.width, last // span.width):
-            rows.copy(corner, shape, memoryview(out), place - first // span.width)
+        for corner, shape, element in _boxes(span.shape, first // span.width, end // span.width):
+            rows.copy(corner, shape, memoryview(out), element - first // span.width)
     return out
 
 
@@ -70,31 +70,33 @@ _Box = tuple[tuple[int, ...], tuple[int, ...], int]
 """Corner, sides, and the dense place of the corner."""
 
 
-def _boxes(shape: Sequence[int], first: int, last: int) -> list[_Box]:
-    """Elements ``first`` to ``last`` in row-major order as boxes."""
+def _boxes(shape: Sequence[int], first: int, end: int) -> list[_Box]:
+    """Elements ``first`` to ``end`` in row-major order as boxes."""
     if not shape:
         return [((), (), 0)]
     inner = prod(shape[1:])
-    row, end_row = first // inner, last // inner
-    start, stop = first - row * inner, last - end_row * inner
+    row, end_row = first // inner, end // inner
+    start, stop = first - row * inner, end - end_row * inner
     if row == end_row:
         return _under(shape, row, start, stop)
-    found = []
+    boxes = []
     if start:
-        found += _under(shape, row, start, inner)
+        boxes += _under(shape, row, start, inner)
         row += 1
     if row < end_row:
         corner = (row, *(0 for _ in shape[1:]))
-        found.append((corner, (end_row - row, *shape[1:]), row * inner))
+        boxes.append((corner, (end_row - row, *shape[1:]), row * inner))
     if stop:
-        found += _under(shape, end_row, 0, stop)
-    return found
+        boxes += _under(shape, end_row, 0, stop)
+    return boxes
 
 
 def _under(shape: Sequence[int], row: int, start: int, stop: int) -> list[_Box]:
     """The boxes of one row, from its element ``start`` to ``stop``."""
     before = row * prod(shape[1:])
-    return [((row, *corner), (1, *sides), before + place) for corner, sides, place in _boxes(shape[1:], start, stop)]
+    return [
+        ((row, *corner), (1, *sides), before + element) for corner, sides, element in _boxes(shape[1:], start, stop)
+    ]
 
 
 @dataclass(slots=True)
@@ -105,22 +107,22 @@ class _Rows:
     span: StridedRange
     cost: int
 
-    def copy(self, corner: tuple[int, ...], shape: tuple[int, ...], out: memoryview, place: int) -> None:
-        """Copy the box at ``corner`` to dense element ``place`` of ``out``, in the row-major order of the view."""
+    def copy(self, corner: tuple[int, ...], shape: tuple[int, ...], out: memoryview, element: int) -> None:
+        """Copy the box at ``corner`` to dense element ``element`` of ``out``, in the row-major order of the view."""
         reach = [(side - 1) * step for side, step in zip(shape, self.span.stride, strict=True)]
         elements = sum(reach) + 1
         run = self._run(shape)
         if prod(shape) // run[1] * self.cost + prod(shape) * self.span.width < elements * self.span.width:
-            self._copy_runs(corner, shape, run[0], out, place)
+            self._copy_runs(corner, shape, run[0], out, element)
         elif elements * self.span.width > SPAN_LIMIT and max(shape) > 1:
             axis = max(range(len(shape)), key=lambda i: reach[i])
             half = shape[axis] // 2
-            self.copy(corner, _with(shape, axis, half), out, place)
+            self.copy(corner, _with(shape, axis, half), out, element)
             moved = _with(corner, axis, corner[axis] + half)
             skipped = half * prod(self.span.shape[axis + 1 :])
-            self.copy(moved, _with(shape, axis, shape[axis] - half), out, place + skipped)
+            self.copy(moved, _with(shape, axis, shape[axis] - half), out, element + skipped)
         else:
-            self._copy_held(corner, shape, elements, out, place)
+            self._copy_held(corner, shape, elements, out, element)
 
     def _run(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """The axis along which elements lie side by side, -1 where none does, and how many do."""
@@ -129,17 +131,17 @@ class _Rows:
         return (axis, length) if length > 1 else (-1, 1)
 
     def _copy_runs(
-        self, corner: tuple[int, ...], shape: tuple[int, ...], run: int, out: memoryview, place: int
+        self, corner: tuple[int, ...], shape: tuple[int, ...], run: int, out: memoryview, element: int
     ) -> None:
         steps = row_major(self.span.shape)
         for index in product(*(range(1) if axis == run else range(side) for axis, side in enumerate(shape))):
             at = tuple(start + moved for start, moved in zip(corner, index, strict=True))
-            one = tuple(side if axis == run else 1 for axis, side in enumerate(shape))
-            there = place + sum(moved * step for moved, step in zip(index, steps, strict=True))
-            self._copy_held(at, one, prod(one), out, there)
+            row = tuple(side if axis == run else 1 for axis, side in enumerate(shape))
+            there = element + sum(moved * step for moved, step in zip(index, steps, strict=True))
+            self._copy_held(at, row, prod(row), out, there)
 
     def _copy_held(
-        self, corner: tuple[int, ...], shape: tuple[int, ...], elements: int, out: memoryview, place: int
+        self, corner: tuple[int, ...], shape: tuple[int, ...], elements: int, out: memoryview, element: int
     ) -> None:
         """Copy a box whose stored bytes are read at once, one run along its longest side at a time."""
         width, stride = self.span.width, self.span.stride
@@ -157,7 +159,7 @@ class _Rows:
         step, jump = step * per_element, jump * per_element
         for index in product(*outer):
             here = sum(i * s for i, s in zip(index, stride, strict=True)) * per_element
-            there = (place + sum(i * s for i, s in zip(index, steps, strict=True))) * per_element
+            there = (element + sum(i * s for i, s in zip(index, steps, strict=True))) * per_element
             for a, b in zip(range(here, here + per_element), range(there, there + per_element), strict=True):
                 target[b : b + (count - 1) * jump + 1 : jump] = source[a : a + (count - 1) * step + 1 : step]
 

@@ -6,7 +6,7 @@ import zlib
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from tieconv.checkpoint.records import Storage, WeightFile
+from tieconv.checkpoint.model_files import Storage, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
@@ -36,8 +36,8 @@ class Sums:
         if name not in self._files:
             return
         starts, storages = self._lookup(name)
-        for place in range(max(bisect_right(starts, position) - 1, 0), len(storages)):
-            storage = storages[place]
+        for index in range(max(bisect_right(starts, position) - 1, 0), len(storages)):
+            storage = storages[index]
             skipped = max(storage.range.start - position, 0)  # what lies between two storages
             data, position = data[skipped:], position + skipped
             if not data:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tieconv.errors import DestinationError, SettingsError
-from tieconv.sources.links import in_hub_store
+from tieconv.sources.local.links import in_hub_store
 from tieconv.text import path_word, shown
 
 LIMIT = 64 << 20

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from sys import getsizeof
 
 from tieconv.errors import UnreadableError
-from tieconv.formats.strict_json import value_cost
+from tieconv.formats.json.strict import value_cost
 from tieconv.text import shown
 
 MAX_TOKENS = 500_000

@@ -66,7 +66,7 @@ def class_values(evidence: Inspection, keys: tuple[str, ...]) -> dict[str, objec
                 raise WithheldError(f"{key} is not {value!r} in the config, and no other value was measured")
         for key in keys:
             values[key][release] = config.get(key, record["defaults"].get(key))
-    return {key: _agreed(key, found) for key, found in values.items()}
+    return {key: _agreed(key, by_release) for key, by_release in values.items()}
 
 
 def _agreed(key: str, values: Mapping[str, object]) -> object:
@@ -74,8 +74,8 @@ def _agreed(key: str, values: Mapping[str, object]) -> object:
     if not distinct:
         raise WithheldError("no release that was measured has this model type")
     if any(value != distinct[0] for value in distinct):
-        said = ", ".join(f"{value!r} in transformers {release}" for release, value in values.items())
-        raise WithheldError(f"the config leaves out {key}, and its default differs: {said}")
+        values_text = ", ".join(f"{value!r} in transformers {release}" for release, value in values.items())
+        raise WithheldError(f"the config leaves out {key}, and its default differs: {values_text}")
     return distinct[0]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.analysis.certificate.measured_releases import default_ids
-from tieconv.checkpoint.records import Files
+from tieconv.checkpoint.model_files import Files
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.strict_json import loads
+from tieconv.formats.json.strict import loads
 
 GENERATION = "generation_config.json"
 _LIMIT = 1_000_000
@@ -19,10 +19,10 @@ _KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
 
 def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows: int) -> set[int]:
     """The ids below ``rows`` that the configs name, and those of the classes where a key may be left out."""
-    found = {number for document in (config, generation) for number in _named(document) if number < rows}
+    ids = {number for document in (config, generation) for number in _named(document) if number < rows}
     for model_type in _model_types(config):
-        found |= default_ids(model_type)
-    return found
+        ids |= default_ids(model_type)
+    return ids
 
 
 def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, cast
 
 from tieconv.analysis.certificate.allowance import Allowance
-from tieconv.checkpoint.records import Files
-from tieconv.formats.json_members import BEHIND_NUMBERS, WINDOW, Items, Members, Pread
-from tieconv.formats.strict_json import collector_paused, loads, refuse
+from tieconv.checkpoint.model_files import Files
+from tieconv.formats.json.members import BEHIND_NUMBERS, WINDOW, Items, Members, Pread
+from tieconv.formats.json.strict import collector_paused, loads, refuse
 
 Batch = Mapping[str, object] | list[object]
 """Some members of an object, or some items of a list."""
@@ -24,8 +24,8 @@ _BLOCK = 8 << 20
 _KEY = 128
 """Bytes of the longest key with its colon and white space. Behind more white space it is read with the rest."""
 _ITEMS = {
-    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (last, re.escape(first)))
-    for first, last in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
+    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (closing, re.escape(first)))
+    for first, closing in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
 }
 """The likely separator of items by their first byte."""
 
@@ -61,27 +61,27 @@ class LargeJson:
         pattern = re.compile(rb'"(%b)"\s*:\s*([\[{])\s*(.)?' % b"|".join(by_key), re.DOTALL) if paths else None
         rest, position, taken = bytearray(), 0, []
         while data := self._pread(min(WINDOW, self._size - position), position):
-            found = pattern.search(data) if pattern else None
-            last = position + len(data) >= self._size or len(data) < WINDOW
-            end = found.start() if found else len(data) if last else len(data) - _KEY
+            match = pattern.search(data) if pattern else None
+            at_end = position + len(data) >= self._size or len(data) < WINDOW
+            end = match.start() if match else len(data) if at_end else len(data) - _KEY
             rest += data[:end]
             self._allowance.size(len(rest), self._name)
             position += end
-            if found:
-                rest += b'"%b":0' % found[1]
-                path = by_key[found[1]]
+            if match:
+                rest += b'"%b":0' % match[1]
+                path = by_key[match[1]]
                 if path in taken:
                     self._refuse_member(path)
                 taken.append(path)
-                position = self._part(found, position, paths[path])
+                position = self._part(match, position, paths[path])
         return bytes(rest), taken
 
-    def _part(self, found: re.Match[bytes], position: int, take: Take) -> int:
+    def _part(self, match: re.Match[bytes], position: int, take: Take) -> int:
         """Read one member in batches; its key is at ``position``. Return where it ends."""
-        start = position + found.start(2) - found.start()
-        if found[2] == b"{":
+        start = position + match.start(2) - match.start()
+        if match[2] == b"{":
             return self._batches(Members, start, BEHIND_NUMBERS, take).position
-        separator = _ITEMS.get((found[3] or b'"')[0], _ITEMS[ord('"')])
+        separator = _ITEMS.get((match[3] or b'"')[0], _ITEMS[ord('"')])
         return self._batches(Items, start, separator, lambda batch: take(cast("list[object]", batch[""]))).position
 
     def _batches(
@@ -91,10 +91,10 @@ class LargeJson:
         separator: re.Pattern[bytes],
         take: Callable[[Mapping[str, object]], None],
     ) -> Members:
-        found = kind(self._pread, start, self._size, self._name, separator, digits=DIGITS, lenient=True)
-        for batch in found.batches():
+        members = kind(self._pread, start, self._size, self._name, separator, digits=DIGITS, lenient=True)
+        for batch in members.batches():
             take(batch)
-        return found
+        return members
 
     def _check(self, value: object, path: tuple[str, ...], taken: bool, take: Take) -> None:
         """Refuse a member that stands elsewhere; give it to its function where the search missed it."""

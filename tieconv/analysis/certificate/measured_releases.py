@@ -22,8 +22,8 @@ def table(release: str) -> Mapping[str, Any]:
     assert __spec__ is not None
     loader: Any = __spec__.loader
     path = os.path.join(os.path.dirname(__file__), "data", f"transformers-{release}.json")
-    found: Mapping[str, Any] = json.loads(loader.get_data(path))
-    return found
+    releases: Mapping[str, Any] = json.loads(loader.get_data(path))
+    return releases
 
 
 def versions() -> tuple[str, ...]:
@@ -53,11 +53,11 @@ def tokens_of_class(name: str) -> set[str] | None:
     known = False
     for release in RELEASES:
         measured = table(release)["tokenizers"]
-        here = [measured[one] for one in names if one in measured]
-        if here and not any(one is not None for one in here):
+        here = [measured[class_name] for class_name in names if class_name in measured]
+        if here and not any(class_name is not None for class_name in here):
             return None
         known = known or bool(here)
-        tokens.update(*(one for one in here if one is not None))
+        tokens.update(*(class_name for class_name in here if class_name is not None))
     return tokens if known else None
 
 

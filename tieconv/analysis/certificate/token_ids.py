@@ -50,7 +50,7 @@ def token_ids(files: TokenizerFiles, config: Mapping[str, object]) -> TokenIds:
     vocabularies, added = files.vocabularies, files.added
     listed = frozenset(added).union(*vocabularies) | frozenset(_referred(files.document(TOKENIZER)))
     undecided = next(_undecided(files, config), "")
-    texts = set(added.values()).union(*(found.values() for found in vocabularies))
+    texts = set(added.values()).union(*(vocabulary.values() for vocabulary in vocabularies))
     new = {*named(files), *_of_classes(files, config)} - texts
     if not vocabularies:
         return TokenIds(listed, (), undecided or "no vocabulary was read")
@@ -69,11 +69,11 @@ def named(files: TokenizerFiles) -> set[str]:
     """The tokens that tokenizer_config.json and special_tokens_map.json name."""
     config = files.document(CONFIG)
     entries = [value for key, value in config.items() if key.endswith(("_token", "_tokens"))]
-    found = {text for value in (*entries, *files.document(SPECIAL).values()) for text in _texts(value)}
+    texts = {text for value in (*entries, *files.document(SPECIAL).values()) for text in _texts(value)}
     extra = config.get(_EXTRA)
     if isinstance(extra, int) and extra <= _MOST_EXTRA:
-        found |= {f"<extra_id_{number}>" for number in range(extra)}
-    return found
+        texts |= {f"<extra_id_{number}>" for number in range(extra)}
+    return texts
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -107,8 +107,8 @@ def _numbers(value: object) -> Iterator[int]:
 
 def _class_names(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]:
     """The classes that may load the files: those that are named, else, or besides, those of the model type."""
-    given = (files.document(CONFIG).get("tokenizer_class"), config.get("tokenizer_class"))
-    names, model_type = {name for name in given if isinstance(name, str)}, str(config.get("model_type"))
+    class_names = (files.document(CONFIG).get("tokenizer_class"), config.get("tokenizer_class"))
+    names, model_type = {name for name in class_names if isinstance(name, str)}, str(config.get("model_type"))
     if names and not passes_over_named_class(model_type):
         return names
     return names | tokenizer_classes(model_type)

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from tieconv.analysis.certificate.allowance import MAX_SETTINGS, Allowance, too_large
 from tieconv.analysis.certificate.large_json import Batch, LargeJson
-from tieconv.checkpoint.records import Files
+from tieconv.checkpoint.model_files import Files
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
 
@@ -56,31 +56,31 @@ class TokenizerFiles:
     @property
     def vocabularies(self) -> tuple[dict[int, str], ...]:
         """Every vocabulary that a class may load, each without the tokens that come on top."""
-        return tuple(found for found in (self.model, self.vocabulary, self.words) if found)
+        return tuple(vocabulary for vocabulary in (self.model, self.vocabulary, self.words) if vocabulary)
 
 
 def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
     """Read what there is among ``names``. Nothing is raised for a malformed file, or one that is too large."""
     top = sorted(name for name in names if "/" not in name)
-    found = TokenizerFiles(
+    tokenizer = TokenizerFiles(
         unread=tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD)),
         processors=tuple(filter(names.__contains__, PROCESSORS)),
     )
-    reader = _Reader(files, found)
+    reader = _Reader(files, tokenizer)
     for name, read in reader.readers.items():
         if name in names:
             try:
                 read(name)
             except UnreadableError as error:
-                (found.too_large if error.code == "json.too-large" else found.broken).append(name)
-    return found
+                (tokenizer.too_large if error.code == "json.too-large" else tokenizer.broken).append(name)
+    return tokenizer
 
 
 class _Reader:
     """Reads each file into ``found``. The methods raise `UnreadableError`."""
 
-    def __init__(self, files: Files, found: TokenizerFiles) -> None:
-        self._files, self._found, self._allowance = files, found, Allowance()
+    def __init__(self, files: Files, tokenizer: TokenizerFiles) -> None:
+        self._files, self._gathered, self._allowance = files, tokenizer, Allowance()
         self.readers: dict[str, Callable[[str], None]] = {
             TOKENIZER: self._tokenizer,
             VOCABULARY: self._vocabulary,
@@ -92,36 +92,36 @@ class _Reader:
 
     def _tokenizer(self, name: str) -> None:
         model: dict[int, str] = {}
-        self._found.documents[name] = self._large(name).document(
+        self._gathered.documents[name] = self._large(name).document(
             {
                 ("model", "vocab"): lambda batch: self._take(name, model, _vocabulary_pairs(batch, len(model))),
                 ("model", "merges"): lambda batch: self._allowance.merges(len(batch), name),
-                ("added_tokens",): lambda batch: self._take(name, self._found.added, _contents(batch)),
+                ("added_tokens",): lambda batch: self._take(name, self._gathered.added, _contents(batch)),
             }
         )
-        self._found.model = model
+        self._gathered.model = model
 
     def _vocabulary(self, name: str) -> None:
         vocabulary: dict[int, str] = {}
 
         def take(batch: Mapping[str, object]) -> None:
             self._take(name, vocabulary, batch.items())
-            self._found.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
+            self._gathered.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
 
         self._large(name).members(take)
-        self._found.vocabulary = vocabulary
+        self._gathered.vocabulary = vocabulary
 
     def _added(self, name: str) -> None:
-        self._large(name).members(lambda batch: self._take(name, self._found.added, batch.items()))
+        self._large(name).members(lambda batch: self._take(name, self._gathered.added, batch.items()))
 
     def _config(self, name: str) -> None:
         """Read what transformers adds to the tokenizer as it loads it too: {id as text: {"content": …}}."""
-        self._found.documents[name] = self._large(name).document(
-            {("added_tokens_decoder",): lambda batch: self._take(name, self._found.added, _decoded(batch))}
+        self._gathered.documents[name] = self._large(name).document(
+            {("added_tokens_decoder",): lambda batch: self._take(name, self._gathered.added, _decoded(batch))}
         )
 
     def _special(self, name: str) -> None:
-        self._found.documents[name] = self._large(name).document({})
+        self._gathered.documents[name] = self._large(name).document({})
 
     def _words(self, name: str) -> None:
         """Read a text with a token a line."""
@@ -136,7 +136,7 @@ class _Reader:
             text = ""
         if not text:
             raise UnreadableError(f"{name} is no UTF-8 text, or empty", "", "tokenizer.words")
-        self._found.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
+        self._gathered.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
 
     def _large(self, name: str) -> LargeJson:
         size = self._files.state(name).size

@@ -62,16 +62,16 @@ def open_directory(home: int, name: str) -> int:
 
 def _check_kind(status: os.stat_result, path: Path) -> None:
     if not stat.S_ISDIR(status.st_mode):
-        what = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
-        raise in_the_way(path, f"it is {what}", f"check it, then remove it: rm {shell_word(str(path))}")
+        kind = "a symlink" if stat.S_ISLNK(status.st_mode) else "not a directory"
+        raise in_the_way(path, f"it is {kind}", f"check it, then remove it: rm {shell_word(str(path))}")
 
 
-def _check_private(status: os.stat_result, path: Path, what: str) -> None:
+def _check_private(status: os.stat_result, path: Path, label: str) -> None:
     if status.st_uid != os.geteuid():
         hint = "wait if that user is writing there, else ask them to remove it, or give another -o"
-        raise in_the_way(path, f"{what} belongs to another user", hint)
+        raise in_the_way(path, f"{label} belongs to another user", hint)
     if status.st_mode & _OTHERS:
-        raise in_the_way(path, f"other users may write to {what}")
+        raise in_the_way(path, f"other users may write to {label}")
 
 
 def in_the_way(path: Path, why: str, hint: str = "") -> DestinationError:
@@ -86,11 +86,11 @@ def _clear(home: int, directory: int, path: Path, final: Path) -> None:
         lock(marker, directory, final)
         if not is_at(marker, MARKER, directory):
             return  # its owner removed it before this run had the lock
-        found = _owner(marker, directory, path)
-        _check_content(directory, path, found)
+        owner = _owner(marker, directory, path)
+        _check_content(directory, path, owner)
         if not os.path.lexists(final):
             _restore_old(directory, home, final)
-            _remove_data(home, final, found)
+            _remove_data(home, final, owner)
         empty(directory)
         remove(home, directory, path)
     finally:
@@ -144,16 +144,16 @@ def is_at(descriptor: int, name: str, directory: int) -> bool:
 def _owner(marker: int, directory: int, path: Path) -> Owner | None:
     """Return the owner, who has ended; ``None`` of a marker that a kill cut short, which must be alone."""
     data = os.pread(marker, SIZE + 1, 0)
-    found = parse(data)
-    if found is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
+    owner = parse(data)
+    if owner is None and not (is_cut(data) and os.listdir(directory) == [MARKER]):
         raise in_the_way(path, "it was not made by tieconv")
-    if found is not None and not found.is_gone:
+    if owner is not None and not owner.is_gone:
         hint = f"wait until it has ended; once it has, remove what it left: rm -r {shell_word(str(path))}"
-        raise in_the_way(path, f"{found} may still be writing to it", hint)
-    return found
+        raise in_the_way(path, f"{owner} may still be writing to it", hint)
+    return owner
 
 
-def _check_content(directory: int, path: Path, found: Owner | None) -> None:
+def _check_content(directory: int, path: Path, owner: Owner | None) -> None:
     """Everything beside the marker is a directory that a run makes, and an old model the one that it set aside."""
     for name in os.listdir(directory):
         if name == MARKER:
@@ -161,7 +161,7 @@ def _check_content(directory: int, path: Path, found: Owner | None) -> None:
         status = os.stat(name, dir_fd=directory, follow_symlinks=False)
         if not _OURS.fullmatch(name) or not stat.S_ISDIR(status.st_mode):
             raise in_the_way(path, f"it holds {shown(name)}, which tieconv did not put there")
-        if name == OLD and not (found and found.is_of_this_boot and found.old == status.st_ino):
+        if name == OLD and not (owner and owner.is_of_this_boot and owner.old == status.st_ino):
             raise in_the_way(path, f"its directory {OLD} is not the one that the killed run set aside")
 
 
@@ -171,13 +171,13 @@ def _restore_old(directory: int, home: int, final: Path) -> None:
         os.rename(OLD, final.name, src_dir_fd=directory, dst_dir_fd=home)
 
 
-def _remove_data(home: int, final: Path, found: Owner | None) -> None:
+def _remove_data(home: int, final: Path, owner: Owner | None) -> None:
     """Remove the data file whose graph never got its name: the one that the marker tells, and no other."""
     name = f"{final.name}{DATA}"
-    if not (found and found.is_of_this_boot and found.data) or name not in os.listdir(home):
+    if not (owner and owner.is_of_this_boot and owner.data) or name not in os.listdir(home):
         return
     status = os.stat(name, dir_fd=home, follow_symlinks=False)
-    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_ino == found.data:
+    if stat.S_ISREG(status.st_mode) and status.st_nlink == 1 and status.st_ino == owner.data:
         os.unlink(name, dir_fd=home)
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from tieconv.formats.onnx_messages import Graph, Node
+from tieconv.formats.onnx.messages import Graph, Node
 from tieconv.text import shown
 
 
-def order_fault(graph: Graph, place: int, name: str) -> str:
-    """Return the fault of the node at ``place``, which reads ``name`` before anything makes it."""
-    node = graph.nodes[place]
-    subject = f"node {place:,} ({shown(node.operator, 60)})"
+def order_fault(graph: Graph, index: int, name: str) -> str:
+    """Return the fault of the node at ``index``, which reads ``name`` before anything makes it."""
+    node = graph.nodes[index]
+    subject = f"node {index:,} ({shown(node.operator, 60)})"
     if name in node.outputs:
         return f"{subject} reads {shown(name)}, its own output"
-    maker = next((at for at, one in enumerate(graph.nodes) if name in one.outputs), None)
+    maker = next((at for at, candidate in enumerate(graph.nodes) if name in candidate.outputs), None)
     if maker is None:
         return f"{subject} reads {shown(name)}, which nothing makes"
-    if _reaches(graph.nodes, place, maker):
+    if _reaches(graph.nodes, index, maker):
         return f"{subject} reads {shown(name)}, which follows from its own output: the nodes make a cycle"
     return f"{subject} reads {shown(name)} before node {maker:,} makes it: the nodes are not in topological order"
 

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 
-from tieconv.checkpoint.records import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
+from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.order import order_fault
-from tieconv.formats.onnx_messages import Graph, Model, Node, Tensor
-from tieconv.formats.onnx_tensor import STRING, TYPES
-from tieconv.formats.protobuf import BYTES
+from tieconv.formats.onnx.protobuf import BYTES
+from tieconv.formats.onnx.tensor import STRING, TYPES
 from tieconv.text import shown
 
 MAX_LISTED = 4
@@ -24,6 +24,8 @@ NEWEST_IR, NEWEST_OPSET = 14, 28
 """The newest IR version and the newest operator set of ai.onnx that ONNX Runtime 1.32 reads."""
 _NO_OPSETS = 3
 """The first IR version that must import operator sets."""
+_TYPED = 2
+"""The first IR version in which an attribute must say its type."""
 _PLACES = frozenset({"location", "offset", "length", "checksum"})
 """The keys of external data that ONNX Runtime knows, beside those of prepacked weights."""
 _STRINGS, _RAW = 6, 9
@@ -54,6 +56,8 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
         yield from _of_tensor(tensor)
     yield from _of_main(model.graph, model)
     yield from _of_graph(model.graph, [], model.opsets.keys())
+    if model.ir_version >= _TYPED:
+        yield from _untyped(model.graph)
     for name in _repeated(function.name for function in model.functions):
         yield CHECKER, f"two functions are called {shown(name)}"
     for function in model.functions:
@@ -78,7 +82,9 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} has the undefined element type {tensor.kind}"
     fields = {field[0] for field in tensor.typed} | ({_RAW} if tensor.raw is not None else set())
     for key in tensor.entries if tensor.external else ():
-        if key not in _PLACES and not key.startswith("prepacked_"):
+        if key in _PLACES and not tensor.entries[key]:
+            yield SESSION, f"{subject} gives no {key}"
+        elif key not in _PLACES and not key.startswith("prepacked_"):
             yield SESSION, f"{subject} says where it lies by the unknown key {shown(key) or '(empty)'}"
     if tensor.external and tensor.repeats:
         yield SESSION, f"{subject} says twice where it lies"
@@ -135,29 +141,37 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
 
 def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
     made = scopes[-1]
-    for place, node in enumerate(graph.nodes):
-        yield from _of_node(node, place, imported)
+    for index, node in enumerate(graph.nodes):
+        yield from _of_node(node, index, imported)
         for name in node.inputs:
             if name and not any(name in scope for scope in scopes):
-                yield CHECKER, order_fault(graph, place, name)
+                yield CHECKER, order_fault(graph, index, name)
         for inner in node.graphs.values():
             yield from _of_graph(inner, scopes, imported)
         for name in node.outputs:
             if name and name in made:
-                yield CHECKER, f"{label(node, place)} makes {shown(name)}, which is already made"
+                yield CHECKER, f"{label(node, index)} makes {shown(name)}, which is already made"
             made.add(name)
 
 
-def _of_node(node: Node, place: int, imported: Set[str]) -> Iterator[Fault]:
+def _of_node(node: Node, index: int, imported: Set[str]) -> Iterator[Fault]:
     if not node.operator:
-        yield CHECKER, f"node {place} has no operator"
+        yield CHECKER, f"node {index} has no operator"
     elif not node.inputs and not node.outputs:
-        yield CHECKER, f"{label(node, place)} has neither an input nor an output"
+        yield CHECKER, f"{label(node, index)} has neither an input nor an output"
     if imported and node.domain not in imported and not (not node.domain and STANDARD & imported):
         yield (
             CHECKER,
-            f"{label(node, place)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
+            f"{label(node, index)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
         )
+
+
+def _untyped(graph: Graph) -> Iterator[Fault]:
+    for index, node in enumerate(graph.nodes):
+        for name in node.untyped:
+            yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
+        for inner in node.graphs.values():
+            yield from _untyped(inner)
 
 
 def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
@@ -170,9 +184,9 @@ def _repeated(names: Iterable[str]) -> list[str]:
     return [name for name, number in Counter(names).items() if number > 1]
 
 
-def label(node: Node, place: int) -> str:
+def label(node: Node, index: int) -> str:
     """Return how a sentence calls a node."""
-    return f"node {place:,} ({shown(node.operator, 60)})"
+    return f"node {index:,} ({shown(node.operator, 60)})"
 
 
 STANDARD = {"", "ai.onnx"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tieconv.onnx.parity.bindings import Kind, Padding
+from tieconv.onnx.parity.graph.bindings import Kind, Padding
 from tieconv.reference import Batch
 
 SEEDS = (0, 1, 2)

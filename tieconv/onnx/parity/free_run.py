@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tieconv.onnx.parity.forward import extended
+from tieconv.onnx.parity.graph.forward import extended
 from tieconv.onnx.parity.passes import Work, prompt
 from tieconv.reference import Batch, Reference
 
@@ -16,8 +16,8 @@ Generate = Callable[[Batch, int], torch.Tensor]
 
 def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
     """Tokens (sequences × steps) of every stepped cell; ``None`` where there is none."""
-    found = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps]
-    return torch.cat(found) if found else None
+    runs = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps]
+    return torch.cat(runs) if runs else None
 
 
 def reference_generate(reference: Reference) -> Generate:

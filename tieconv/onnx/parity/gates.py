@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.parity import Case, Gate, Identity, Structure
-from tieconv.onnx.parity.limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
+from tieconv.checkpoint.results.parity import Case, Gate, Identity, Structure
+from tieconv.onnx.parity.gate_limits import CELL_LIMIT, MAX_LIMIT, RMS_LIMIT
 from tieconv.onnx.parity.measure import Errors, ratios
 from tieconv.text import count
 
@@ -13,42 +13,42 @@ from tieconv.text import count
 def structure_gates(structure: Structure) -> Iterator[Gate]:
     """That the graph runs at every shape."""
     passed = not structure.faults
-    told = "; ".join(structure.faults) if structure.faults else "every batch, sequence and cache axis is free"
-    yield Gate("structure", float(len(structure.faults)), 0.0, passed, told)
+    explanation = "; ".join(structure.faults) if structure.faults else "every batch, sequence and cache axis is free"
+    yield Gate("structure", float(len(structure.faults)), 0.0, passed, explanation)
 
 
 def identity_gates(identity: Identity) -> Iterator[Gate]:
     """That the weights are the checkpoint's."""
     absent = [entry for entry in identity.lost if entry.required]
     alien = [entry for entry in identity.unexplained if entry.required]
-    told = (
+    explanation = (
         f"{identity.found} of {count(identity.tensors, 'tensor')} stand bit for bit in the graph"
         if not absent
         else f"{count(len(absent), 'tensor')} that must be in the graph cannot be found there: {absent[0].name}"
     )
-    yield Gate("weights", float(len(absent)), 0.0, not absent, told)
-    told = "every matrix of the graph in the shape of a tensor holds one"
+    yield Gate("weights", float(len(absent)), 0.0, not absent, explanation)
+    explanation = "every matrix of the graph in the shape of a tensor holds one"
     if alien:
-        told = f"in the shape of a tensor with the bytes of none: {', '.join(entry.name for entry in alien[:3])}"
-    yield Gate("graph_weights", float(len(alien)), 0.0, not alien, told)
+        explanation = f"in the shape of a tensor with the bytes of none: {', '.join(entry.name for entry in alien[:3])}"
+    yield Gate("graph_weights", float(len(alien)), 0.0, not alien, explanation)
 
 
-def logit_gates(prefix: str, what: str, graph: Errors, floor: Errors, precision: str) -> Iterator[Gate]:
-    """The pooled gates of one set of cases; ``prefix`` begins their names, ``what`` says whose errors they are."""
+def logit_gates(prefix: str, noun: str, graph: Errors, floor: Errors, precision: str) -> Iterator[Gate]:
+    """The pooled gates of one set of cases; ``prefix`` begins their names, ``noun`` says whose errors they are."""
     rms, largest = ratios(graph, floor, precision)
     yield Gate(
         f"{prefix}rms_ratio",
         rms,
         RMS_LIMIT,
         rms <= RMS_LIMIT,
-        f"RMS error of {what} over that of torch in the same precision, all cases pooled",
+        f"RMS error of {noun} over that of torch in the same precision, all cases pooled",
     )
     yield Gate(
         f"{prefix}max_ratio",
         largest,
         MAX_LIMIT,
         largest <= MAX_LIMIT,
-        f"largest error of {what} over the largest of torch in the same precision",
+        f"largest error of {noun} over the largest of torch in the same precision",
     )
     limit = 2 * floor.figures().max_abs
     yield Gate(
@@ -63,8 +63,10 @@ def logit_gates(prefix: str, what: str, graph: Errors, floor: Errors, precision:
 def case_gates(cases: Sequence[Case]) -> Iterator[Gate]:
     """That the graph ran in each case, and that none is far off alone."""
     broken = [case for case in cases if case.error]
-    told = f"the graph fails at {_shape(broken[0])}: {broken[0].error}" if broken else "the graph runs at every shape"
-    yield Gate("runs", float(len(broken)), 0.0, not broken, told)
+    explanation = (
+        f"the graph fails at {_shape(broken[0])}: {broken[0].error}" if broken else "the graph runs at every shape"
+    )
+    yield Gate("runs", float(len(broken)), 0.0, not broken, explanation)
     measured = [case.ratio for case in cases if case.ratio is not None]
     if measured:
         worst = max(measured)

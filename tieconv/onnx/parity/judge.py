@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tieconv.checkpoint.parity import Case, Gate, Histogram
+from tieconv.checkpoint.results.parity import Case, Gate, Histogram
 from tieconv.onnx.parity.cells import Cell
 from tieconv.onnx.parity.gates import case_gates, logit_gates
+from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios
 from tieconv.onnx.parity.passes import Work
-from tieconv.onnx.parity.store import LogitStore
 
 
 @dataclass
@@ -30,10 +30,10 @@ class Judged:
 
     def gates(self) -> Iterator[Gate]:
         yield from case_gates(self.cases)
-        for steps, prefix, what in ((False, "", "the graph"), (True, "steps_", "the cached steps")):
+        for steps, prefix, noun in ((False, "", "the graph"), (True, "steps_", "the cached steps")):
             graph, floor = self.pooled(steps=steps)
             if graph.positions:
-                yield from logit_gates(prefix, what, graph, floor, self.precision)
+                yield from logit_gates(prefix, noun, graph, floor, self.precision)
 
     def metrics(self, *, steps: bool) -> dict[str, Any] | None:
         """The pooled figures as the report gives them."""
@@ -60,20 +60,20 @@ def _sides(graph: Errors, floor: Errors) -> dict[str, Any]:
 
 def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
     """Every cell's errors against the reference; those of the graph are stored under ``name``."""
-    found = Judged(precision)
+    judged = Judged(precision)
     for cell in work.cells:
         shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
         reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
         if cell in errors or reference is None or floor is None or graph is None:
-            found.cases.append(Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
+            judged.cases.append(Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
             continue
         if graph.shape != reference.shape:
-            told = f"logits of {list(graph.shape)} instead of {list(reference.shape)}"
-            found.cases.append(Case(*shape, None, None, None, None, told))
+            message = f"logits of {list(graph.shape)} instead of {list(reference.shape)}"
+            judged.cases.append(Case(*shape, None, None, None, None, message))
             continue
         ours, theirs = Errors(), Errors()
         ours.add(reference, graph)
         theirs.add(reference, floor)
-        found.graph[cell], found.floor[cell] = ours, theirs
-        found.cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
-    return found
+        judged.graph[cell], judged.floor[cell] = ours, theirs
+        judged.cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
+    return judged

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tieconv.checkpoint.parity import Figures, Histogram
+from tieconv.checkpoint.results.parity import Figures, Histogram
 
 START, WIDTH, BINS = -12.0, 0.25, 56
 """Histograms: |error| over the RMS of the logits, from 1e-12 to 1e2 in quarters of a decade."""
@@ -42,16 +42,16 @@ class Errors:
         self.squares += float(error.square().sum())
         self.signal += float(_centred(ref).square().sum())
         self.max_abs = max(self.max_abs, float(error.max()))
-        best, other = ref.argmax(-1, keepdim=True), got.nan_to_num(-math.inf).argmax(-1, keepdim=True)
-        margin = (ref.gather(1, best) - ref.gather(1, other))[best != other]
+        best, argmax = ref.argmax(-1, keepdim=True), got.nan_to_num(-math.inf).argmax(-1, keepdim=True)
+        margin = (ref.gather(1, best) - ref.gather(1, argmax))[best != argmax]
         self.flips += len(margin)
         self.flip_margin = max(self.flip_margin, float(margin.max()) if len(margin) else 0.0)
         log = ref.log_softmax(-1)
         divergence = torch.where(log.exp() > 0, log.exp() * (log - got.log_softmax(-1)), torch.zeros_like(log))
         self.kl += float(divergence.sum())
         places = ((error / max(scale, 1e-300)).clamp(min=10**START).log10() - START).div(WIDTH).floor()
-        found = torch.bincount(places.clamp(0, BINS - 1).long().flatten(), minlength=BINS)
-        self.counts = [ours + more for ours, more in zip(self.counts, found.tolist(), strict=True)]
+        counts = torch.bincount(places.clamp(0, BINS - 1).long().flatten(), minlength=BINS)
+        self.counts = [ours + more for ours, more in zip(self.counts, counts.tolist(), strict=True)]
 
     @property
     def scale(self) -> float:
@@ -94,8 +94,10 @@ def ratios(graph: Errors, floor: Errors, precision: str) -> tuple[float, float]:
     can be asked for less.
     """
     least = float(torch.finfo(getattr(torch, precision)).eps) * graph.scale
-    one, two = graph.figures(), floor.figures()
-    return _over(one.rms, max(two.rms, least)), _over(one.max_abs, max(two.max_abs, least))
+    graph_figures, floor_figures = graph.figures(), floor.figures()
+    return _over(graph_figures.rms, max(floor_figures.rms, least)), _over(
+        graph_figures.max_abs, max(floor_figures.max_abs, least)
+    )
 
 
 def _over(value: float, floor: float) -> float:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from tieconv.errors import NotRunError
-from tieconv.onnx.parity.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
-from tieconv.onnx.parity.forward import GraphModel
-from tieconv.onnx.parity.store import LogitStore
-from tieconv.onnx.session import out_of_memory
+from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
+from tieconv.onnx.parity.graph.forward import GraphModel
+from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.session.open_ import out_of_memory
 from tieconv.reference import Batch, Reference
 from tieconv.text import shown
 
@@ -79,7 +79,7 @@ class GraphPass:
 
 def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> GraphPass:
     """Every cell through the graph. Raises `NotRunError` where memory runs out or the device fails."""
-    found = GraphPass()
+    graph_pass = GraphPass()
     for cell in work.cells:
         batch = work.batch(cell)
         try:
@@ -92,8 +92,8 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> Gr
             # Each status of the runtime is an exception class of its own, all made in C++.
             if out_of_memory(error):
                 raise NotRunError("memory ran out while the graph was run", "run it on a larger machine") from error
-            found.errors[cell] = shown(error, 300)
-    return found
+            graph_pass.errors[cell] = shown(error, 300)
+    return graph_pass
 
 
 def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:

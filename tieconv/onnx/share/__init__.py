@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tieconv.onnx.share.pass_ import SharePass
+from tieconv.onnx.share.share_pass import SharePass
 
 __all__ = ["SharePass"]

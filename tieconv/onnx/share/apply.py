@@ -11,13 +11,13 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.output import Gathered
-from tieconv.onnx.graph import GraphFile
-from tieconv.onnx.graph_bytes import Stored
-from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, target_of, to_rewrite
+from tieconv.onnx.graph.initializers import Stored
+from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.find import Member
-from tieconv.onnx.share.head import MICROSOFT, becomes_another_node, folded, rounded
-from tieconv.onnx.share.interface import Target
-from tieconv.onnx.share.patterns import pattern_of
+from tieconv.onnx.share.patterns.head import MICROSOFT, becomes_another_node, folded, rounded
+from tieconv.onnx.share.patterns.interface import Target
+from tieconv.onnx.share.patterns.registry import pattern_of
+from tieconv.onnx.share.surviving_copy import Choice, Read, Setting, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.uses import describe, is_standard, remove_unread
 
 LEFT = "a MatMul with the matrix on its left"
@@ -31,7 +31,7 @@ class Applied:
     ``form`` is that of the heads which became other nodes; ``None`` where none did.
     """
 
-    kept: ir.Value
+    survivor: ir.Value
     dropped: tuple[str, ...]
     nodes: tuple[str, ...]
     rounded: str
@@ -41,27 +41,27 @@ class Applied:
 def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting) -> Applied:
     """Rewrite every use that does not yet read what stays."""
     reads = to_rewrite(reads_of(members), choice, setting.form)
-    kept = _keeper(file, members, choice, setting, reads)
-    target = target_of(choice, setting, kept)
+    survivor = _keeper(file, members, choice, setting, reads)
+    target = target_of(choice, setting, survivor)
     nodes = tuple(describe(node) for read in reads for node in (read.use.node, *folded(read.use, target)))
     loose = rounding(members, reads, target)
     heads = any(becomes_another_node(read.use) for read in reads)
     for read in reads:
         pattern_of(read.use).rewrite(read.use, target)
-    gone = [member.stored for member in members if member.stored.value is not kept]
+    removed = [member.stored for member in members if member.stored.value is not survivor]
     for stored in (member.stored for member in members):
         remove_unread(stored.value)
-    names = tuple(str(stored.value.name) for stored in gone)
-    for stored in gone:
+    names = tuple(str(stored.value.name) for stored in removed)
+    for stored in removed:
         _drop(stored)
     if setting.form is HeadForm.FUSED and reads:
         file.model.graph.opset_imports.setdefault(MICROSOFT, 1)
-    return Applied(kept, names, nodes, loose, setting.form if heads else None)
+    return Applied(survivor, names, nodes, loose, setting.form if heads else None)
 
 
 def rounding(members: Sequence[Member], reads: Sequence[Read], target: Target) -> str:
     """What a session may round otherwise once ``reads`` are rewritten; empty where every bit stays."""
-    beside = next((told for read in reads if (told := rounded(read.use, target))), "")
+    beside = next((reason for read in reads if (reason := rounded(read.use, target))), "")
     return beside or (_on_the_left(members) if any(read.use.flipped for read in reads) else "")
 
 
@@ -99,11 +99,11 @@ def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
 
 def _named(model: ir.Model) -> Counter[str | None]:
     """How many values have each name."""
-    found: Counter[str | None] = Counter()
+    counts: Counter[str | None] = Counter()
     for graph in model.graphs():
-        found.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
-        found.update(value.name for node in graph for value in node.outputs)
-    return found
+        counts.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
+        counts.update(value.name for node in graph for value in node.outputs)
+    return counts
 
 
 def turned(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:

@@ -8,12 +8,12 @@ from itertools import combinations
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.records import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
-from tieconv.inspection.numeric import FORMATS, Pair, is_nan
+from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast
-from tieconv.inspection.views import one_way, readable
-from tieconv.onnx.graph_bytes import Stored
+from tieconv.inspection.view_reader import one_way, readable
+from tieconv.onnx.graph.initializers import Stored
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Group:
 
 @dataclass(frozen=True)
 class _Link:
-    one: str
-    two: str
+    left: str
+    right: str
     flipped: bool
     kind: str
 
@@ -48,11 +48,11 @@ def find_groups(reader: ByteReader, stored: Sequence[Stored]) -> list[Group]:
     kinds: list[set[str]] = []
     for link in _links(reader, records):
         _join(groups, kinds, link)
-    found = [
+    groups_found = [
         Group(tuple(Member(by_name[name], flipped) for name, flipped in group.items()), tuple(sorted(kind)))
         for group, kind in zip(groups, kinds, strict=True)
     ]
-    return [_ordered(group) for group in found]
+    return [_ordered(group) for group in groups_found]
 
 
 def _ordered(group: Group) -> Group:
@@ -63,25 +63,25 @@ def _ordered(group: Group) -> Group:
 
 
 def _join(groups: list[dict[str, bool]], kinds: list[set[str]], link: _Link) -> None:
-    one = next((group for group in groups if link.one in group), None)
-    two = next((group for group in groups if link.two in group), None)
-    if one is None:
-        one = {link.one: False}
-        groups.append(one)
+    first = next((group for group in groups if link.left in group), None)
+    second = next((group for group in groups if link.right in group), None)
+    if first is None:
+        first = {link.left: False}
+        groups.append(first)
         kinds.append(set())
-    place = next(i for i, group in enumerate(groups) if group is one)
-    kinds[place].add(link.kind)
-    if two is one:
+    first_index = next(i for i, group in enumerate(groups) if group is first)
+    kinds[first_index].add(link.kind)
+    if second is first:
         return
-    turn = one[link.one] != link.flipped
-    if two is None:
-        one[link.two] = turn
+    turn = first[link.left] != link.flipped
+    if second is None:
+        first[link.right] = turn
         return
-    turn = turn != two[link.two]
-    other = next(i for i, group in enumerate(groups) if group is two)
-    one.update({name: flipped != turn for name, flipped in two.items()})
-    kinds[place] |= kinds[other]
-    del groups[other], kinds[other]
+    turn = turn != second[link.right]
+    second_index = next(i for i, group in enumerate(groups) if group is second)
+    first.update({name: flipped != turn for name, flipped in second.items()})
+    kinds[first_index] |= kinds[second_index]
+    del groups[second_index], kinds[second_index]
 
 
 def _links(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
@@ -105,19 +105,19 @@ _KINDS = {State.IDENTICAL: "identical", State.ALIASED: "identical", State.TRANSP
 def _casts(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
     """Float matrices of two types, as they lie or transposed, each the exact cast of the other."""
     floats = [record for record in records if record.dtype in FLOATS and len(record.shape) == 2]
-    for one, two in combinations(floats, 2):
-        if one.dtype == two.dtype:
+    for left, right in combinations(floats, 2):
+        if left.dtype == right.dtype:
             continue
-        if one.shape == two.shape and _exact_cast(reader, one, two):
-            yield _Link(one.name, two.name, False, "cast")
-        elif one.shape == two.shape[::-1] and _exact_cast(reader, *one_way(one, two)):
-            yield _Link(one.name, two.name, True, "cast")
+        if left.shape == right.shape and _exact_cast(reader, left, right):
+            yield _Link(left.name, right.name, False, "cast")
+        elif left.shape == right.shape[::-1] and _exact_cast(reader, *one_way(left, right)):
+            yield _Link(left.name, right.name, True, "cast")
 
 
-def _exact_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> bool:
-    reader, (one, two) = readable(reader, (one, two))
-    relation = relate_cast(reader, one, two)
-    if relation is None or not relation.detail["lossless"]:
+def _exact_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> bool:
+    reader, (left, right) = readable(reader, (left, right))
+    relation = relate_cast(reader, left, right)
+    if relation is None or not relation.lossless:
         return False
     # A runtime's Cast need not keep the payload of a NaN.
-    return not any(is_nan(block, FORMATS[one.dtype]).any() for block, _ in Pair(reader, one, two).pieces())
+    return not any(is_nan(block, FORMATS[left.dtype]).any() for block, _ in Pair(reader, left, right).pieces())

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm
 from tieconv.onnx.share.apply import rounding
-from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.find import Member
+from tieconv.onnx.share.surviving_copy import Choice, Setting, choose, reads_of, target_of, to_rewrite
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class FormChoice:
 def choose_form(members: Sequence[Member], setting: Setting, form: HeadForm | None) -> FormChoice:
     """Choose ``form``, whatever it rounds; with ``None`` the first form that changes no bit."""
     why = avoided = ""
-    for one in HeadForm if form is None else (form,):
-        now = replace(setting, form=one)
+    for candidate in HeadForm if form is None else (form,):
+        now = replace(setting, form=candidate)
         choice, why = choose(members, now)
         if choice is None:
             continue

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.onnx.share.around import around, only_user, scale
-from tieconv.onnx.share.left_out import cast_from, cast_to, made_by, read_by, unchanged
+from tieconv.onnx.share.eliminated_nodes import cast_from, cast_to, made_by, read_by, unchanged
+from tieconv.onnx.share.head_surroundings import around, only_user, scale
 from tieconv.onnx.share.uses import MATRIX, describe, is_standard
 
 _PLAIN = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast")
@@ -31,26 +31,26 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     (insert_cast_transformer.cc). One with a kernel it computes in F32 too where no neighbour has one: the Reshapes are
     such neighbours.
     """
-    found = around(node, dtype)
-    last = (node, *found.behind)[-1]
-    maker, reader = found.x.producer(), only_user(last)
+    surroundings = around(node, dtype)
+    final = (node, *surroundings.behind)[-1]
+    maker, reader = surroundings.x.producer(), only_user(final)
     first, after = made_by(maker), read_by(reader, dtype)
-    told = _factor(made_by(first, undeclared=True), after) or _across_casts(first, after, dtype)
-    if told and dtype is ir.DataType.DOUBLE:
-        return told + FUSED_F64
-    if told or dtype is not ir.DataType.FLOAT16:
-        return told
-    if len(found.before) + len(found.behind) > 1:
+    reason = _factor(made_by(first, undeclared=True), after) or _across_casts(first, after, dtype)
+    if reason and dtype is ir.DataType.DOUBLE:
+        return reason + FUSED_F64
+    if reason or dtype is not ir.DataType.FLOAT16:
+        return reason
+    if len(surroundings.before) + len(surroundings.behind) > 1:
         return "several factors"
-    if _reads_again(node, (*found.before, *found.behind)):
+    if _reads_again(node, (*surroundings.before, *surroundings.behind)):
         return "a factor that stands elsewhere too"
-    if found.rank == MATRIX:
+    if surroundings.rank == MATRIX:
         return ""
     if maker is not None and (maker is not first or not is_standard(maker, *_PLAIN)) and not _looks_up(maker):
         return describe(maker)
     if after is not None and after is not reader and is_standard(after, "Cast"):
         return describe(after)
-    readers = list(_readers(last.outputs[0], dtype))
+    readers = list(_readers(final.outputs[0], dtype))
     if len(readers) != 1:
         return f"{len(readers)} readers of its product"
     return next((describe(user) for user in readers if user is not None and not is_standard(user, *_PLAIN)), "")
@@ -61,7 +61,7 @@ def _factor(*nodes: ir.Node | None) -> str:
     for node in nodes:
         if node is not None and is_standard(node, "Mul", "Div"):
             places = (1,) if node.op_type == "Div" else (0, 1)
-            if any(_may_be_number(node.inputs[place]) for place in places):
+            if any(_may_be_number(node.inputs[index]) for index in places):
                 return describe(node)
     return ""
 
@@ -85,7 +85,7 @@ def _depends_on_inputs(value: ir.Value, seen: set[ir.Value]) -> bool:
     maker = value.producer()
     if maker is None:
         return True
-    return any(_depends_on_inputs(given, seen) for given in maker.inputs if given is not None)
+    return any(_depends_on_inputs(operand, seen) for operand in maker.inputs if operand is not None)
 
 
 def _reads_again(head: ir.Node, factors: Sequence[ir.Node]) -> bool:
@@ -106,16 +106,16 @@ def _numbers(node: ir.Node) -> Iterator[float]:
 def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.DataType) -> str:
     """What a head meets behind a Cast, one side of which is F16: a factor that the session fuses across it, or a kernel
     for F16."""
-    for cast, other in ((before, cast_from(before)), (behind, cast_to(behind))):
-        if cast is None or other is None or not {dtype, other} & _HALF:
+    for cast, dtype_beside in ((before, cast_from(before)), (behind, cast_to(behind))):
+        if cast is None or dtype_beside is None or not {dtype, dtype_beside} & _HALF:
             continue
         x = cast.inputs[0]
         inner = [x.producer()] if cast is before and x is not None else _readers(cast.outputs[0], cast_to(cast))
-        for one in inner:
-            if one is None or _looks_up(one):
+        for node in inner:
+            if node is None or _looks_up(node):
                 continue
-            if not is_standard(one, *_PLAIN) or scale(one, np.float32(1)) is not None:
-                return describe(one)
+            if not is_standard(node, *_PLAIN) or scale(node, np.float32(1)) is not None:
+                return describe(node)
     return ""
 
 

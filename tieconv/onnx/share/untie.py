@@ -7,27 +7,27 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.checkpoint.graph_record import MIN_ELEMENTS
-from tieconv.onnx.graph import GraphFile
-from tieconv.onnx.graph_bytes import GraphBytes, Stored
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.onnx.graph.initializers import GraphBytes, Stored
+from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.apply import copied, turned
-from tieconv.onnx.share.frame import frame_of, remove_frame
-from tieconv.onnx.share.head import MICROSOFT
-from tieconv.onnx.share.interface import Names, replace
+from tieconv.onnx.share.patterns.head import MICROSOFT
+from tieconv.onnx.share.patterns.interface import Names, replace
+from tieconv.onnx.share.patterns.reshaped_gemm import remove, reshaped_gemm_of
 from tieconv.onnx.share.uses import Use, describe, integer, is_standard, remove_unread, uses_of
-from tieconv.sources.local import FileSet
+from tieconv.sources.local.files import FileSet
 
 
 def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
     """Rewrite the graph in place; what was done to each matrix that an embedding and a head read."""
     names = Names(file.model)
-    found = []
+    matrices = []
     for stored in GraphBytes(file, files).stored(MIN_ELEMENTS):
         tied = _tied(stored)
         if tied is not None and tied.heads:
-            found.append(_untie(file, stored, tied, names))
+            matrices.append(_untie(file, stored, tied, names))
             file.changed = True
-    return tuple(found)
+    return tuple(matrices)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _untie(file: GraphFile, stored: Stored, tied: _Tied, names: Names) -> Shared
     return SharedMatrix(
         graph=file.name,
         kinds=("head",),
-        kept=str(stored.value.name),
+        initializer=str(stored.value.name),
         dropped=(name,),
         nodes=nodes,
         dtype=own.dtype.name if own.dtype else "",
@@ -97,20 +97,20 @@ def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
         if "transB" in node.attributes:
             node.attributes["transB"] = ir.AttrInt64("transB", 0)
         return
-    frame = frame_of(node)
-    x = node.inputs[0] if frame is None else frame.x
+    wrapped = reshaped_gemm_of(node)
+    x = node.inputs[0] if wrapped is None else wrapped.x
     matmul = ir.node("MatMul", [x, own])
-    if frame is None:
+    if wrapped is None:
         replace(node, [matmul], names)
     else:
-        replace(frame.last, [matmul], names)
-        remove_frame(frame)
+        replace(wrapped.last_reshape, [matmul], names)
+        remove(wrapped)
 
 
 def _is_plain(node: ir.Node) -> bool:
     """Whether the node is a product of two inputs and nothing else."""
-    given = [value for value in node.inputs if value is not None]
+    operands = [value for value in node.inputs if value is not None]
     switches = ("transA", "transBatchA", "transBatchB")
     alpha = node.attributes.get("alpha")
     scaled = alpha is not None and alpha.as_float() != 1.0
-    return len(given) == 2 and not scaled and not any(integer(node, name, 0) for name in switches)
+    return len(operands) == 2 and not scaled and not any(integer(node, name, 0) for name in switches)

@@ -1,0 +1,50 @@
+"""Fill in the repository's address, the version and the install lines, as `tieconv/version.py` sets them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from tieconv import version
+from tieconv.install import documented_requirement
+
+_EXTRAS = r"\[(?P<extras>[a-z,]+)\]"
+_REQUIREMENT = re.compile(rf"(?<!-e )'(?:tieconv|\.){_EXTRAS}(?: @ git\+[^'\s]+)?'")
+_BLOCK = re.compile(r"(<!-- install -->\n```sh\n).*?(```)", re.DOTALL)
+
+
+def fill(text: str) -> str:
+    """Return the page with every address and every install line as the settings have them."""
+    name = version.REPOSITORY.removeprefix("https://github.com/")
+    text = re.sub(r"https://github\.com/[\w-]+/tieconv\b", version.REPOSITORY, text)
+    text = re.sub(r"https://[\w-]+\.github\.io/tieconv/", site(), text)
+    text = re.sub(r"\b[\w-]+/tieconv@v[\d.]*\d", f"{name}@v{version.VERSION}", text)
+    text = re.sub(rf"({re.escape(name)}\n +rev: )v[\d.]*\d", rf"\g<1>v{version.VERSION}", text)
+    text = _REQUIREMENT.sub(lambda match: shlex.quote(documented_requirement(*match["extras"].split(","))), text)
+    return _BLOCK.sub(lambda match: match[1] + install_lines() + match[2], text)
+
+
+def site() -> str:
+    """Return the address of the documentation on GitHub Pages."""
+    owner, name = version.REPOSITORY.removeprefix("https://github.com/").split("/")
+    return f"https://{owner.lower()}.github.io/{name}/"
+
+
+def install_lines() -> str:
+    """Return the commands that install tieconv, or run it once."""
+    requirement = documented_requirement()
+    word = shlex.quote(requirement)
+    if version.PUBLISHED:
+        once = ("uvx tieconv", "pipx run tieconv")
+    else:
+        source = requirement.removeprefix("tieconv @ ")
+        once = (f"uvx --from {source} tieconv", f"pipx run --spec {source} tieconv")
+    lines = [
+        "python3 -m venv .venv && . .venv/bin/activate",
+        f"pip install {word}",
+        "# or run it once, without installing:",
+    ]
+    lines += [f"{call} inspect MODEL" for call in once]
+    if requirement == ".":
+        lines.insert(0, "# in a clone of the repository")
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,104 @@
+"""Record the answers of the command line: stdout, stderr, exit code, with the model's path taken out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from tests.recorded.commands import MODEL, OTHER, commands
+from tests.recorded.models import Model
+
+Answer = dict[str, Any]
+Recording = dict[str, dict[str, Any]]
+_STEP = 200
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "120", "NO_COLOR": "1", "TQDM_DISABLE": "1"}
+
+
+def record(folder: Path, models: Mapping[str, Model], jobs: int) -> Recording:
+    """Return every answer about every model; equal answers are held once, under their digest."""
+    os.environ.update(_ENVIRONMENT)
+    recording: Recording = {"models": {}, "answers": {}}
+    tasks = [(name, model) for name, model in models.items()]
+    with multiprocessing.get_context("spawn").Pool(jobs, _start, (folder,)) as pool:
+        for name, content, answers in pool.imap_unordered(_all_answers, tasks, chunksize=4):
+            digests = {}
+            for command, answer in answers.items():
+                digest = hashlib.sha256(answer.encode()).hexdigest()[:20]
+                recording["answers"].setdefault(digest, json.loads(answer))
+                digests[command] = digest
+            recording["models"][name] = {"content": content, "answers": digests}
+            if len(recording["models"]) % _STEP == 0:
+                print(f"{len(recording['models'])} of {len(models)} models", file=sys.stderr)
+    return recording
+
+
+def _start(folder: Path) -> None:
+    os.chdir(folder)
+    os.environ.update(_ENVIRONMENT)
+    warnings.simplefilter("always")  # once in a process would depend on the order of the models
+
+
+def _all_answers(task: tuple[str, Model]) -> tuple[str, str, dict[str, str]]:
+    """Return the answers about one model as JSON texts, and the digest of its bytes, which no command may change."""
+    name, model = task
+    before = content(Path(model.path))
+    answers = {line: json.dumps(answer(line, model), sort_keys=True) for line in commands(model.group)}
+    assert content(Path(model.path)) == before, f"a command changed {name}"
+    return name, before, answers
+
+
+def answer(line: str, model: Model) -> Answer:
+    """Return what the command line prints about a model; the working directory holds the models."""
+    from tieconv.cli import main
+
+    paths = {MODEL: model.path, OTHER: model.other}
+    words = [paths.get(word, word) for word in line.split()]
+    result = CliRunner().invoke(main, words, prog_name="tieconv")
+    found: Answer = {"exit": result.exit_code, "stdout": _output(_without_paths(result.stdout, model))}
+    for said in _without_paths(result.stderr, model).splitlines():
+        start, _, rest = said.partition(": ")
+        if start in ("error", "hint") and start not in found:
+            found[start] = rest
+        else:
+            found.setdefault("stderr", []).append(said)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        found["exception"] = repr(result.exception)
+    return found
+
+
+def _without_paths(text: str, model: Model) -> str:
+    text = text.replace(f"{Path.cwd()}/", "")
+    for path, word in ((model.path, MODEL), (model.other, OTHER)):
+        text = text.replace(path, word)
+        if not Path(path).is_dir():
+            text = text.replace(str(Path(path).parent), f"{word}_DIRECTORY")
+    return text
+
+
+def _output(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.splitlines()
+
+
+def content(path: Path) -> str:
+    """Return a digest of every file and link of a model."""
+    root = path if path.is_dir() else path.parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*")):
+        digest.update(f"\0{file.relative_to(root)}\0".encode())
+        if file.is_symlink():
+            digest.update(os.readlink(file).encode())
+        elif file.is_file():
+            digest.update(hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:20]

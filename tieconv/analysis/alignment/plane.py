@@ -1,0 +1,68 @@
+"""A table seen from afar: its two widest directions and its spectrum, from one d×d sum. Imports numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tieconv.analysis.alignment.linear import moments
+from tieconv.analysis.alignment.token_tables import Array, Table, join
+from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
+
+
+def plane(
+    table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
+) -> Section:
+    """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
+
+    ``colours`` are numbers by row (rows,), such as frequencies or differences, by what they are, the most telling one
+    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all. Raises
+    `RefusedError` where fewer than three rows have a direction.
+    """
+    joined = join([Table(table.name, table.rows, table.width, table.read)])
+    seen = moments(joined, 0)
+    energies, directions = np.linalg.eigh(seen.gram)
+    energies = np.clip(energies[::-1], 0, None)
+    chosen = _chosen(joined.count, None if first is None else first[joined.numbers[0]])
+    rows = joined.take(0, chosen)
+    spots = (rows - seen.mean) @ directions[:, ::-1][:, :2]
+    series = {"plane_x": spots[:, 0], "plane_y": spots[:, -1]}
+    for label, values in (colours or {}).items():
+        series[f"plane_colour {label}"] = values[joined.numbers[0][chosen]]
+    series["plane_colour row norm"] = np.linalg.norm(rows, axis=1)
+    return Section(
+        title,
+        _sentence(table.name, energies),
+        (_spread(energies, joined.count, table.width),),
+        {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
+        {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)},
+    )
+
+
+def _chosen(count: int, first: Array | None) -> Array:
+    """The places to show, ascending: all, or `POINTS` spread evenly, half of them among those that come first."""
+    if count <= POINTS:
+        return np.arange(count)
+    if first is None or not first.any():
+        return _spread_over(np.arange(count), POINTS)
+    chosen = _spread_over(np.flatnonzero(first), POINTS // 2)
+    return np.union1d(chosen, _spread_over(np.setdiff1d(np.arange(count), chosen), POINTS - len(chosen)))
+
+
+def _spread_over(places: Array, most: int) -> Array:
+    spread: Array = places[np.linspace(0, len(places) - 1, min(most, len(places))).astype(int)]
+    return spread
+
+
+def _sentence(name: str, energies: Array) -> str:
+    share = energies[:2].sum() / energies.sum() if energies.sum() > 0 else 0.0
+    return f"The plane shows {share:.0%} of how the rows of {name} differ."
+
+
+def _spread(energies: Array, rows: int, width: int) -> Measure:
+    """Participation ratio per dimension; the floor is one direction, the ceiling a Gaussian table of this shape."""
+    squares = float(np.square(energies).sum())
+    value = float(energies.sum()) ** 2 / squares / width if squares > 0 else None
+    says = "participation ratio over width: 1 where all directions are used alike; the ceiling is a Gaussian table"
+    return Measure("directions used", value, 1 / width, rows / (rows + width), rows, "share of width", says)

@@ -1,0 +1,130 @@
+"""The tables that an alignment compares, and the tokens that they have in common. Imports numpy: import it lazily."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tieconv.errors import RefusedError
+from tieconv.text import shown
+
+Array = npt.NDArray[Any]
+
+BLOCK = 8 << 20
+"""Bytes of float32 rows in memory at a time, of each table."""
+
+_LONGEST = 1e30
+"""The square of the longest row: sums of products of longer ones leave the range of float32."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A matrix of one row per token, (rows, width), read where it is needed.
+
+    ``read`` gives the float rows of ascending row numbers, (len, width). ``tokens`` names the rows; ``None`` where no
+    tokenizer is known, a ``None`` among them for a row without a token. Rows behind the last token are padding.
+    """
+
+    name: str
+    rows: int
+    width: int
+    read: Callable[[Array], Array]
+    tokens: Sequence[Hashable | None] | None = None
+
+    @classmethod
+    def of(cls, name: str, matrix: Array, tokens: Sequence[Hashable | None] | None = None) -> Table:
+        """A table that is in memory."""
+        return cls(name, len(matrix), matrix.shape[1], lambda numbers: matrix[numbers], tokens)
+
+    def take(self, numbers: Array) -> Array:
+        """Rows in any order as float32, (len, width); raises what ``read`` raises."""
+        order = np.argsort(numbers, kind="stable")
+        taken = np.empty((len(numbers), self.width), np.float32)
+        taken[order] = self.read(numbers[order])
+        return taken
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Tables whose rows are the same tokens in the same order: ``numbers[i]`` are the rows of ``tables[i]``."""
+
+    tables: tuple[Table, ...]
+    numbers: tuple[Array, ...]
+    by: str
+    dropped: int
+
+    @property
+    def count(self) -> int:
+        """Tokens in common."""
+        return len(self.numbers[0])
+
+    def take(self, which: int, places: Array) -> Array:
+        """The rows of table ``which`` at ``places`` of the common order, float32."""
+        return self.tables[which].take(self.numbers[which][places])
+
+    def blocks(self) -> Iterator[Array]:
+        """Places of the common order, as many at a time as fit in `BLOCK` bytes."""
+        step = max(1, BLOCK // (4 * max(table.width for table in self.tables)))
+        for start in range(0, self.count, step):
+            yield np.arange(start, min(start + step, self.count))
+
+
+def join(tables: Sequence[Table]) -> Joined:
+    """The tokens that all tables have, by token string; by row number where no table has tokens.
+
+    A string that names two rows of a table is left out, and so is a token whose row is zero, not finite or longer than
+    10¹⁵ in any table: it has no direction that float32 can hold. Raises `RefusedError` where tokens are known of some
+    tables only and the numbers of rows differ, and where fewer than three tokens are common.
+    """
+    numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
+    joined = Joined(tuple(tables), numbers, by, 0)
+    usable = np.flatnonzero(_directed(joined))
+    if len(usable) < 3:
+        raise RefusedError(
+            f"{_names(tables)} have {len(usable)} tokens in common that have a direction: too few to align",
+            "compare models whose tokenizers share tokens, and give each its tokenizer.json",
+        )
+    return Joined(joined.tables, tuple(rows[usable] for rows in numbers), by, joined.count - len(usable))
+
+
+def _names(tables: Sequence[Table]) -> str:
+    return " and ".join(shown(table.name) for table in tables)
+
+
+def _by_row(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
+    sizes = {table.rows for table in tables}
+    if len(sizes) > 1:
+        raise RefusedError(
+            f"{_names(tables)} have {', '.join(map(str, sorted(sizes)))} rows, and not all have a tokenizer to "
+            "match them by",
+            "put the tokenizer.json of each model beside its weights",
+        )
+    return tuple(np.arange(table.rows) for table in tables), "row number"
+
+
+def _by_token(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
+    places = [_places(table) for table in tables]
+    common = [token for token in places[0] if all(token in vocabulary for vocabulary in places[1:])]
+    return tuple(np.array([vocabulary[token] for token in common], np.int64) for vocabulary in places), "token string"
+
+
+def _places(table: Table) -> dict[Hashable, int]:
+    """The row of each string that names one row alone."""
+    tokens = list(table.tokens or ())[: table.rows]
+    times = Counter(tokens)
+    return {token: row for row, token in enumerate(tokens) if token is not None and times[token] == 1}
+
+
+def _directed(joined: Joined) -> Array:
+    good = np.ones(joined.count, bool)
+    for places in joined.blocks():
+        for which in range(len(joined.tables)):
+            with np.errstate(over="ignore", invalid="ignore"):
+                squares = np.square(joined.take(which, places), dtype=np.float64).sum(axis=1)
+            good[places] &= np.isfinite(squares) & (squares > 0) & (squares < _LONGEST)
+    return good

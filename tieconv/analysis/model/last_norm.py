@@ -1,0 +1,168 @@
+"""The last norm and the factors between it and the logits, for the classes where both are known.
+
+logits = cap(s · U (γ ⊙ x̂ + β) + b) with ‖x̂‖₂ ≤ √d, for RMSNorm and LayerNorm alike. What is listed here is held against
+the classes of transformers by the tests. Where a class is not listed no bound is claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.certificate.config_values import WithheldError, class_values, number
+from tieconv.analysis.model.tables import Array
+from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.inspection.numeric.bits import FORMATS, decode
+from tieconv.inspection.view_reader import readable
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """γ (d,), β (d,) or ``None``, s, and the logits' soft cap (0: none), which ends the softmax gauge.
+
+    ``norm`` and ``shift_name`` are the names of the stored scale and shift and ``dtype`` and ``shift_dtype`` their
+    types, empty where there is none; ``gain_key`` what a factor g on the columns of the head is to the scale: ``scale``
+    (γ' = γ·g) or ``one_plus`` (weight' = (1 + weight)·g − 1).
+    """
+
+    gains: Array
+    shift: Array | None
+    scale: float
+    cap: float
+    norm: str
+    gain_key: str
+    shift_name: str = ""
+    dtype: str = ""
+    shift_dtype: str = ""
+
+    @property
+    def capped(self) -> bool:
+        return self.cap > 0
+
+    @property
+    def offset(self) -> float:
+        """What γ is more than the stored weight."""
+        return 1.0 if self.gain_key == "one_plus" else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """``norm`` is the module, ``{last}`` in it the number of the last of the layers that the config counts in
+    ``layers``. Which config keys decide whether this holds was measured: `class_values`.
+    """
+
+    norm: str
+    one_plus: bool = False
+    multiply: str = ""
+    divide: str = ""
+    cap: str = ""
+    layers: str = "decoder_layers"
+
+
+_LLAMA = Known("model.norm")
+_LIKE_LLAMA = (
+    "llama", "mistral", "mixtral", "ministral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3", "phimoe", "smollm3",
+    "olmo2", "olmo3", "olmoe", "flex_olmo", "apertus", "arcee", "bitnet", "cwm", "diffllama", "doge", "ernie4_5",
+    "ernie4_5_moe", "exaone4", "glm", "glm4", "gpt_oss", "helium", "hunyuan_v1_dense", "hunyuan_v1_moe", "jetmoe",
+    "seed_oss",
+)  # fmt: skip
+KNOWN: Mapping[str, Known] = {
+    **dict.fromkeys(_LIKE_LLAMA, _LLAMA),
+    "olmo": Known(""),
+    "stablelm": _LLAMA,
+    "starcoder2": _LLAMA,
+    "phi": Known("model.final_layernorm"),
+    "gemma": Known("model.norm", one_plus=True),
+    "gemma2": Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
+    "gemma3_text": Known("model.norm", one_plus=True, cap="final_logit_softcapping"),
+    **dict.fromkeys(("cohere", "cohere2"), Known("model.norm", multiply="logit_scale")),
+    **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), Known("model.norm", divide="logits_scaling")),
+    "nemotron": Known("model.norm", one_plus=True),
+    **dict.fromkeys(("jamba", "persimmon"), Known("model.final_layernorm")),
+    "lfm2": Known("model.embedding_norm"),
+    "xglm": Known("model.layer_norm"),
+    "biogpt": Known("biogpt.layer_norm"),
+    "gpt2": Known("transformer.ln_f"),
+    "gpt_neo": Known("transformer.ln_f"),
+    "gptj": Known("transformer.ln_f"),
+    "codegen": Known("transformer.ln_f"),
+    "gpt_bigcode": Known("transformer.ln_f"),
+    "falcon": Known("transformer.ln_f"),
+    "bloom": Known("transformer.ln_f"),
+    "gpt_neox": Known("gpt_neox.final_layer_norm"),
+    **dict.fromkeys(("mamba", "falcon_mamba"), Known("backbone.norm_f")),
+    "opt": Known("model.decoder.final_layer_norm"),
+    **dict.fromkeys(("bert", "deberta", "deberta-v2"), Known("cls.predictions.transform.LayerNorm")),
+    **dict.fromkeys(("roberta", "xlm-roberta", "camembert", "mpnet"), Known("lm_head.layer_norm")),
+    "albert": Known("predictions.LayerNorm"),
+    "distilbert": Known("vocab_layer_norm"),
+    "electra": Known("generator_predictions.LayerNorm"),
+    "modernbert": Known("head.norm"),
+    **dict.fromkeys(("bart", "marian", "plbart"), Known("model.decoder.layers.{last}.final_layer_norm")),
+    **dict.fromkeys(("mbart", "pegasus", "m2m_100", "blenderbot"), Known("model.decoder.layer_norm")),
+}
+"""By model_type: the module of the last norm, and the config keys of what follows."""
+
+
+def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final:
+    """What stands between the last hidden state and the logits. Raises `WithheldError` where that is not known."""
+    known = KNOWN.get(str(evidence.checkpoint.config_values.get("model_type")))
+    if known is None:
+        raise WithheldError("what stands between the last norm and the logits of this class is not known")
+    layers = known.layers if "{last}" in known.norm else ""
+    values = class_values(evidence, tuple(filter(None, (known.multiply, known.divide, known.cap, layers))))
+    scale, cap = _scale(known, values), _cap(known, values)
+    if not known.norm:
+        return Final(np.ones(width), None, scale, cap, "", "")
+    norm = known.norm.format(last=int(number(values, layers, 0)) - 1)
+    weight = _record(evidence, f"{norm}.weight", width)
+    if weight is None:
+        raise WithheldError(f"{norm}.weight is not stored as {width:,} floats")
+    bias = _record(evidence, f"{norm}.bias", width)
+    gains = vector(reader, weight) + (1.0 if known.one_plus else 0.0)
+    key = "one_plus" if known.one_plus else "scale"
+    if bias is None:
+        return Final(gains, None, scale, cap, weight.name, key, dtype=weight.dtype)
+    shift = vector(reader, bias)
+    return Final(gains, shift, scale, cap, weight.name, key, bias.name, weight.dtype, bias.dtype)
+
+
+def _scale(known: Known, values: Mapping[str, object]) -> float:
+    """What the logits are multiplied by."""
+    divisor = number(values, known.divide, 1.0)
+    if not divisor:
+        raise WithheldError(f"{known.divide} is 0, and the logits are divided by it")
+    return number(values, known.multiply, 1.0) / divisor
+
+
+def _cap(known: Known, values: Mapping[str, object]) -> float:
+    """The soft cap of the logits, 0 for none, as `null` in the config is."""
+    if not known.cap or values[known.cap] is None:
+        return 0.0
+    cap = number(values, known.cap, 0.0)
+    if cap <= 0:
+        raise WithheldError(f"{known.cap} is {cap:g}, and a cap is more than 0")
+    return cap
+
+
+def _record(evidence: Inspection, name: str, width: int) -> TensorRecord | None:
+    """A stored vector of ``width`` floats, under its name with or without the base model's prefix."""
+    tensors = evidence.checkpoint.tensors
+    record = tensors.get(name) or tensors.get(name.partition(".")[2])
+    if record is None or record.dtype not in FLOATS or record.elements != width:
+        return None
+    return record
+
+
+def vector(reader: ByteReader, record: TensorRecord) -> Array:
+    """Every element of a small float tensor, as float64: (n,)."""
+    reader, (record,) = readable(reader, (record,))
+    bits = np.empty(record.elements, FORMATS[record.dtype].bits)
+    if len(bits):
+        reader.read_into(record.range, 0, bits.view("u1").data)
+    values: Array = decode(bits, FORMATS[record.dtype]).astype("<f8")
+    return values

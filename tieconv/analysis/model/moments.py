@@ -1,0 +1,137 @@
+"""One pass over both tables: which rows are equal, and the moments of every column. Memory: O(V + d)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.model.tables import Array, Table, numbers, spans
+from tieconv.inspection.numeric.bits import Format, convert
+
+SQUARED = (1e-150, 1e150)
+"""Lengths of rows whose square float64 holds to its last digit, with room for a sum of them."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """What one pass found about the first ``rows`` rows of E and U, both ``width`` wide.
+
+    Sums are float64 over the rows that are finite in both, and whose squares are (``finite``). ``unequal`` marks rows
+    that differ in a bit, or, for two types, whose values differ once the wider is rounded to the narrower; ``cast``
+    says which was rounded (empty for one type). ``unequal_columns`` marks columns in the same way.
+    ``distances`` are ‖U_v − E_v‖.
+    """
+
+    rows: int
+    width: int
+    norms: tuple[Array, Array]
+    distances: Array
+    unequal: Array
+    finite: Array
+    sums: tuple[Array, Array]
+    squares: tuple[Array, Array]
+    cross: Array
+    cast: str
+    unequal_columns: Array
+
+    @property
+    def count(self) -> int:
+        """The rows that the sums are over."""
+        return int(np.count_nonzero(self.finite))
+
+    @property
+    def energies(self) -> tuple[float, float]:
+        """‖E‖² and ‖U‖² (Frobenius)."""
+        return float(self.squares[0].sum()), float(self.squares[1].sum())
+
+    @property
+    def means(self) -> tuple[Array, Array]:
+        """The mean row of each table."""
+        count = max(self.count, 1)
+        return self.sums[0] / count, self.sums[1] / count
+
+
+def measure(embed: Table, head: Table) -> Moments:
+    """The moments of the rows that both tables have. Raises what the reader raises."""
+    rows, width = min(embed.rows, head.rows), embed.width
+    moments = Moments(
+        rows,
+        width,
+        (np.zeros(embed.rows), np.zeros(head.rows)),
+        np.zeros(rows),
+        np.zeros(rows, bool),
+        np.zeros(rows, bool),
+        (np.zeros(width), np.zeros(width)),
+        (np.zeros(width), np.zeros(width)),
+        np.zeros(width),
+        "" if embed.form == head.form else _narrower(embed.form, head.form),
+        np.zeros(width, bool),
+    )
+    for start, stop in spans(rows, width):
+        _add(moments, start, stop, embed.bits(start, stop), head.bits(start, stop), (embed.form, head.form))
+    for side, table in enumerate((embed, head)):
+        for start, stop in spans(table.rows - rows, width):
+            values = table.values(rows + start, rows + stop)
+            moments.norms[side][rows + start : rows + stop] = _lengths(values)
+    return moments
+
+
+def _add(moments: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, forms: tuple[Format, Format]) -> None:
+    e, u = numbers(e_bits, forms[0]), numbers(u_bits, forms[1])
+    differing = _unequal(e_bits, u_bits, forms)
+    moments.unequal[start:stop] = differing.any(axis=1)
+    moments.unequal_columns |= differing.any(axis=0)
+    moments.norms[0][start:stop], moments.norms[1][start:stop] = _lengths(e), _lengths(u)
+    with np.errstate(all="ignore"):
+        moments.distances[start:stop] = _lengths(u - e)
+    finite = (moments.norms[0][start:stop] < SQUARED[1]) & (moments.norms[1][start:stop] < SQUARED[1])  # a NaN is not
+    moments.finite[start:stop] = finite
+    if not finite.all():
+        e, u = e[finite], u[finite]
+    moments.sums[0][:] += e.sum(0)
+    moments.sums[1][:] += u.sum(0)
+    moments.squares[0][:] += np.einsum("ij,ij->j", e, e)
+    moments.squares[1][:] += np.einsum("ij,ij->j", u, u)
+    moments.cross[:] += np.einsum("ij,ij->j", e, u)
+
+
+def _unequal(e: Array, u: Array, forms: tuple[Format, Format]) -> Array:
+    if forms[0] != forms[1]:
+        narrow = forms[0] if _narrower(*forms) == forms[0].name else forms[1]
+        e = convert(e.reshape(-1), forms[0], narrow).reshape(e.shape)
+        u = convert(u.reshape(-1), forms[1], narrow).reshape(u.shape)
+    differing: Array = e != u
+    return differing
+
+
+def _narrower(left: Format, right: Format) -> str:
+    """The type with fewer mantissa bits: BF16 before F16, whose range is smaller and whose steps are finer."""
+    return min((left, right), key=lambda form: form.mantissa).name
+
+
+def _lengths(values: Array) -> Array:
+    """The length of each row: 0 for a row of zeros alone, no number for one with NaN or infinity alone."""
+    with np.errstate(all="ignore"):
+        norms: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
+        extreme = ~((norms > SQUARED[0]) & (norms < SQUARED[1]))
+        if extreme.any():
+            norms[extreme] = _careful_lengths(values[extreme])
+    return norms
+
+
+def _careful_lengths(rows: Array) -> Array:
+    """The same for numbers whose squares float64 may not hold: each row is divided by its largest number first."""
+    largest = np.abs(rows).max(axis=1)
+    units = rows / np.where(largest > 0, largest, 1)[:, None]
+    norms: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
+    norms[~np.isfinite(largest)] = np.nan
+    return norms
+
+
+def lengths(table: Table) -> Array:
+    """‖row‖ of each row of one table: (V,)."""
+    norms = np.zeros(table.rows)
+    for start, stop in spans(table.rows, table.width):
+        norms[start:stop] = _lengths(table.values(start, stop))
+    return norms

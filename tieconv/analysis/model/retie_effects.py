@@ -1,0 +1,100 @@
+"""What a re-tie does besides that both ends read one table: to the forward pass, and to what else the class ties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tieconv.analysis.model.tables import Table
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.relation.proved import Scaled
+from tieconv.errors import RefusedError
+from tieconv.inspection.relation import relate
+from tieconv.inspection.ties import EQUAL
+from tieconv.plans import tied_exponent
+from tieconv.plans.config import set_flag
+from tieconv.plans.guards import guard_layout, guard_lone_config
+from tieconv.plans.meaning import reads_false
+from tieconv.text import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """``exponent``: once tied, the class multiplies its logits by 2**exponent (T5 and its kin). ``taken_up`` where the
+    head is the embedding times that number, element by element, so that a re-tie changes nothing. ``refused`` says why
+    no re-tie goes ahead whatever the tables hold; it is empty where one may. ``third`` names what else the class ties
+    to the embedding and differs from it: an encoder's or a decoder's own table, which a re-tie would replace as well.
+    """
+
+    exponent: int = 0
+    taken_up: bool = False
+    refused: str = ""
+    third: str = ""
+
+    @property
+    def barred(self) -> bool:
+        """Whether tying would do more than replace one table by the other."""
+        return bool(self.refused) or (self.exponent != 0 and not self.taken_up)
+
+    @property
+    def reason(self) -> str:
+        """Why it is barred: half a sentence."""
+        if self.refused:
+            return self.refused
+        return f"once tied, this class multiplies its logits by 2**{self.exponent}, not as it does now"
+
+
+PLAIN = Flip()
+"""The two tables become one, and that is all."""
+
+
+def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table) -> Flip:
+    """For two tables. Reads both where the class rescales its logits, and whatever else the class ties."""
+    try:
+        exponent = tied_exponent(evidence)
+    except RefusedError as error:
+        return Flip(refused=error.message.removeprefix(f"{shown(evidence.checkpoint.source)}: "))
+    word = [tie for tie in evidence.ties if tie.role is Role.WORD_EMBEDDING]
+    others = [tie for tie in evidence.ties if tie.gated and tie not in word]
+    for name, reference in (pair for tie in others for pair in _apart(evidence, reader, tie)):
+        return Flip(exponent, refused=f"{shown(name)} differs from {shown(reference)}, and both would be one")
+    third = next((name for tie in word for name, _ in _apart(evidence, reader, tie, embed, head)), "")
+    if not exponent:
+        return Flip(third=third)
+    if third:
+        return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
+    relation = relate(reader, embed.record, head.record)
+    alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
+    return Flip(
+        exponent, alike and isinstance(relation, Scaled) and relation.exact and relation.factor == 2.0**exponent
+    )
+
+
+def says_untied(evidence: Inspection) -> bool:
+    """Whether some loader takes the two tables for two, so that a re-tie sets the flag."""
+    return not evidence.config.effective or reads_false(evidence)
+
+
+def first_step(evidence: Inspection) -> str:
+    """What must be done before any re-tie is written, as its refusal says it; empty where nothing stands in the way."""
+    try:
+        guard_layout(evidence)
+        guard_lone_config(evidence, bool(set_flag(evidence, True)[1]))
+    except RefusedError as error:
+        return f"{error.hint}: {error.message.removeprefix(f'{shown(evidence.checkpoint.source)}: ')}"
+    return ""
+
+
+def _apart(evidence: Inspection, reader: ByteReader, tie: Tie, *ends: Table) -> Iterator[tuple[str, str]]:
+    """(name, what it is held against) of the stored members of a group that differ; ``ends``, two tables that are
+    compared elsewhere, are left out, and the first of them is what the others are held against.
+    """
+    tensors = evidence.checkpoint.tensors
+    against = ends[0].record if ends else tensors[tie.stored_members[0].name]
+    left_out = {against.name, *(end.record.name for end in ends)}
+    for member in tie.stored_members:
+        record = tensors[member.name]
+        if record.name not in left_out and record.elements and relate(reader, against, record).state not in EQUAL:
+            yield record.name, against.name

@@ -1,0 +1,150 @@
+"""The model under analysis: its two tables, what stands before the logits, its bias, its tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tieconv.analysis.certificate.config_values import WithheldError, guard_class
+from tieconv.analysis.certificate.fed_ids import fed_ids, read_generation
+from tieconv.analysis.model.last_norm import Final, final_norm, vector
+from tieconv.analysis.model.retie_effects import PLAIN, Flip, first_step, flip_of, says_untied
+from tieconv.analysis.model.tables import Array, Table, open_table
+from tieconv.analysis.model.tokens import Tokens, read_tokens
+from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
+from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.errors import UnreadableError
+from tieconv.sources.local.files import FileSet
+from tieconv.text import shown
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
+
+    ``withheld`` says why ``final`` is not known, ``unlisted`` why ``tokens`` are not although there are files. ``fed``
+    are the ids that the model reads whatever its text, and ``unfed`` says why they are not all known. ``flip`` is what
+    a re-tie does besides, ``first`` what must be done before it.
+    """
+
+    evidence: Inspection
+    embed: Table
+    head: Table | None
+    final: Final | None
+    bias: Array | None
+    tokens: Tokens | None
+    flip: Flip = PLAIN
+    first: str = ""
+    withheld: str = ""
+    fed: frozenset[int] = frozenset()
+    unfed: str = ""
+    unlisted: str = ""
+
+    @property
+    def output(self) -> Table:
+        """The table that makes the logits."""
+        return self.head or self.embed
+
+    @property
+    def used(self) -> Array | None:
+        """Which rows of the output table have a token."""
+        return self.tokens.used(self.output.rows) if self.tokens else None
+
+
+def open_subject(evidence: Inspection, files: FileSet) -> Subject:
+    """Raises `UnreadableError` where there is no input table of floats, or a stored head is no such table."""
+    checkpoint = evidence.checkpoint
+    if checkpoint.headers_only:
+        raise UnreadableError(
+            f"{shown(checkpoint.source)}: tensor bytes of this format are not read, so nothing can be measured",
+            "analyse the model that it was converted from",
+            "analyze.headers-only",
+        )
+    view = evidence.head
+    source = view.input_embedding.name if view.input_embedding else _shared(evidence)
+    if source is None:
+        raise UnreadableError(
+            f"{shown(checkpoint.source)} stores no input embedding that tieconv knows of",
+            "name it: tieconv analyze --embed NAME",
+            "analyze.no-embedding",
+        )
+    tensors = checkpoint.tensors
+    for name in (source, *([view.output_head.name] if view.output_head else [])):
+        twin = quantised_twin(name, tensors)
+        if twin and name not in tensors:
+            raise UnreadableError(
+                f"{shown(checkpoint.source)}: {shown(name)} is stored as codes and scales ({shown(twin)})",
+                "analyse the model that it was quantised from",
+                "analyze.quantised",
+            )
+    embed = open_table(files, tensors[source])
+    head = _head(evidence, files, embed)
+    final, withheld = _final(evidence, files, (head or embed).width)
+    fed, unfed = _fed(evidence, files, embed.rows)
+    tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
+    flip = flip_of(evidence, files, embed, head or embed) if head or _may_retie(evidence) else PLAIN
+    first = first_step(evidence)
+    bias = _bias(evidence, files)
+    return Subject(evidence, embed, head, final, bias, tokens, flip, first, withheld, fed, unfed, unlisted)
+
+
+def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | None, str]:
+    """The last norm, or why it is not known."""
+    try:
+        return final_norm(evidence, files, width), ""
+    except WithheldError as why:
+        return None, str(why)
+
+
+def _fed(evidence: Inspection, files: FileSet, rows: int) -> tuple[frozenset[int], str]:
+    """The ids below ``rows`` that the model reads whatever its text, and why there may be more; empty for none."""
+    generation, unread = read_generation(files, evidence.checkpoint.companions)
+    ids = frozenset(fed_ids(evidence.checkpoint.config_values, generation, rows))
+    if unread:
+        return ids, unread
+    try:
+        guard_class(evidence)
+    except WithheldError as why:
+        return ids, str(why)
+    return ids, ""
+
+
+def _shared(evidence: Inspection) -> str | None:
+    """The stored tensor of which the input table is another name, where it is not stored under its own (Marian)."""
+    tie = evidence.word_tie
+    names = {member.name for member in tie.members} if tie and tie.declared else set()
+    stored = tie.stored_members if tie and evidence.family.input_embedding in names else ()
+    return stored[0].name if stored else None
+
+
+def _may_retie(evidence: Inspection) -> bool:
+    """Whether two names of one tensor are stored under a flag that says they are two."""
+    output = evidence.head.output_head
+    return output is not None and output.stored and says_untied(evidence)
+
+
+def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:
+    output = evidence.head.output_head
+    if output is None or not output.stored or output.name == embed.record.name:
+        return None
+    tie = evidence.word_tie
+    members = {member.name: member.state for member in tie.members} if tie else {}
+    if members.get(output.name) is State.ALIASED or members.get(embed.record.name) is State.ALIASED:
+        return None
+    head = open_table(files, evidence.checkpoint.tensors[output.name])
+    if head.width != embed.width:
+        raise UnreadableError(
+            f"{shown(head.record.name)} has rows of {head.width} numbers and {shown(embed.record.name)} of "
+            f"{embed.width}: row by row they cannot be compared",
+            "see how they are stored: tieconv inspect",
+            "analyze.width",
+        )
+    return head
+
+
+def _bias(evidence: Inspection, files: FileSet) -> Array | None:
+    bias = evidence.head.output_bias
+    if bias is None or bias.state is BiasState.ABSENT:
+        return None
+    record = evidence.checkpoint.tensors[bias.name]
+    return vector(files, record) if record.dtype in FLOATS else None

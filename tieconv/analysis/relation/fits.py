@@ -1,0 +1,84 @@
+"""Maps from E to U that act on each column alone: U_v ≈ g ⊙ E_v + c. Fitted from moments, then measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.model.moments import Moments
+from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.analysis.relation.rounding_tolerance import tolerance
+from tieconv.checkpoint.results.analysis import Kinship
+
+SURE = 16
+"""Rows for each free number of a column's fit: with fewer a fit says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """U_v ≈ gains ⊙ E_v + shift, its residual ‖U − Û‖ / ‖U‖ over every row, and the most that rounding explains."""
+
+    kind: Kinship
+    gains: Array
+    shift: Array
+    residual: float
+    tolerance: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding explains all that is left."""
+        return self.residual <= self.tolerance
+
+
+def column_fits(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[Fit, ...]:
+    """The identity, the gauge, scalar and diagonal maps, the plainest first; residuals are measured in one pass.
+
+    The same with a shift are among them, since a shift is free. None where there are too few rows.
+    """
+    if moments.count < SURE:
+        return ()
+    candidates = _candidates(moments)
+    residuals = _residuals(embed, head, moments.finite, [(gains, shift) for _, gains, shift in candidates])
+    energy = moments.energies[1]
+    fits = []
+    for (kind, gains, shift), residual in zip(candidates, residuals, strict=True):
+        most = tolerance(kinds, (moments.squares[0], energy), gains**2, moments.count, moments.width)
+        fits.append(Fit(kind, gains, shift, float(np.sqrt(residual / energy)) if energy else 0.0, most))
+    return tuple(fits)
+
+
+def _candidates(moments: Moments) -> list[tuple[Kinship, Array, Array]]:
+    ones, zeros = np.ones(moments.width), np.zeros(moments.width)
+    (mean_e, mean_u), count = moments.means, moments.count
+    spread = moments.squares[0] - count * mean_e**2
+    joint = moments.cross - count * mean_e * mean_u
+    scalar = _ratio(moments.cross.sum(), moments.squares[0].sum()) * ones
+    moved = _ratio(joint.sum(), spread.sum()) * ones
+    diagonal, bent = _ratio(moments.cross, moments.squares[0]), _ratio(joint, spread)
+    return [
+        (Kinship.DRIFT, ones, zeros),
+        (Kinship.GAUGE, ones, mean_u - mean_e),
+        (Kinship.SCALAR, scalar, zeros),
+        (Kinship.SCALAR, moved, mean_u - moved * mean_e),
+        (Kinship.DIAGONAL, diagonal, zeros),
+        (Kinship.DIAGONAL, bent, mean_u - bent * mean_e),
+    ]
+
+
+def _ratio(over: Array, under: Array) -> Array:
+    """``over / under``, 0 where a column is empty."""
+    over, under = np.asarray(over, float), np.asarray(under, float)
+    return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
+
+
+def _residuals(embed: Table, head: Table, finite: Array, maps: list[tuple[Array, Array]]) -> list[float]:
+    """‖U − Û‖² of each map, by differences and so without cancellation."""
+    squares = [0.0] * len(maps)
+    for start, stop in spans(len(finite), embed.width):
+        used = finite[start:stop]
+        e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
+        for index, (gains, shift) in enumerate(maps):
+            left = u - gains * e - shift
+            squares[index] += float(np.einsum("ij,ij->", left, left))
+    return squares

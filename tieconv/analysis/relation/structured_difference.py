@@ -1,0 +1,108 @@
+"""Differences of two tables that have a structure: one factor for each row, a low rank, equal rows or columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.model.moments import Moments
+from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.analysis.relation.rounding_tolerance import tolerance
+
+HIGHEST_RANK = 128
+"""Larger ranks are not looked for: adapters merged into a head have 4 to 128."""
+
+_OVERSAMPLED = 16
+_NARROWEST = 8
+"""Columns below which a factor for each row says little."""
+
+SHARE = 0.1
+"""Share of the rows or of the columns from which equal ones make tables partly equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualShare:
+    """How many ``rows`` and ``columns`` are equal bit by bit (of two types: once rounded), those of zeros left out of
+    all counts.
+    """
+
+    rows: int
+    of_rows: int
+    columns: int
+    of_columns: int
+
+    @property
+    def large(self) -> bool:
+        """Whether the tables are partly equal."""
+        return self.rows > SHARE * self.of_rows or self.columns > SHARE * self.of_columns
+
+
+def equal_share(moments: Moments) -> EqualShare:
+    """The equal rows and columns of two tables."""
+    zeros = (moments.norms[0][: moments.rows] == 0) & (moments.norms[1][: moments.rows] == 0)
+    empty = (moments.squares[0] == 0) & (moments.squares[1] == 0)
+    rows, columns = ~moments.unequal & ~zeros, ~moments.unequal_columns & ~empty
+    counts = (np.count_nonzero(marks) for marks in (rows, ~zeros, columns, ~empty))
+    return EqualShare(*map(int, counts))
+
+
+def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[float, Array] | None:
+    """(residual, factors) where the head is the embedding with each row scaled, to within rounding, else ``None``."""
+    if moments.width < _NARROWEST:
+        return None
+    factors, left, scaled = np.ones(moments.rows), 0.0, np.zeros(moments.width)
+    for start, stop in spans(moments.rows, moments.width):
+        used = moments.finite[start:stop]
+        e, u = embed.values(start, stop)[used], head.values(start, stop)[used]
+        joint, squares = np.einsum("ij,ij->i", e, u), np.einsum("ij,ij->i", e, e)
+        gains = np.divide(joint, squares, out=np.zeros_like(joint), where=squares > 0)
+        rest = u - gains[:, None] * e
+        left += float(np.einsum("ij,ij->", rest, rest))
+        scaled += (gains**2) @ (e * e)
+        factors[np.flatnonzero(used) + start] = gains
+    residual = _relative(left, moments)
+    # Noise of the embedding passes through each row's factor, so it is summed already scaled.
+    most = tolerance(kinds, (scaled, moments.energies[1]), np.ones(moments.width), moments.count, moments.width)
+    return (residual, factors[moments.finite]) if residual <= most else None
+
+
+def difference_rank(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[int, float] | None:
+    """(rank, residual) of the smallest rank to which head − embedding is known to within rounding, else ``None``.
+
+    At most a quarter of the columns and of the rows that differ: any difference has some rank. Two passes with a
+    random sketch, O(V·d·rank).
+    """
+    differing = int(np.count_nonzero(moments.unequal & moments.finite))
+    highest = min(HIGHEST_RANK, moments.width // 4, differing // 4)
+    if highest < 1:
+        return None
+    size = min(highest + _OVERSAMPLED, moments.width)
+    rng, sketch = np.random.default_rng(0), np.zeros((size, moments.width))
+    for start, stop in spans(moments.rows, moments.width):
+        rows = _difference(embed, head, moments, start, stop)
+        sketch += rng.standard_normal((size, len(rows))) @ rows
+    basis = np.linalg.qr(sketch.T)[0]
+    energy, inner = 0.0, np.zeros((size, size))
+    for start, stop in spans(moments.rows, moments.width):
+        rows = _difference(embed, head, moments, start, stop)
+        seen = rows @ basis
+        energy += float(np.einsum("ij,ij->", rows, rows))
+        inner += seen.T @ seen
+    left = energy - np.cumsum(np.linalg.eigvalsh(inner)[::-1][:highest])
+    ones = np.ones(moments.width)
+    most = tolerance(kinds, (moments.squares[0], moments.energies[1]), ones, moments.count, moments.width)
+    residuals = [_relative(max(float(residual), 0.0), moments) for residual in left]
+    return next(((rank, residual) for rank, residual in enumerate(residuals, 1) if residual <= most), None)
+
+
+def _difference(embed: Table, head: Table, moments: Moments, start: int, stop: int) -> Array:
+    used = moments.finite[start:stop]
+    difference: Array = head.values(start, stop)[used] - embed.values(start, stop)[used]
+    return difference
+
+
+def _relative(squares: float, moments: Moments) -> float:
+    """‖rest‖ / ‖U‖ from the square of the one."""
+    whole = moments.energies[1]
+    return float(np.sqrt(squares / whole)) if whole else float("inf")

@@ -1,0 +1,1 @@
+"""What re-tying costs: bounds from the weights, measurements on a text."""

@@ -1,0 +1,122 @@
+"""A norm that was folded into the head, unfolded exactly: U = round(E·diag(g)) byte by byte, γ·g without rounding.
+
+Only what is proved is offered: factors g are searched in the intervals that the stored elements leave them, then every
+byte of the head is compared with the rounded product. The last norm must be able to hold its weight times g as it is.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import numpy as np
+
+from tieconv.analysis.model.last_norm import Final
+from tieconv.analysis.model.subject import Subject
+from tieconv.analysis.model.tables import Array, spans
+from tieconv.analysis.retie_cost.cost import one_shape
+from tieconv.analysis.retie_cost.fold_factors import Pair, candidates, ends_of, intervals, weights
+from tieconv.checkpoint.plan import NormFold
+from tieconv.errors import RefusedError
+from tieconv.execute.contents.mean import rounded
+from tieconv.text import shown
+
+_PRODUCTS = ("F16", "BF16", "F32")
+"""Types of which two elements have an exact product in float64."""
+
+
+def unfold(subject: Subject) -> NormFold:
+    """The last norm's new values, with which the embedding is the head; proved on every byte of both tables.
+
+    Raises `RefusedError` with the reason where there are no such values. Reads both tables three or four times.
+    """
+    pair, final = _guarded(subject)
+    low, high = intervals(pair)
+    crossed = low > high * (1 + np.copysign(2.0**-22, high))
+    if crossed.any():
+        column = int(np.argmax(crossed))
+        _refuse(subject, f"no factor gives column {column:,} of the head from that of the embedding")
+    gains, failed = _proved(pair, final, (low, high))
+    if failed.any():
+        _refuse(
+            subject,
+            f"in {int(failed.sum()):,} of {len(failed):,} columns the head is not, byte for byte, the embedding times "
+            f"a factor that {shown(final.norm)} could take up exactly",
+        )
+    values = {final.norm: _stored(subject, final.norm, weights(final, gains))}
+    if final.shift is not None:
+        values[final.shift_name] = _stored(subject, final.shift_name, final.shift * gains)
+    return NormFold(values, pair.head.record.name, _inexact(pair, gains), pair.head.record.elements)
+
+
+def _guarded(subject: Subject) -> tuple[Pair, Final]:
+    if subject.head is None:
+        _refuse(subject, "there is one table, and no head that a norm could be folded into")
+    final, pair = subject.final, Pair(subject.embed, subject.head)
+    kinds = {pair.embed.record.dtype, pair.head.record.dtype}
+    if not one_shape(subject):
+        _refuse(subject, "the two tables have different numbers of rows")
+    if len(kinds) > 1 or not kinds <= set(_PRODUCTS):
+        these = " and ".join(sorted(kinds))
+        _refuse(subject, f"products are proved for tables of one type of {', '.join(_PRODUCTS)}; these are {these}")
+    if final is None or not final.norm:
+        why = subject.withheld or "the last norm has no weight"
+        _refuse(subject, f"no norm is known that could take up the factors: {why}")
+    for name in filter(None, (final.norm, final.shift_name)):
+        _guard_alone(subject, name)
+    return pair, final
+
+
+def _guard_alone(subject: Subject, name: str) -> None:
+    tensors = subject.evidence.checkpoint.tensors
+    span = tensors[name].range
+    for neighbour in tensors.values():
+        overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
+        if neighbour.name != name and neighbour.range.file == span.file and overlaps:
+            _refuse(subject, f"{shown(neighbour.name)} shares the bytes of {shown(name)}, and would change with it")
+
+
+def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    """(factors, which columns have none), both (d,)."""
+    gains, failed = np.ones(pair.embed.width), np.ones(pair.embed.width, bool)
+    for low, high in ends_of(*ends):
+        for candidate in candidates(final, low, high):
+            usable = failed & np.isfinite(candidate)
+            if usable.any():
+                chosen = np.where(usable, candidate, gains)
+                wrong = _differing(pair, chosen) | ~usable
+                gains = np.where(failed & ~wrong, chosen, gains)
+                failed &= wrong
+    return gains, failed
+
+
+def _differing(pair: Pair, gains: Array) -> Array:
+    """Which columns (d,) of the head are not the products, bit for bit: rounded once, or to float32 first, as whoever
+    multiplies in float32 rounds them.
+    """
+    once, twice = np.zeros(len(gains), bool), np.zeros(len(gains), bool)
+    form = pair.head.form
+    for start, stop in spans(pair.embed.rows, pair.embed.width):
+        product, bits = pair.embed.values(start, stop) * gains, pair.head.bits(start, stop)
+        with np.errstate(over="ignore"):
+            singles = product.astype("f4").astype("f8")
+        for wrong, values in ((once, product), (twice, singles)):
+            made = np.frombuffer(rounded(values, form.name), form.bits).reshape(product.shape)
+            wrong |= (made != bits).any(0) | ~np.isfinite(product).all(0)
+    return once & twice
+
+
+def _inexact(pair: Pair, gains: Array) -> int:
+    """Elements of the head that are a rounded product."""
+    return sum(int(np.count_nonzero(e * gains != u)) for e, u in pair.blocks())
+
+
+def _stored(subject: Subject, name: str, values: Array) -> bytes:
+    return rounded(values, subject.evidence.checkpoint.tensors[name].dtype)
+
+
+def _refuse(subject: Subject, why: str) -> NoReturn:
+    raise RefusedError(
+        f"{shown(subject.evidence.checkpoint.source)}: {why}",
+        "see what the tables are to each other: tieconv analyze",
+        "retie.fold",
+    )

@@ -1,0 +1,208 @@
+"""The section *Re-tying*: may one table stand for both, and at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from tieconv.analysis.model.last_norm import Final
+from tieconv.analysis.model.retie_effects import says_untied
+from tieconv.analysis.model.subject import Subject
+from tieconv.analysis.model.tables import Array
+from tieconv.analysis.relation.classify import Related
+from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
+from tieconv.analysis.retie_cost.fold import unfold
+from tieconv.checkpoint.plan import NormFold
+from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
+from tieconv.errors import RefusedError
+from tieconv.execute.contents.mean import floats
+from tieconv.text import count, shell_word, shown
+
+TITLE = "Re-tying"
+
+SMALL = 1e-3
+"""Nats a token below which a certified change is called harmless: a thousandth of what one more epoch may move."""
+
+
+def one_table(subject: Subject) -> Section:
+    """For a model that stores one table."""
+    output = subject.evidence.head.output_head
+    if output is None or not (output.tied_to or output.stored):
+        return Section(TITLE, "There is one table, so nothing to re-tie.", ())
+    if output.tied_to or not says_untied(subject.evidence) or output.name == subject.embed.record.name:
+        return Section(TITLE, "The model is tied: there is nothing to re-tie.", ())
+    return Section(TITLE, _under_two_names(subject), ())
+
+
+def _under_two_names(subject: Subject) -> str:
+    """For one stored tensor that a flag of the config calls two."""
+    names = (
+        f"{shown(subject.embed.record.name)} and its other name are one tensor, and the config says that they are two"
+    )
+    if subject.flip.barred or subject.flip.third:
+        return f"No: {names}: {subject.flip.reason if subject.flip.barred else shown(subject.flip.third) + ' differs'}."
+    return f"Yes, nothing is lost: {names}: {_command(subject)}.{_before(subject)}"
+
+
+def _command(subject: Subject, options: str = "") -> str:
+    return f"tieconv retie {shell_word(subject.evidence.checkpoint.source)}{options} -o OUT"
+
+
+def _before(subject: Subject) -> str:
+    return f" Before that, {subject.first}." if subject.first else ""
+
+
+def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:
+    """May it, what does it cost, and what to run."""
+    detail: dict[str, object] = {"certified": dict(costs.certified)}
+    fold = fold_detail(subject, related)
+    if fold:
+        detail["fold"] = fold
+    return Section(TITLE, verdict(subject, related, costs, measured, fold), (*costs.measures, *measured), {}, detail)
+
+
+def verdict(
+    subject: Subject,
+    related: Related,
+    costs: Costs,
+    measured: tuple[Measure, ...] = (),
+    fold: Mapping[str, object] | None = None,
+) -> str:
+    """One sentence: yes, at a cost, or no; and the next command, with what must be done before it."""
+    answer = _verdict(subject, related, costs, measured, fold)
+    return answer + _before(subject) if "tieconv retie" in answer else answer
+
+
+def _verdict(
+    subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...], fold: Mapping[str, object] | None
+) -> str:
+    source = shell_word(subject.evidence.checkpoint.source)
+    kind = related.kind
+    if subject.flip.barred and kind not in REFUSED:
+        return f"No: {subject.flip.reason}."
+    if subject.flip.taken_up:
+        return f"Yes, nothing is lost: the tied class applies that factor itself: {_command(subject)}."
+    if kind is Kinship.BIT_EQUAL and not subject.flip.third:
+        return f"Yes, nothing is lost: {_command(subject)}."
+    if kind in REFUSED:
+        return f"No: {_refusal(kind)}."
+    if not one_shape(subject):
+        return f"No: {_refusal(Kinship.ROW_SUBSET)}."
+    if kind in MAPPED:
+        return (
+            "No: a whole matrix stands between the tables, and a norm can hold only one factor for each column; undo "
+            "the rotation of the body first."
+        )
+    if subject.flip.third:
+        return _on_text(source, measured) or _third(subject)
+    if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
+        return _folded(subject, related, fold)
+    return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs, subject.withheld)
+
+
+def _third(subject: Subject) -> str:
+    names = f"{shown(subject.flip.third)} differs from {shown(subject.embed.record.name)}"
+    return f"Not by the weights alone: {names}, and would be replaced as well; measure it with --text FILE."
+
+
+def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
+    """By the survivor that costs the least on the text; empty where nothing was measured."""
+    best = [measure for measure in measured if measure.name.startswith("KL measured") and measure.value is not None]
+    if not best:
+        return ""
+    least = min(best, key=lambda measure: measure.value or 0.0)
+    survivor = least.name.split(", ")[1].split()[0]
+    return (
+        f"At a cost: where the {survivor} survives, the probabilities move by {least.value:.2g} nats a token on "
+        f"the text; tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT writes it where X "
+        "allows that."
+    )
+
+
+def _certainly(costs: Costs) -> str:
+    """Where the weights alone are proof enough; empty where they are not."""
+    if costs.certified.get("head") == 0.0:
+        return f"Yes, where the head survives: the KL is 0 for {scope(costs.uncovered)}."
+    certified = costs.certified.get("embed")
+    if certified is not None and certified <= SMALL:
+        return f"Yes, where the embedding survives: the KL is at most {certified:.2g} nats a token, whatever the input."
+    return ""
+
+
+def _not_yet(related: Related, costs: Costs, withheld: str) -> str:
+    broken = int(np.count_nonzero(~related.moments.finite))
+    if broken:
+        return f"No: {count(broken, 'row')} of the tables {'holds' if broken == 1 else 'hold'} NaN or infinity."
+    certified = costs.certified.get("embed")
+    if certified is None:
+        return f"Not by the weights alone{f' ({withheld})' if withheld else ''}: measure it with --text FILE."
+    estimate = costs.head.estimate if costs.head else float("nan")
+    return (
+        f"Not by the weights alone: the certified bound is {certified:.2g} nats a token, the estimate {estimate:.2g}; "
+        "measure it with --text FILE."
+    )
+
+
+def _refusal(kind: Kinship) -> str:
+    return {
+        Kinship.INDEPENDENT: "independent tables have no common one, and what either knows would be lost",
+        Kinship.PARTLY_EQUAL: "the rows or columns that differ have no common values, and what either knows would be "
+        "lost",
+        Kinship.ROW_SUBSET: "a tied matrix has one shape: pad or trim the vocabulary first",
+        Kinship.ROW_PERMUTATION: "the ids of the two ends are not in the same order: renumber one side first",
+        Kinship.UNKNOWN: "what the tables are to each other could not be told",
+    }[kind]
+
+
+def _folded(subject: Subject, related: Related, fold: Mapping[str, object] | None) -> str:
+    if fold is None:
+        factors = "the head has one factor" if related.kind is Kinship.SCALAR else "each column has a factor of its own"
+        final, known = subject.final, "no norm before the head is known that could take it"
+        capped = final is not None and bool(final.norm)  # what is left to stand in the way
+        why = "the soft cap of the logits sees the vector that was added to every row" if capped else known
+        return f"Not as it is: {factors}, and {why}."
+    if fold["exact"]:
+        return f"Yes, exactly: the factors go back into the last norm: {_command(subject, ' --fold-norm')}."
+    return (
+        f"Yes, after a fold by hand, to within rounding: give {shown(fold['tensor'])} the values of detail.fold "
+        f"(--json), store the embedding as the head, then tieconv retie; no command does it, since {fold['reason']}."
+    )
+
+
+def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
+    """How the factors of the columns go into the last norm; ``None`` where they cannot.
+
+    ``values`` are the norm's new weights: (d,), in the norm's own convention (1 + weight for Gemma). Where ``exact``
+    they are what `retie --fold-norm` writes, else the fitted ones and ``reason`` says why. A shift that all rows share
+    is dropped, which the softmax does not see; under a soft cap it would.
+    """
+    fit, final = related.fit, subject.final
+    if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
+        return None
+    if subject.flip.third:
+        return None
+    if final is None or not final.norm:
+        return None
+    if final.capped and np.any(fit.shift):
+        return None
+    try:
+        return _exactly(final, unfold(subject))
+    except RefusedError as error:
+        reason = error.message.removeprefix(f"{shown(subject.evidence.checkpoint.source)}: ")
+    values = final.gains * fit.gains - final.offset
+    shift = None if final.shift is None else final.shift * fit.gains  # γ ⊙ x̂ + β: the factor is on both
+    return {"exact": False, "reason": reason, **_values(final, values, shift)}
+
+
+def _exactly(final: Final, fold: NormFold) -> dict[str, object]:
+    values = floats(fold.values[final.norm], final.dtype)
+    shift = floats(fold.values[final.shift_name], final.shift_dtype) if final.shift is not None else None
+    return {"exact": True, "rounded_elements": fold.rounded, **_values(final, values, shift)}
+
+
+def _values(final: Final, values: Array, shift: Array | None) -> dict[str, object]:
+    document: dict[str, object] = {"tensor": final.norm, "values": [float(value) for value in values]}
+    if shift is not None:
+        document |= {"bias_tensor": final.shift_name, "bias_values": [float(value) for value in shift]}
+    return document

@@ -1,0 +1,1 @@
+"""Rows of the tables: padding, copies, tokens that training hardly touched."""

@@ -1,0 +1,65 @@
+"""How far numbers by token follow the frequency of the tokens in a text: a line on log p, and points of it to plot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.model.series import points
+from tieconv.analysis.model.tables import Array
+from tieconv.checkpoint.results.analysis import Measure
+
+DISTINCT = 100
+"""Different tokens below which no line is fitted through their frequencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """values ≈ slope·log p + start over the ``seen`` tokens of the text, in nats; ``None`` where there are too few."""
+
+    name: str
+    slope: float | None
+    start: float | None
+    r2: float | None
+    seen: int
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """Slope, R² and its floor, 1/(n − 1)."""
+        if self.slope is None:
+            says = f"the text has {self.seen} different tokens; a line needs {DISTINCT}, and not all equally frequent"
+            return (Measure(f"R², {self.name} from log p", None, n=self.seen, says=says),)
+        says = "p is the frequency in the text: rare tokens are counted badly, which lowers R²"
+        floor = 1 / (self.seen - 1)
+        return (
+            Measure(f"slope, {self.name} on log p", self.slope, n=self.seen),
+            Measure(f"R², {self.name} from log p", self.r2, floor=floor, ceiling=1.0, n=self.seen, says=says),
+        )
+
+    def to_dict(self) -> dict[str, object]:
+        """JSON-ready."""
+        return {"slope": self.slope, "start": self.start, "r2": self.r2, "tokens": self.seen}
+
+
+def line(name: str, values: Array, counts: Array) -> Line:
+    """The least-squares line of ``values`` (V,) on log p, by how often each token stands in the text (V,)."""
+    seen = np.flatnonzero((counts > 0) & np.isfinite(values))
+    if len(seen) < DISTINCT or not np.ptp(counts[seen]):
+        return Line(name, None, None, None, len(seen))
+    log_p, fitted = np.log(counts[seen] / counts.sum()), values[seen]
+    slope, start = np.polyfit(log_p, fitted, 1)
+    r2 = float(np.corrcoef(log_p, fitted)[0, 1] ** 2) if np.ptp(fitted) else 0.0
+    return Line(name, float(slope), float(start), r2, len(seen))
+
+
+def by_frequency(rows: Mapping[str, Array], counts: Array) -> dict[str, tuple[float, ...]]:
+    """Series ``log_p`` and, at the same tokens, each of ``rows`` (V,): of all that the text has, or `POINTS` of them.
+
+    Tokens stand from the rarest to the most frequent; equal ones in the order of their ids.
+    """
+    seen = np.flatnonzero(counts)
+    seen = seen[np.argsort(counts[seen], kind="stable")]
+    series = {"log_p": points(np.log(counts[seen] / counts.sum()))}
+    return series | {name: points(values[seen]) for name, values in rows.items()}

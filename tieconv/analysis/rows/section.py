@@ -1,0 +1,200 @@
+"""The section *Rows*: padding, zeros, copies and tokens that were hardly trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tieconv.analysis.model.equal_rows import digests, duplicates
+from tieconv.analysis.model.moments import lengths
+from tieconv.analysis.model.series import points, ranges
+from tieconv.analysis.model.subject import Subject
+from tieconv.analysis.model.tables import Array
+from tieconv.analysis.relation.classify import Related
+from tieconv.analysis.retie_cost.zero_row_mass import zero_mass
+from tieconv.analysis.rows.undertrained import REFERENCE, Flagged, find
+from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
+from tieconv.text import count, shown
+
+if TYPE_CHECKING:
+    from tieconv.analysis.retie_cost.measured import OnText
+
+TITLE = "Rows"
+LISTED = 20
+_BROKEN = "rows of the head with NaN or infinity"
+_MASS = "probability of the rows of zeros"
+_NO_TOKENIZER = "no tokenizer.json, vocab.json or vocab.txt beside the weights says which rows have a token"
+
+
+def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
+    """``related`` is ``None`` for a tied model, ``measured`` where no text was given."""
+    table, used = subject.output, subject.used
+    norms = related.moments.norms[1] if related else lengths(table)
+    zero = norms == 0
+    groups = [group for group in duplicates(digests(table)) if not zero[group[0]]]
+    flagged = _flagged(subject, related, norms)
+    measures = [
+        Measure("rows", float(table.rows), unit="rows"),
+        _beyond(subject),
+        *_zeros(subject, zero),
+        *_zeros_measured(zero, measured),
+        *_broken(norms),
+        Measure(
+            "rows equal to an earlier one", float(sum(len(group) - 1 for group in groups)), n=table.rows, unit="rows"
+        ),
+        _undertrained(flagged, used, subject),
+        *_differing(related, used, subject),
+    ]
+    detail: dict[str, object] = {
+        "zero_rows": ranges(np.flatnonzero(zero)),
+        "duplicate_rows": groups[:LISTED],
+        "tokenizer": subject.tokens.file if subject.tokens else None,
+    }
+    detail |= _which_differ(related, used)
+    series = {}
+    if used is not None:
+        detail["rows_without_token"] = ranges(np.flatnonzero(~used))
+    if flagged and flagged.distinct:
+        detail["under_trained"] = list(_listed(subject, flagged))
+        detail["indicator"] = flagged.indicator
+        series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
+    sentence = _sentence(subject, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
+    return Section(TITLE, sentence, tuple(measures), series, detail)
+
+
+def is_output_shaped(related: Related | None) -> bool:
+    """Whether the table that tokens are judged by is shaped by the output side: always, unless it stands alone."""
+    return related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN)
+
+
+def _flagged(subject: Subject, related: Related | None, norms: Array) -> Flagged | None:
+    if subject.tokens is None:
+        return None
+    if is_output_shaped(related):
+        return find(subject.output, norms, subject.tokens.used(subject.output.rows), output=True)
+    assert related is not None
+    return find(subject.embed, related.moments.norms[0], subject.tokens.used(subject.embed.rows), output=False)
+
+
+def _beyond(subject: Subject) -> Measure:
+    used, tokens = subject.used, subject.tokens
+    if used is None or tokens is None:
+        return Measure("rows without a token", None, unit="rows", says=_no_tokenizer(subject))
+    rows = float(np.count_nonzero(~used))
+    later = int(np.count_nonzero(tokens.possible(len(used)) & ~used))
+    says = f"by {tokens.file}"
+    if later:
+        says += f"; transformers may give {later:,} of them to tokens that the vocabulary lacks"
+    if tokens.undecided:
+        says += f"; more tokens are possible: {tokens.undecided}"
+    return Measure("rows without a token", rows, n=len(used), unit="rows", says=says)
+
+
+def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
+    rows = int(np.count_nonzero(zero))
+    yield Measure("rows of zeros in the head", float(rows), n=len(zero), unit="rows")
+    if not rows:
+        return
+    name, floor = _MASS, rows / len(zero)
+    if subject.final is None:
+        yield Measure(name, None, floor=floor, says="the norm before the head is not known: measure it with --text")
+        return
+    mass, error = zero_mass(subject.output, subject.final, subject.bias, zero)
+    says = (
+        f"± {error:.1g}; for hidden states without a preferred direction: real ones may lift or lower all other "
+        "logits together, so measure it with --text. The floor is their share of the rows"
+    )
+    yield Measure(name, mass, floor=floor, n=rows, says=says)
+
+
+def _zeros_measured(zero: Array, measured: OnText | None) -> Iterator[Measure]:
+    if measured is not None and zero.any():
+        floor = float(np.mean(zero))
+        yield Measure(f"measured {_MASS}", measured.zero_mass, floor=floor, n=measured.predicted)
+
+
+def _broken(norms: Array) -> Iterator[Measure]:
+    rows = float(np.count_nonzero(~np.isfinite(norms)))
+    if rows:
+        yield Measure(_BROKEN, rows, n=len(norms), unit="rows")
+
+
+def _no_tokenizer(subject: Subject) -> str:
+    """Why it is not known which rows have a token."""
+    return subject.unlisted or _NO_TOKENIZER
+
+
+def _undertrained(flagged: Flagged | None, used: Array | None, subject: Subject) -> Measure:
+    name = "tokens that look untrained"
+    if flagged is None:
+        few = f"fewer than {REFERENCE} rows without a token to compare with"
+        return Measure(name, None, unit="tokens", says=_no_tokenizer(subject) if used is None else few)
+    if not flagged.distinct:
+        says = f"the rows without a token do not stand apart by the {flagged.indicator}, so nothing can be told by them"
+        return Measure(name, None, n=flagged.reference, unit="tokens", says=says)
+    says = f"by the {flagged.indicator}, at most {flagged.threshold:.3g}, as 95 % of the rows without a token have"
+    return Measure(name, float(len(flagged.rows)), n=flagged.reference, unit="tokens", says=says)
+
+
+def _differing(related: Related | None, used: Array | None, subject: Subject) -> Iterator[Measure]:
+    if related is None or not related.moments.unequal.any():
+        return
+    rows = np.flatnonzero(related.moments.unequal)
+    if used is None:
+        yield Measure("differing rows without a token", None, n=len(rows), unit="rows", says=_no_tokenizer(subject))
+        return
+    yield Measure("differing rows without a token", float(np.count_nonzero(~used[rows])), n=len(rows), unit="rows")
+
+
+def _which_differ(related: Related | None, used: Array | None) -> dict[str, object]:
+    """The differing rows as ranges, those that a token has and those that none has."""
+    if related is None or used is None or not related.moments.unequal.any():
+        return {}
+    rows = np.flatnonzero(related.moments.unequal)
+    return {
+        "differing_rows_with_token": ranges(rows[used[rows]]),
+        "differing_rows_without_token": ranges(rows[~used[rows]]),
+    }
+
+
+def _share(measures: list[Measure]) -> str:
+    """How much probability the rows of zeros take, measured where it was; empty where it is not known."""
+    values = {measure.name: measure.value for measure in measures}
+    for name, source in ((f"measured {_MASS}", "of it on the text"), (_MASS, "of it by estimate")):
+        value = values.get(name)
+        if value is not None:
+            return f"{value:.2g} {source}"
+    return ""
+
+
+def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
+    assert subject.tokens is not None
+    for row in flagged.rows[:LISTED]:
+        text = shown(subject.tokens.text.get(int(row), ""), 60)
+        yield {"id": int(row), "token": text, "score": float(flagged.score[row])}
+
+
+def _sentence(
+    subject: Subject, marks: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
+) -> str:
+    """``marks`` marks the rows of zeros and those that are not finite."""
+    parts, (zero, broken), used = [], marks, subject.used
+    if broken.any():
+        parts.append(f"{count(int(np.count_nonzero(broken)), 'row')} of the head with NaN or infinity")
+    if used is not None and not used.all():
+        parts.append(f"{count(int(np.count_nonzero(~used)), 'row')} without a token")
+    if zero.any():
+        taken = f" ({share})" if share else ""
+        parts.append(
+            f"{count(int(np.count_nonzero(zero)), 'row')} of zeros, which take probability{taken}: a zero logit is not "
+            "−∞"
+        )
+    if groups:
+        parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")
+    if flagged and flagged.distinct and len(flagged.rows):
+        parts.append(f"{count(len(flagged.rows), 'token')} that look as untrained as the rows without a token")
+    sentence = "; ".join(parts) if parts else "nothing out of the ordinary"
+    unknown = f" ({_no_tokenizer(subject)})" if used is None else ""
+    return f"{sentence[0].upper()}{sentence[1:]}{unknown}."

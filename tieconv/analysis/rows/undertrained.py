@@ -1,0 +1,79 @@
+"""Tokens that training hardly touched, by the indicator that fits the table: input- and output-shaped tables differ.
+
+In an output table every row is pushed by every token, so rows that never were the answer end up alike: the indicator is
+the cosine distance to the mean of rows known to be unused. In an input table of its own a row moves only when its token
+is read, so the indicator is the length of the row. (Land and Bartolo 2024, arXiv 2405.05417.) What decides is whether
+the stored tables are related, never the flag of the config: an untied copy of a tied table is still output-shaped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tieconv.analysis.model.moments import SQUARED
+from tieconv.analysis.model.tables import Array, Table, spans
+
+REFERENCE = 8
+"""Unused rows that a judgement needs."""
+
+HALF = 0.5
+"""Share of the tokens beyond which the indicator tells nothing about this table."""
+
+QUANTILE = 0.95
+"""Share of the unused rows that the threshold keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """``score`` of each row (V,), small where a row looks untrained, and the tokens at or below ``threshold``."""
+
+    indicator: str
+    score: Array
+    threshold: float
+    rows: Array
+    reference: int
+    tokens: int
+
+    @property
+    def distinct(self) -> bool:
+        """Whether the unused rows stand apart: by chance `QUANTILE` of all tokens would be flagged."""
+        return len(self.rows) <= HALF * self.tokens
+
+
+def find(table: Table, norms: Array, used: Array, *, output: bool) -> Flagged | None:
+    """The tokens whose row looks like those that no token has; ``None`` where there are too few of those."""
+    unused = np.flatnonzero(~used & (norms < SQUARED[1]))
+    if len(unused) < REFERENCE:
+        return None
+    score, own = _output_score(table, norms, unused) if output else (norms, norms[unused])
+    threshold = float(np.quantile(own, QUANTILE))
+    rows = np.flatnonzero(used & (score <= threshold))
+    name = "distance to the unused rows" if output else "length of the row"
+    return Flagged(name, score, threshold, rows[np.argsort(score[rows], kind="stable")], len(unused), int(used.sum()))
+
+
+def _output_score(table: Table, norms: Array, unused: Array) -> tuple[Array, Array]:
+    """Distance of each row to the mean unused row, and of each unused row to the mean of the others.
+
+    By cosine; by length where the unused rows are zero and have no direction.
+    """
+    alive = unused[norms[unused] > SQUARED[0]]
+    by_cosine = len(alive) >= REFERENCE
+    reference = table.pick(alive if by_cosine else unused)
+    total, count = reference.sum(0), len(reference)
+    score = np.zeros(table.rows)
+    for start, stop in spans(table.rows, table.width):
+        score[start:stop] = _distance(table.values(start, stop), total / count, by_cosine)
+    own = [_distance(row[None], (total - row) / (count - 1), by_cosine)[0] for row in reference]
+    return score, np.array(own)
+
+
+def _distance(rows: Array, mean: Array, by_cosine: bool) -> Array:
+    with np.errstate(all="ignore"):
+        if not by_cosine:
+            distances: Array = np.linalg.norm(rows - mean, axis=1)
+        else:
+            distances = 1 - rows @ mean / (np.linalg.norm(rows, axis=1) * np.linalg.norm(mean))
+    return np.nan_to_num(distances, nan=np.inf)

@@ -1,0 +1,167 @@
+"""Compose the record of a class whose text part the config chooses: its own row and the row of that part's class.
+
+Keys of a record in ``data/composites.json``: ``parts``, one object for each nested config that chooses a model, with
+``level`` (its path in the config), ``default`` (the model type that the class's own row was measured with), ``kind``
+(``causal``, ``seq2seq`` or both where the part is a language model with a head; ``body`` where the head belongs to the
+class), ``file`` and ``memory`` (the prefix of the part's names; ``file`` is null where they have none in the file),
+``role`` (``input`` where the part holds the input embedding alone, ``head`` where another part holds that).
+``measured`` has the record of each model type for which this composition is not what was measured.
+The header (the record named by the empty string) maps model types to classes and to the input embedding of the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tieconv.architectures import class_table as table
+from tieconv.checkpoint.family import Family, Part
+from tieconv.text import shown
+
+_STATES = (None, True, False)  # order of the letters in ``truth``
+Record = Mapping[str, Any]
+
+
+def load(architecture: str, config: Mapping[str, object]) -> Family | None:
+    """The family of a class in the table, with the text part that ``config`` chooses.
+
+    ``None`` where the table lacks the class, or the part that its config names.
+    """
+    own = table.record(5, architecture) if architecture else None
+    composite = table.composite(architecture) if own is not None else None
+    if own is None or composite is None:
+        return table.load(architecture)
+    record: Record | None = own
+    text = None
+    for part in composite["parts"]:
+        model_type = _model_type(config, part)
+        if model_type != part["default"]:
+            measured = composite.get("measured", {})
+            record = measured.get(f"{part['level']}={model_type}") or composed(own, part, model_type)
+        if record is None:
+            return None
+        own = record
+        if part.get("role") != "input":
+            text = _part(part, model_type)
+    return table.family(architecture, own, text)
+
+
+def subject(architecture: str, config: Mapping[str, object]) -> str:
+    """What the table lacks: the class, or the class with the text part that its config chooses."""
+    composite = table.composite(architecture)
+    chosen = ((part, _model_type(config, part)) for part in composite["parts"]) if composite is not None else ()
+    odd = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
+    name = f"the architecture {shown(architecture)}"
+    return name if odd is None else f"{name} with a text part of type {shown(odd)}"
+
+
+def _part(part: Record, model_type: str) -> Part:
+    name = "" if "body" in part["kind"] else text_class(part, model_type) or ""
+    row = table.record(5, name) if name else None
+    prefix = row["prefix"] if row is not None else ""
+    return Part(part["level"], model_type, name, prefix, part["file"] or "", usual=model_type == part["default"])
+
+
+def _model_type(config: Mapping[str, object], part: Record) -> str:
+    """The model type that a config names for a part; the usual one where it names none."""
+    nested = config.get(part["level"])
+    found = nested.get("model_type") if isinstance(nested, Mapping) else None
+    return found if isinstance(found, str) and found else str(part["default"])
+
+
+def text_class(part: Record, model_type: str) -> str | None:
+    """The class that is built for a model type at this part; for a body the main class of the type."""
+    if "body" in part["kind"]:
+        return table.main_class(model_type)
+    classes = table.composites()
+    return next((classes[kind][model_type] for kind in part["kind"] if model_type in classes[kind]), None)
+
+
+def composed(own: Record, part: Record, model_type: str) -> Record | None:
+    """The record of a class with a part of ``model_type``; ``None`` where no row or name of that type is known."""
+    name = text_class(part, model_type)
+    row = table.record(5, name) if name else None
+    if part["file"] is None:
+        return None
+    if "body" not in part["kind"]:
+        return _with_model(own, part, row) if row is not None else None
+    embedding = table.composites()["bodies"].get(model_type)
+    if embedding is None:
+        return None
+    if part.get("role") == "input":
+        return {**own, "in": part["file"] + embedding}
+    return _with_body(own, part, row, embedding)
+
+
+def _with_model(own: Record, part: Record, row: Record) -> Record:
+    """The part is a language model of its own: its row, under the prefix; its config alone decides."""
+
+    def name(old: str | None) -> str | None:
+        return None if old is None else part["file"] + old
+
+    mentioned = {row["in"], row["out"], *row["bias"], *(n for group in row["groups"] for n in (group[1], *group[2]))}
+    memory = dict(row["renames"])
+    renames = [(name(old), part["memory"] + memory.get(old, old)) for old in sorted(mentioned - {None})]
+    keeps_input = part.get("role") == "head"
+    return {
+        **{key: value for key, value in own.items() if key in ("type", "prefix", "levels")},
+        "in": own["in"] if keeps_input else name(row["in"]),
+        "out": name(row["out"]),
+        "bias": [name(one) for one in row["bias"]],
+        "row": row["row"],
+        "groups": sorted(
+            [role, name(one), [name(n) for n in names], gated] for role, one, names, gated in row["groups"]
+        ),
+        "renames": sorted([old, new] for old, new in renames if old != new),
+        "truth": row["truth"] * 3 if len(row["truth"]) == len(_STATES) else row["truth"],
+        "tying": row["tying"],
+        "means": row["means"],
+        **{key: row[key] for key in ("unflippable", "misfit") if key in row},
+    }
+
+
+def _with_body(own: Record, part: Record, row: Record | None, embedding: str) -> Record:
+    """The part is a model without a head: the head and the flags are the class's, the tables have the part's names."""
+    start = part["file"]
+    tied_to = next((group[1].removeprefix(start) for group in own["groups"] if own["out"] in group[2]), None)
+    fits = tied_to == embedding
+    tables = [name for name in _tables(row, embedding) if fits]
+    memory = dict(map(tuple, own["renames"]))
+    names = [start + one for one in dict.fromkeys([embedding, *tables])]
+    renames = [[name, part["memory"] + name.removeprefix(start)] for name in names]
+    renames += [[own["out"], memory[own["out"]]]] if own["out"] in memory else []
+    truth = _truth(own, row, fits)
+    gated = [group[3] for group in own["groups"] if own["out"] in group[2]]
+    return {
+        **{key: own[key] for key in ("type", "prefix", "levels", "out", "bias", "row", "means")},
+        "in": start + embedding,
+        "groups": [["word_embedding", names[0], [*names[1:], own["out"]], *gated]] if fits else [],
+        "renames": sorted([old, new] for old, new in renames if old != new),
+        "truth": truth,
+        "tying": own["tying"] if "T" in truth else "never",
+    }
+
+
+def _tables(row: Record | None, embedding: str) -> list[str]:
+    """The other tables of the body that its row ties to the input embedding, without the base model's prefix."""
+    if row is None:
+        return []
+    start = f"{row['prefix']}."
+    found = ([group[1], *group[2]] for group in row["groups"] if group[0] == "word_embedding")
+    names = [[name.removeprefix(start) for name in group if name != row["out"]] for group in found]
+    return next(([name for name in group if name != embedding] for group in names if embedding in group), [])
+
+
+def _truth(own: Record, row: Record | None, fits: bool) -> str:
+    """The class's own truth, with the default of the part's config in place of that of its usual part.
+
+    E where the flag names a table that the part does not have: the class cannot be built.
+    """
+    truth: str = own["truth"]
+    if len(truth) == len(_STATES):
+        return truth if fits else truth.replace("T", "E")
+    if row is not None:
+        default = row["truth"][:1]
+        columns = {"T": 1, "F": 2}
+        truth = "".join(truth[3 * top + (nested or columns.get(default, 0))] for top in range(3) for nested in range(3))
+    return truth if fits else truth.replace("T", "E")

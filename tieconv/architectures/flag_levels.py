@@ -1,0 +1,57 @@
+"""What each transformers version makes of the config: which level it reads, and what it finds there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tieconv.architectures.effective_flag import unbuildable
+from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.inspection import Inspection
+
+FLAG = "tie_word_embeddings"
+
+
+def text_config(inspection: Inspection) -> Mapping[str, object]:
+    """The language model's own config: the whole one, or the nested one that chooses the part with the head."""
+    config, level = inspection.checkpoint.config_values, inspection.family.text_level
+    nested = config.get(level) if level else config
+    return nested if isinstance(nested, Mapping) else {}
+
+
+def cannot_build(inspection: Inspection) -> bool:
+    """Whether transformers 5 cannot build the class: the flag names a table that its text part does not have."""
+    found = {entry.path.removesuffix(FLAG).rstrip("."): entry for entry in inspection.config.declared}
+    flags = {path: None if entry.value is None else bool(entry.value) for path, entry in found.items()}
+    return unbuildable(inspection.family, flags)
+
+
+def levels(inspection: Inspection) -> dict[str, bool]:
+    """The flag at every level that a transformers version reads, where that level declares it."""
+    found = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    read = sorted(set(levels_read(inspection.family)))
+    return {level: bool(found[level]) for level in read if found.get(level) is not None}
+
+
+def levels_read(family: Family) -> Iterator[str]:
+    """The levels, ``""`` for the top, at which some transformers version looks for the flag; one may come twice."""
+    if family.level_v4 is not None:
+        yield family.level_v4
+    rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
+    if len(rows) < 2 or len(set(rows)) > 1:
+        yield ""
+    if len(rows) > 1 and any(len(set(row)) > 1 for row in rows):
+        yield family.levels[0]
+
+
+def reading_v4(inspection: Inspection) -> bool | None:
+    """What transformers 4 makes of the config; ``None`` where it has no such model."""
+    family, found = inspection.family, levels(inspection)
+    if family.default_v4 is None or family.level_v4 is None:
+        return None
+    path = f"{family.level_v4}.{FLAG}".lstrip(".")
+    if found and all(entry.path != path for entry in inspection.config.declared):
+        # Without an object at that level the whole config is the flat one of the text model.
+        return inspection.config.effective
+    if any(entry.path == path and entry.present and entry.value is None for entry in inspection.config.declared):
+        return False  # a null is no absence: it replaces the class's default
+    return found.get(family.level_v4, family.default_v4)

@@ -1,0 +1,125 @@
+"""Guess the input embedding and the output head of an unknown architecture from names, shapes and shared storage.
+
+The names are data, `data/conventions.json`: pairs of public projects with a source each, and endings of single names
+by how surely they mean the tensor (counted over the classes of transformers).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+
+from tieconv.architectures.conventions import Pair, endings, pairs, tail, towers
+
+Shape = tuple[int, ...]
+Shapes = Mapping[str, Shape]
+Shared = Iterable[Collection[str]]
+"""Groups of names that are one tensor in the file."""
+
+
+def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> tuple[str | None, str | None]:
+    """Names of the input embedding and of the output head; ``None`` where nothing looks like one.
+
+    ``vocabulary`` (tokens, from the config) breaks ties between tables; padded tables may be larger. A head has as
+    many rows, or columns, as the embedding has rows or the vocabulary has tokens.
+    """
+    tables = {name: shape for name, shape in names.items() if len(shape) == 2}
+    found = next(_conventional(names, tables), None)
+    if found is not None:
+        return found
+    embedding = _best(tables, "inputs", vocabulary, None)
+    head = _best(tables, "heads", vocabulary, names[embedding] if embedding else None)
+    if head is not None and head == embedding:
+        head = None
+    return _with_shared(names, embedding, head, shared)
+
+
+def convention(embedding: str | None, head: str | None) -> str:
+    """The project that gives a pair these names; empty where none does."""
+    if embedding is None or head is None:
+        return ""
+    return next((pair.project for pair in pairs() if pair.fits(embedding, head)), "")
+
+
+def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
+    """Output biases beside a head, and logit-bias rows; the outer name of an aliased pair first."""
+    found = []
+    if head is not None:
+        outer = head.removesuffix(".decoder.weight") + ".bias"
+        inner = head.removesuffix("weight") + "bias"
+        found = [name for name in (outer, inner) if names.get(name, ())[:1] == names.get(head, (0,))[:1]]
+    found += [name for name in names if name.split(".")[-1] == "final_logits_bias"]
+    return tuple(dict.fromkeys(found))
+
+
+def _conventional(names: Shapes, tables: Shapes) -> Iterator[tuple[str, str]]:
+    """The pairs of ``tables`` whose names a public project uses, with shapes that fit; the shortest names first."""
+    matrices: dict[str, list[str]] = {}
+    for name in tables:
+        if not _elsewhere(name):
+            matrices.setdefault(tail(name), []).append(name)
+    for pair in pairs():
+        embeddings, heads = (
+            [name for name in matrices.get(end.tail, ()) if end.matches(name)] for end in (pair.embedding, pair.head)
+        )
+        if not (embeddings and heads and _marked(pair, names)):
+            continue
+        fits = [(e, h) for e in embeddings for h in heads if e != h and _is_head(names[h], names[e], None)]
+        yield from sorted(fits, key=lambda found: (len(found[0]) + len(found[1]), found))[:1]
+
+
+def _marked(pair: Pair, names: Shapes) -> bool:
+    return all(any(mark in name for name in names) for mark in pair.marks)
+
+
+def _elsewhere(name: str) -> bool:
+    return not towers().isdisjoint(name.split("."))
+
+
+def _is_head(shape: Shape, embedding: Shape | None, vocabulary: int | None) -> bool:
+    """Whether a matrix has the vocabulary's rows, or is turned and has its columns."""
+    sizes = {size for size in (vocabulary, embedding[0] if embedding else None) if size}
+    return shape[0] in sizes or (embedding is not None and shape == embedding[::-1])
+
+
+def _with_shared(
+    names: Shapes, embedding: str | None, head: str | None, shared: Shared
+) -> tuple[str | None, str | None]:
+    """The pair, where one of the two is one tensor with a name that says nothing, and both where neither is known."""
+    for group in shared:
+        tables = [name for name in names if name in group and len(names[name]) == 2 and not _elsewhere(name)]
+        unnamed = [name for name in tables if _rank(name, "inputs") is None and _rank(name, "heads") is None]
+        if embedding in tables and head is None and unnamed:
+            return embedding, unnamed[0]
+        if head in tables and embedding is None and unnamed:
+            return unnamed[0], head
+        if embedding is None and head is None and len(unnamed) > 1 and names[unnamed[0]][0] > names[unnamed[0]][1]:
+            return unnamed[0], unnamed[1]
+    return embedding, head
+
+
+def _best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None) -> str | None:
+    """The surest candidate: by ending, then by fit to the vocabulary and shape, then the shortest path."""
+    ranked = []
+    for name, shape in tables.items():
+        if not name.endswith(".weight"):
+            continue
+        rank = _rank(name, kind)
+        if rank is None or _elsewhere(name):
+            continue
+        if kind == "heads" and (like or vocabulary or rank) and not _is_head(shape, like, vocabulary):
+            continue
+        misfit = (shape[0] != vocabulary if vocabulary else 0) + (like is not None and shape != like)
+        ranked.append((misfit, rank, "encoder" in name.split("."), name.count("."), name))
+    return min(ranked)[-1] if ranked else None
+
+
+def _rank(name: str, kind: str) -> int | None:
+    path = name.removesuffix(".weight")
+    return next((place for place, ending in enumerate(_compiled(kind)) if ending.search(path)), None)
+
+
+@cache
+def _compiled(kind: str) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(rf"(?:^|\.)(?:{ending})$") for ending in endings(kind))

@@ -1,0 +1,161 @@
+"""Find what is known of the architecture that a config names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from tieconv.architectures import class_table as table
+from tieconv.architectures import compose
+from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+
+_HEADLESS = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+    "ForImageClassification",
+    "ForAudioClassification",
+    "ForSequenceRegression",
+    "ForRewardModel",
+    "ForRetrieval",
+    "ForSentenceEmbedding",
+    "RewardModel",
+    "ForRewardModeling",
+)
+
+
+def find(
+    config: Mapping[str, object],
+    names: Mapping[str, tuple[int, ...]] | None = None,
+    shared: Iterable[Collection[str]] = (),
+) -> Family:
+    """The family of a config: measured, else of a headless sibling, else guessed from tensor names.
+
+    ``names`` maps each tensor name of the file to its shape; without it an unknown architecture stays unknown.
+    ``shared`` are groups of names that are one tensor of the file.
+    """
+    listed = _architectures(config)
+    model_type = str(config.get("model_type") or "")
+    for architecture in listed:
+        family = compose.load(architecture, config)
+        if family is not None:
+            return family
+    sibling = _sibling(config, model_type)
+    if not listed and sibling is not None:
+        return sibling
+    if sibling is not None and any(_headless(name) for name in listed):
+        return _without_head(next(name for name in listed if _headless(name)), sibling)
+    architecture = listed[0] if listed else ""
+    guessed = _guessed(architecture, model_type, names or {}, config, shared)
+    if guessed.knowledge is Knowledge.NONE and sibling is not None and not names:
+        # A language-model class of a known type under a new name: most likely the same layout.
+        return replace(sibling, architecture=architecture, knowledge=Knowledge.PATTERN)
+    return guessed
+
+
+def _architectures(config: Mapping[str, object]) -> tuple[str, ...]:
+    listed = config.get("architectures")
+    if not isinstance(listed, list):
+        return ()
+    return tuple(name for name in listed[:_MOST_ARCHITECTURES] if isinstance(name, str))
+
+
+_MOST_ARCHITECTURES = 64
+"""Entries of `architectures` that are looked up: transformers writes one."""
+
+
+def _sibling(config: Mapping[str, object], model_type: str) -> Family | None:
+    """The main language-model class of the config's type."""
+    name = table.main_class(model_type)
+    return compose.load(name, config) if name else None
+
+
+def _headless(name: str) -> bool:
+    if name.endswith(_HEADLESS):
+        return True
+    return name.endswith("Model") and not name.endswith(("LMHeadModel", "ModelWithLMHead"))
+
+
+def _without_head(architecture: str, sibling: Family) -> Family:
+    """The family of a class that shares the sibling's body and has no output embedding."""
+    bare = "For" not in architecture and architecture.endswith("Model")
+    start = sibling.prefix + "." if bare and sibling.prefix else ""
+    # An encoder alone has no tensor of the decoder.
+    half = "decoder." if architecture.endswith("EncoderModel") else None
+
+    def rename(name: str) -> str:
+        return name.removeprefix(start)
+
+    groups = []
+    for group in sibling.groups:
+        if group.role is Role.OUTPUT_BIAS:
+            continue
+        kept = [
+            rename(name)
+            for name in (group.canonical, *group.members)
+            if name != sibling.output_head and not (half and rename(name).startswith(half))
+        ]
+        if len(kept) > 1:
+            groups.append(TieGroup(group.role, kept[0], tuple(kept[1:]), group.gated))
+    return replace(
+        sibling,
+        architecture=architecture,
+        tying=Tying.HEADLESS,
+        input_embedding=rename(sibling.input_embedding) if sibling.input_embedding else None,
+        output_head=None,
+        output_biases=(),
+        bias_is_row=False,
+        groups=tuple(groups),
+        renames=tuple((rename(stored), rename(memory)) for stored, memory in sibling.renames),
+        truth="F" * len(sibling.truth),
+        meaning_v4=FlagMeaning.STORAGE,
+        meaning_v5=FlagMeaning.STORAGE,
+    )
+
+
+def _guessed(
+    architecture: str,
+    model_type: str,
+    names: Mapping[str, tuple[int, ...]],
+    config: Mapping[str, object],
+    shared: Iterable[Collection[str]],
+) -> Family:
+    from tieconv.architectures import guess as pattern  # a known class needs no guess
+
+    embedding, head = pattern.guess(names, next(_vocabularies(config), None), shared)
+    known = embedding is not None or head is not None
+    groups = (TieGroup(Role.WORD_EMBEDDING, embedding, (head,), True),) if embedding and head else ()
+    found = pattern.biases(names, head)
+    return Family(
+        architecture=architecture,
+        model_type=model_type,
+        knowledge=Knowledge.PATTERN if known else Knowledge.NONE,
+        tying=Tying.CAN,
+        prefix="",
+        input_embedding=embedding,
+        output_head=head,
+        output_biases=found,
+        bias_is_row=any(len(names[name]) == 2 for name in found),
+        groups=groups,
+        renames=(),
+        levels=(),
+        truth="FTF",  # transformers 5 reads an absent flag of an unknown class as false
+        default_v4=True,  # transformers 4: the base class of configs says true
+        meaning_v4=FlagMeaning.STORAGE,
+        meaning_v5=FlagMeaning.STORAGE,
+        convention=pattern.convention(embedding, head),
+    )
+
+
+def _vocabularies(config: Mapping[str, object]) -> Iterator[int]:
+    """Vocabulary sizes that the config names, outermost first."""
+    for key in ("vocab_size", "padded_vocab_size"):
+        size = config.get(key)
+        if isinstance(size, int) and size > 0:
+            yield size
+    for key in ("text_config", "llm_config", "language_config", "decoder"):
+        inner = config.get(key)
+        if isinstance(inner, Mapping):
+            yield from _vocabularies(inner)

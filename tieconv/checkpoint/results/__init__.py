@@ -1,0 +1,1 @@
+"""Results as records that serialise to the JSON documents."""

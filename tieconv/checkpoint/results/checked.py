@@ -1,0 +1,154 @@
+"""What the gate says about many models: findings in their places, what was waived, what could not be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.json_values import Printed
+from tieconv.checkpoint.value_type import record
+from tieconv.version import VERSION
+
+CHECK_SCHEMA = "tieconv.check/1"
+
+RANK = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
+"""The worst first."""
+
+
+@record
+class Waiver:
+    """Why a finding does not count: ``by`` is `ignore`, `model` (a per-model ignore) or `baseline`."""
+
+    by: str
+    reason: str
+
+
+@record
+class CheckedFinding:
+    """A finding in its place: ``file`` is the name, within the model, of the file that it is about."""
+
+    finding: Finding
+    file: str
+    waiver: Waiver | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Stable while rule, file and tensors stay: neither the message's figures nor the model's place count."""
+        import hashlib  # only some formats ask
+
+        parts = [self.finding.rule, self.file, *sorted(self.finding.tensors)]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+    def to_dict(self) -> dict[str, object]:
+        """An entry of `findings`."""
+        return {
+            **self.finding.to_dict(),
+            "file": self.file,
+            "fingerprint": self.fingerprint,
+            "waiver": self.waiver and asdict(self.waiver),
+        }
+
+
+@record
+class Failure:
+    """Why a model could not be checked."""
+
+    message: str
+    hint: str
+
+
+@record
+class Fix:
+    """A remedy that was applied, or (``refusal``) why it was not; ``rules`` are those that asked for it."""
+
+    command: str
+    rules: tuple[str, ...]
+    refusal: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """An entry of `fixes`."""
+        return {"command": self.command, "rules": list(self.rules), "refusal": self.refusal}
+
+
+@record
+class CheckedModel:
+    """One model: its findings, the worst first, or why there are none to give.
+
+    ``fixes`` is what `--fix` did or left, in its order, ``output`` where the fixed model now is, ``unread`` the
+    tied names of which too little was read to say whether they are equal.
+    """
+
+    source: str
+    findings: tuple[CheckedFinding, ...] = ()
+    failure: Failure | None = None
+    fixes: tuple[Fix, ...] = ()
+    output: str | None = None
+    unread: tuple[str, ...] = ()
+
+    @property
+    def open(self) -> Iterator[CheckedFinding]:
+        """The findings that count."""
+        return (entry for entry in self.findings if entry.waiver is None)
+
+
+@record
+class CheckReport(Printed):
+    """The answer of `tieconv check`.
+
+    ``notes`` are about settings, the baseline and what was not read; ``rules`` are the codes of the rules that were
+    applied, empty for every rule.
+    """
+
+    models: tuple[CheckedModel, ...]
+    fail_on: Level
+    notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    def counts(self, entry: CheckedFinding) -> bool:
+        """Whether a finding fails its model: it is open and at or above the level."""
+        return entry.waiver is None and RANK[entry.finding.level] <= RANK[self.fail_on]
+
+    def fails(self, model: CheckedModel) -> bool:
+        """Whether a model could not be read, or has a finding that counts."""
+        return model.failure is not None or any(map(self.counts, model.findings))
+
+    @property
+    def failed(self) -> int:
+        """The models that fail."""
+        return sum(map(self.fails, self.models))
+
+    @property
+    def exit_code(self) -> int:
+        """2 where a model could not be read, else 1 where one has a finding that counts, else 0."""
+        if any(model.failure is not None for model in self.models):
+            return 2
+        return 1 if self.failed else 0
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.check/1`.
+
+        ``failed`` counts the models with an open finding at ``fail_on`` or above, and those that could not be read.
+        """
+        return {
+            "schema": CHECK_SCHEMA,
+            "tieconv": VERSION,
+            "fail_on": str(self.fail_on),
+            "rules": list(self.rules),
+            "models": [self._model(model) for model in self.models],
+            "failed": self.failed,
+            "waived": sum(entry.waiver is not None for model in self.models for entry in model.findings),
+            "notes": list(self.notes),
+        }
+
+    def _model(self, model: CheckedModel) -> dict[str, object]:
+        return {
+            "source": model.source,
+            "failed": self.fails(model),
+            "failure": model.failure and asdict(model.failure),
+            "findings": [entry.to_dict() for entry in model.findings],
+            "fixes": [fix.to_dict() for fix in model.fixes],
+            "output": model.output,
+            "unread": list(model.unread),
+        }

@@ -1,0 +1,198 @@
+"""What comparing two models found: frozen dataclasses that serialise to `tieconv.diff/1`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.relation.proved import Relation
+from tieconv.version import VERSION
+
+DIFF_SCHEMA = "tieconv.diff/1"
+
+
+class Contrast(StrEnum):
+    """How two models differ in one place."""
+
+    ONLY_A = "only_a"
+    ONLY_B = "only_b"
+    SHAPE = "shape"
+    TRANSPOSED = "transposed"
+    CAST = "cast"
+    SCALED = "scaled"
+    NEAR = "near"
+    DISTINCT = "distinct"
+
+
+class Weight(StrEnum):
+    """What a difference of the config means for the function."""
+
+    COSMETIC = "cosmetic"  # no loader computes anything else
+    TENSORS = "tensors"  # the tie flag and its kin: judged by what the tensors then are
+    FUNCTION = "function"  # the models may compute something else
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two models."""
+
+    source: str
+    format: str
+    architecture: str
+    tensors: int
+    bytes_stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class OnlyHere:
+    """A tensor that one model alone stores."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"shape": list(self.shape), "dtype": self.dtype}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of tensors that do not have the same one."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"a": list(self.a), "b": list(self.b)}
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardScale:
+    """Equal bytes, of which one model's forward pass multiplies the logits by ``forward_factor``."""
+
+    forward_factor: float
+    reason: str = "equal bytes, but one forward pass scales the logits"
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"forward_factor": plain(self.forward_factor), "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What B's tensor is to A's; ``forward_factor`` where A's forward pass multiplies its logits and B's does not."""
+
+    relation: Relation
+    forward_factor: float | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        factor = {} if self.forward_factor is None else {"forward_factor": plain(self.forward_factor)}
+        return {**self.relation.to_dict(), **factor}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A parameter that the models do not share.
+
+    ``a`` and ``b`` are the names in the files that it is loaded from (``None``: from nowhere); ``loaders`` are those
+    that see the difference.
+    """
+
+    name: str
+    a: str | None
+    b: str | None
+    contrast: Contrast
+    loaders: tuple[str, ...]
+    evidence: OnlyHere | Shapes | ForwardScale | Values
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigDifference:
+    """A value of config.json that the models do not share; ``None`` where it is absent and ``in_*`` false."""
+
+    path: str
+    a: object
+    b: object
+    in_a: bool
+    in_b: bool
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class FileDifference:
+    """Another file of the directories that is not the same in both: ``only_a``, ``only_b`` or ``distinct``."""
+
+    name: str
+    contrast: Contrast
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Printed):
+    """Two models, compared. ``str()`` gives the `tieconv.diff/1` JSON.
+
+    ``same_function`` is true only where it follows from the bytes: every parameter of every loader equal, and no
+    config value that may change what is computed. ``reasons`` say what stands against it.
+    """
+
+    a: Side
+    b: Side
+    same_function: bool
+    reasons: tuple[str, ...]
+    equal: int
+    tensors: tuple[TensorDifference, ...]
+    config: tuple[ConfigDifference, ...]
+    files: tuple[FileDifference, ...]
+    bytes_compared: int
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.diff/1`."""
+        return {
+            "schema": DIFF_SCHEMA,
+            "tieconv": VERSION,
+            "a": _side(self.a),
+            "b": _side(self.b),
+            "same_function": self.same_function,
+            "reasons": list(self.reasons),
+            "tensors": {
+                "equal": self.equal,
+                "different": [_tensor(found) for found in self.tensors],
+                "bytes_compared": self.bytes_compared,
+            },
+            "config": [_config(found) for found in self.config],
+            "files": [{"name": found.name, "state": str(found.contrast)} for found in self.files],
+            "notes": list(self.notes),
+        }
+
+
+def _side(side: Side) -> dict[str, object]:
+    return {
+        "source": side.source,
+        "format": side.format,
+        "architecture": side.architecture or None,
+        "tensors": side.tensors,
+        "bytes_stored": side.bytes_stored,
+    }
+
+
+def _tensor(found: TensorDifference) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "a": found.a,
+        "b": found.b,
+        "state": str(found.contrast),
+        "loaders": list(found.loaders),
+        "detail": found.evidence.to_dict(),
+    }
+
+
+def _config(found: ConfigDifference) -> dict[str, object]:
+    document: dict[str, object] = {"path": found.path, "judgement": str(found.weight)}
+    if found.in_a:
+        document["a"] = plain(found.a)
+    if found.in_b:
+        document["b"] = plain(found.b)
+    return document

@@ -1,0 +1,107 @@
+"""What `export` will do, did and proved: data for reports, no graph library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import field
+
+from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.plan import PLAN_SCHEMA
+from tieconv.checkpoint.results.parity import Parity
+from tieconv.checkpoint.value_type import record
+from tieconv.version import VERSION
+
+PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""What `--precision` takes, and how torch names it."""
+
+
+@record
+class ExportPlan:
+    """What will be exported, and how.
+
+    ``kind`` says what the graph computes, ``inputs`` are its inputs with their axes. ``tied`` are names of the
+    checkpoint that become one parameter. ``bytes_read`` are those of the weights, ``bytes_written`` an estimate (each
+    tied matrix once), ``copied`` the files that come along with their bytes.
+    """
+
+    source: str
+    architecture: str
+    kind: str
+    precision: str
+    form: HeadForm
+    opset: int | None
+    provider: str
+    parity: bool
+    inputs: tuple[str, ...]
+    tied: tuple[tuple[str, ...], ...]
+    copied: Mapping[str, int]
+    bytes_read: int
+    bytes_written: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def bytes_linked(self) -> int:
+        return sum(self.copied.values())
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        tied = "tied matrix stored once" if self.tied else "nothing tied"
+        return f"{self.architecture}, {self.kind}, {self.precision}, {tied}"
+
+
+@record
+class ExportOutcome:
+    """What became of the plan. ``executed`` is false where nothing was written, also after a parity that failed.
+
+    ``ties`` name, for every group that became one parameter, its names in the checkpoint. ``files`` are the bytes of
+    the graph and its data, ``versions`` those of the packages that made it.
+    """
+
+    plan: ExportPlan
+    executed: bool = False
+    verified: bool = False
+    output: str | None = None
+    matrices: tuple[SharedMatrix, ...] = ()
+    proofs: tuple[SessionProof, ...] = ()
+    parity: Parity | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.plan/1`, with what is particular to an export under keys of its own."""
+        plan = self.plan
+        return {
+            "schema": PLAN_SCHEMA,
+            "tieconv": VERSION,
+            "command": "export",
+            "source": plan.source,
+            "summary": plan.summary,
+            "architecture": plan.architecture,
+            "kind": plan.kind,
+            "precision": plan.precision,
+            "head_form": str(plan.form),
+            "opset": plan.opset,
+            "inputs": list(plan.inputs),
+            "tied": [list(names) for names in plan.tied],
+            "operations": [],
+            "files_removed": [],
+            "notes": list(plan.notes),
+            "bytes_read": plan.bytes_read,
+            "bytes_written": sum(self.files.values()) if self.files else plan.bytes_written,
+            "bytes_linked": plan.bytes_linked,
+            "executed": self.executed,
+            "verified": self.verified,
+            "output": self.output,
+            "files": dict(self.files),
+            "session": [
+                {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)}
+                for proof in self.proofs
+            ],
+            "parity": None if self.parity is None else self.parity.to_dict(),
+            "versions": dict(self.versions),
+        }
+
+    def __str__(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)

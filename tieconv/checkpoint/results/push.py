@@ -1,0 +1,75 @@
+"""What a push would change in a repository: the files, and the words of its pull request."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from tieconv.checkpoint.json_values import Printed
+from tieconv.checkpoint.value_type import record
+
+PUSH_SCHEMA = "tieconv.push/1"
+
+
+@record
+class FileChange:
+    """One file: ``kind`` is `add`, `replace` or `delete`, ``bytes`` what is uploaded, or what goes."""
+
+    kind: str
+    name: str
+    bytes: int
+
+
+@record
+class Effect:
+    """What becomes of a tensor or a config value: ``kind`` is `drop`, `add`, `change`, `keep`, `config` or `format`.
+
+    A `keep` stands for all tensors that stay, and its ``name`` is their number.
+    """
+
+    kind: str
+    name: str
+    note: str
+
+
+@record
+class Push(Printed):
+    """A push as planned, or as done (``url``). ``commit`` is the one that it changes; ``pull_request`` opens one.
+
+    ``left_out`` are files of the directory that are not pushed unless they are named: dot-files, keys and caches.
+    """
+
+    directory: str
+    repo: str
+    revision: str | None
+    commit: str
+    pull_request: bool
+    title: str
+    description: str
+    effects: tuple[Effect, ...]
+    changes: tuple[FileChange, ...]
+    executed: bool = False
+    url: str | None = None
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def bytes_uploaded(self) -> int:
+        return sum(change.bytes for change in self.changes if change.kind != "delete")
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.push/1`."""
+        return {
+            "schema": PUSH_SCHEMA,
+            "directory": self.directory,
+            "repo": self.repo,
+            "revision": self.revision,
+            "commit": self.commit,
+            "pull_request": self.pull_request,
+            "title": self.title,
+            "description": self.description,
+            "effects": [asdict(effect) for effect in self.effects],
+            "changes": [asdict(change) for change in self.changes],
+            "left_out": list(self.left_out),
+            "bytes_uploaded": self.bytes_uploaded,
+            "executed": self.executed,
+            "url": self.url,
+        }

@@ -1,0 +1,124 @@
+"""`tieconv export`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tieconv.api.exports import plan_export
+from tieconv.checkpoint.results.exported import ExportOutcome
+from tieconv.checkpoint.results.parity import Verdict
+from tieconv.cli.options import choice_option, common_options, json_option, model_argument
+from tieconv.cli.progress import stage_progress
+from tieconv.cli.screen import paint, painter, say, timed, width
+from tieconv.cli.streams import echo
+from tieconv.errors import NotRunError
+from tieconv.text import path_word, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.onnx.export.plan import PlannedExport
+
+
+_STAGES = {
+    "torch": "loading torch",
+    "load": "loading the model",
+    "trace": "tracing the graph",
+    "share": "storing the tied matrix once",
+    "parity": "measuring parity",
+    "write": "writing",
+    "rename": "publishing",
+}
+"""What the screen says of each stage."""
+
+
+@click.command("export")
+@model_argument
+@click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write the directory OUT, which must not exist.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and write nothing.")
+@choice_option("--precision", "fp32", "fp16", "bf16", help="Type of the graph's weights and arithmetic.")
+@choice_option(
+    "--head-form",
+    "gemm",
+    "fused",
+    "transpose",
+    help="How the head reads the embedding: Gemm, com.microsoft FusedMatMul, or a Transpose, which costs a session a "
+    "second copy.",
+)
+@click.option("--opset", type=click.IntRange(18), help="ONNX opset; left out, the exporter's own.")
+@choice_option(
+    "--provider",
+    "auto",
+    "cpu",
+    "cuda",
+    help="Where parity is measured; with cuda, nothing heavy may run on the CPU.",
+)
+@click.option("--no-parity", is_flag=True, help="Do not measure the logits; weights are still compared bit for bit.")
+@json_option
+@common_options
+def command(
+    model: str,
+    output: str | None,
+    overwrite: bool,
+    dry_run: bool,
+    precision: str,
+    head_form: str,
+    opset: int | None,
+    provider: str,
+    no_parity: bool,
+    as_json: bool,
+) -> None:
+    """Export MODEL as ONNX, each tied matrix stored once on disk and in a session, and measure it.
+
+    One graph: a decoder with its cache (prefill and steps), a masked language model, or an encoder-decoder without a
+    cache. Exits 0 where parity passed, 1 where it failed, 2 where it could not be run or exported; OUT is written only
+    in the first case, or with --no-parity.
+    """
+    from tieconv.reporters.text.export_text import render, render_results
+
+    if overwrite and output is None:
+        raise click.UsageError("--overwrite goes with -o OUT")
+    planned = plan_export(
+        model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
+    )
+    before = planned.outcome()
+    if output is not None:
+        if not dry_run:
+            planned.clear(output)
+        planned.check(output, overwrite=overwrite)
+    if output is None or dry_run:
+        echo(str(before) if as_json else render(before, paint, width()))
+        say("nothing was written" if dry_run else "nothing was written: give -o OUT")
+        return
+    if not as_json:
+        say(render(before, painter(sys.stderr), width(sys.stderr)))
+    outcome = _execute(planned, output, overwrite=overwrite)
+    echo(str(outcome) if as_json else render_results(outcome, before.plan, paint, width()))
+    _close(outcome, model, output)
+
+
+def _execute(planned: PlannedExport, output: str, *, overwrite: bool) -> ExportOutcome:
+    with timed("export"), stage_progress("export") as show:
+
+        def progress(stage: str, done: int, whole: int) -> None:
+            show(_STAGES.get(stage, stage), done, whole)
+
+        progress("torch", 0, 1)
+        return planned.execute(output, overwrite=overwrite, progress=progress)
+
+
+def _close(outcome: ExportOutcome, model: str, output: str) -> None:
+    report = outcome.parity
+    if outcome.executed:
+        parity_text = "parity passed" if report else "parity not measured"
+        say(f"wrote {shown(output)}: {size(sum(outcome.files.values()))} of graph, {parity_text}")
+        return
+    assert report is not None
+    if report.verdict is Verdict.NOT_RUN:
+        hint = f"{report.hint}; or write it unmeasured with --no-parity".removeprefix("; or ")
+        raise NotRunError(f"nothing was written: parity was not run: {report.reason}", hint)
+    again = f"tieconv export {path_word(model)} -o {path_word(output)} --no-parity"
+    say(f"nothing was written: parity failed; to look at the graph all the same: {again}")
+    sys.exit(1)

@@ -1,0 +1,64 @@
+"""`tieconv parity`."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tieconv.api.exports import parity
+from tieconv.checkpoint.results.parity import Parity, Verdict
+from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
+from tieconv.cli.screen import paint, say, width
+from tieconv.cli.streams import document, show
+from tieconv.errors import NotRunError
+from tieconv.text import shown
+
+
+@click.command("parity")
+@click.argument("onnx", type=MODEL_PATH)
+@click.argument("model", default=".", type=MODEL_PATH)
+@choice_option(
+    "--provider",
+    "auto",
+    "cpu",
+    "cuda",
+    help="Where the graph runs; with cuda, nothing heavy may run on the CPU.",
+)
+@choice_option(
+    "--reference",
+    "auto",
+    "float64",
+    "float32",
+    help="Precision of the torch reference; auto: float64 where it fits into memory.",
+)
+@click.option("--html", type=click.Path(), metavar="FILE", help="Write the report with its plots to FILE.")
+@json_option
+@common_options
+def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
+    """How far the graph ONNX agrees with the checkpoint MODEL, measured.
+
+    Every tensor of MODEL must stand bit for bit in the graph, and the graph's errors against a float64 torch
+    reference must be those of torch in the graph's own precision. Exits 0 where it passed, 1 where it failed, 2 where
+    it could not be run.
+    """
+    report = parity(onnx, model, provider=provider, reference=reference)
+    if as_json:
+        document(str(report))
+    else:
+        from tieconv.reporters.text.parity_text import render
+
+        show(render(report, paint, width()))
+    if html:
+        _write(html, report)
+    if report.verdict is Verdict.NOT_RUN:
+        raise NotRunError(report.reason, report.hint)
+    sys.exit(0 if report.verdict is Verdict.PASSED else 1)
+
+
+def _write(path: str, report: Parity) -> None:
+    from tieconv.reporters.html.parity_page import render
+    from tieconv.sources.texts import write_text
+
+    write_text(path, render(report))
+    say(f"wrote {shown(path)}")

@@ -1,0 +1,57 @@
+"""`tieconv rules`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from tieconv.checks.interface import Rule
+from tieconv.cli.commands.completion import complete_rules
+from tieconv.cli.options import common_options, json_option
+from tieconv.cli.screen import paint, width
+from tieconv.cli.streams import document, echo
+from tieconv.gate.known import rules
+from tieconv.gate.rule_selection import ALL, Selection, selectors
+
+_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
+
+
+@click.command("rules", short_help="List the rules: code, level, name, and what each reports.")
+@click.argument("words", nargs=-1, metavar="[RULES]...", shell_complete=complete_rules)
+@click.option(
+    "--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="As RULES; the option of `check`."
+)
+@json_option
+@common_options
+def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> None:
+    """Print code, name and usual level of each rule, and what it reports.
+
+    RULES are codes or their beginnings, such as TIE001 or TIE; all rules where none is given. `tieconv explain RULE`
+    says more about one.
+    """
+    selection = Selection((*selectors(words, "RULES"), *selectors(select, "--select")) or (ALL,))
+    chosen = [rule for rule in rules() if selection.runs(rule.code)]
+    if as_json:
+        document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
+        return
+    from tieconv.reporters.text.columns import wrapped
+
+    longest = max(len(rule.name) for rule in chosen)
+    for rule in chosen:
+        level = str(rule.level)
+        lead = f"{rule.code}  {level.ljust(7)}  {rule.name.ljust(longest)}  "
+        first, *rest = wrapped(rule.summary, lead, width())
+        echo(first.replace(level, paint(level, _STYLES[level]), 1))
+        for line in rest:
+            echo(line)
+
+
+def _document(rule: Rule) -> dict[str, str]:
+    return {
+        "code": rule.code,
+        "name": rule.name,
+        "level": str(rule.level),
+        "summary": rule.summary,
+        "documentation": rule.told,
+    }

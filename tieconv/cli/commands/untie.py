@@ -1,0 +1,50 @@
+"""`tieconv untie`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from tieconv.api.graphs import is_graph, plan_graph_untie
+from tieconv.api.ties import plan_untie
+from tieconv.cli import graphs_elsewhere as graph
+from tieconv.cli.options import bias_option, common_options, json_option, model_argument, name_options, write_options
+from tieconv.cli.write import WriteArguments, finish
+
+
+@click.command("untie", short_help="Write the head, and every other tied name, as a tensor of its own.")
+@model_argument
+@write_options
+@click.option("--keep-flag", is_flag=True, help="Write the copies out and leave the config tied.")
+@bias_option
+@name_options
+@json_option
+@common_options
+def command(
+    model: str,
+    keep_flag: bool,
+    bias: str,
+    embed: str | None,
+    head: str | None,
+    as_json: bool,
+    **writing: Any,
+) -> None:
+    """Write the head, and every other tied name, as a tensor of its own; the function stays the same.
+
+    In an ONNX graph a head that reads the embedding gets a matrix of its own, [H, V], and a MatMul.
+    Refuses where the tie flag changes the forward pass and the weights cannot take that up exactly.
+    """
+    arguments = WriteArguments(**writing)
+    if is_graph(model):
+        graph.refuse_options(
+            embed=embed,
+            head=head,
+            keep_flag=keep_flag,
+            bias=bias != "keep",
+            drop_other_formats=arguments.drop_other_formats,
+        )
+        graph.finish(plan_graph_untie(model), arguments, as_json=as_json)
+        return
+    planned = plan_untie(model, bias=bias, keep_flag=keep_flag, embed=embed, head=head, **arguments.planning)
+    finish(planned, arguments, as_json=as_json)

@@ -1,0 +1,75 @@
+"""What `dedup` and `untie` do where MODEL is an ONNX graph, and how every other command says that it does not."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tieconv.cli.progress import byte_progress
+from tieconv.cli.screen import paint, painter, say, timed, width
+from tieconv.cli.streams import document, echo
+from tieconv.cli.write import WriteArguments, say_notes
+from tieconv.text import shown, size
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.graph import GraphOutcome
+    from tieconv.onnx.write.plan import PlannedGraphs
+
+
+def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
+    """Print the plan; write it where the user said where to."""
+    from tieconv.reporters.text.graph_text import render_proofs
+
+    writing = {
+        "in_place": arguments.in_place,
+        "overwrite": arguments.overwrite,
+        "hardlink": arguments.hardlink,
+        "verify": arguments.verify,
+    }
+    if arguments.writes:
+        planned.clear(arguments.output, in_place=arguments.in_place)
+    if arguments.output is not None or arguments.in_place:
+        planned.check(arguments.output, **writing)  # type: ignore[arg-type]
+    if arguments.writes:
+        if not as_json:
+            say(_text(planned.outcome(), arguments))
+        with timed("write and verify"), byte_progress(planned.command) as progress:
+            outcome = planned.execute(arguments.output, progress=progress, **writing)  # type: ignore[arg-type]
+        if not as_json:
+            say_notes(planned.plan.notes, outcome.plan.notes)
+            proofs = render_proofs(outcome, paint, width())
+            if proofs:
+                echo(proofs)
+    else:
+        outcome = planned.outcome()
+        if not as_json:
+            echo(_text(outcome, arguments))
+    if as_json:
+        document(str(outcome))
+    say(_closing(outcome, arguments))
+
+
+def _text(outcome: GraphOutcome, arguments: WriteArguments) -> str:
+    """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
+    from tieconv.reporters.text.graph_text import render
+
+    stream = sys.stderr if arguments.writes else sys.stdout
+    return render(outcome, painter(stream), width(stream))
+
+
+def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:
+    if not outcome.executed:
+        return "nothing was written: give -o OUT" if not arguments.dry_run else "nothing was written"
+    proof = "every byte compared" if arguments.verify == "full" else "structure verified"
+    proved = [session_proof.proved for session_proof in outcome.proofs]
+    session = "" if not proved else ", proved in a session" if all(proved) else ", not proved in a session"
+    return f"wrote {shown(outcome.output)}: {size(outcome.plan.bytes_written)} new, {proof}{session}"
+
+
+def refuse_options(**options: object) -> None:
+    """Raise a usage error for options that say nothing about a graph."""
+    for name, value in options.items():
+        if value:
+            raise click.UsageError(f"--{name.replace('_', '-')} does not go with an ONNX graph")

@@ -1,0 +1,249 @@
+"""The course of an execution: own → write → prove → look again → rename."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.output import OutputWeights
+from tieconv.checkpoint.plan import Plan
+from tieconv.errors import VerificationError
+from tieconv.execute import tree
+from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
+from tieconv.execute.contents.sync import Syncer
+from tieconv.execute.contents.write import Record, Writer
+from tieconv.execute.proof.dropped import check_dropped
+from tieconv.execute.proof.promises import check_promises
+from tieconv.execute.proof.sums import blame_source, check_source_sums
+from tieconv.execute.proof.verify import Verifier
+from tieconv.execute.publish import swap
+from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
+from tieconv.execute.publish.interrupts import Interrupts, interrupts
+from tieconv.execute.publish.owned import checked, owning
+from tieconv.execute.refusals import check_fresh, check_place, check_target, stale
+from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.system_errors import writing
+from tieconv.execute.target import (
+    Target,
+    changed_names,
+    destination,
+    is_file,
+    linked_names,
+    replaces_directory,
+    source_path,
+    source_root,
+)
+
+Reinspect = Callable[[Path], Inspection]
+Progress = Callable[[int, int], None]
+
+
+def execute(plan: Plan, target: Target, *, reinspect: Reinspect, progress: Progress | None = None) -> tuple[str, ...]:
+    """Write what ``plan`` promises to ``target``: all of it, durable and proved, or nothing.
+
+    ``reinspect(path)`` inspects the staged model before it gets its name. ``progress(done, total)`` is told
+    bytes. Returns notes about attributes of replaced files that could not be kept.
+
+    Raises `RefusedError`, `DestinationError` or `StalePlanError` before anything is written,
+    `WriteFailedError` where the system stops the write, `VerificationError` where what is read back is not
+    what was promised. SIGINT ends it with `KeyboardInterrupt`, SIGTERM and SIGHUP with `SystemExit`.
+    """
+    final = destination(plan, target)
+    with interrupts() as signals:
+        checked(final, lambda: check_target(plan, target))
+        if target.in_place and plan.changes_nothing:
+            sweep(final)
+            return ()
+        job = _Job(plan, target, final, reinspect, _Meter.of(plan, target, progress))
+        return owning(final, signals, lambda staging: job.run(staging, signals))
+
+
+@dataclass
+class _Meter:
+    """Counts bytes for ``progress``."""
+
+    total: int
+    progress: Progress | None
+    done: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, target: Target, progress: Progress | None) -> _Meter:
+        once = plan.bytes_written + (0 if target.in_place or target.hardlink else plan.bytes_linked)
+        return cls(once * (2 if target.verify == "full" else 1), progress)
+
+    def tick(self, count: int) -> None:
+        """``count`` more bytes are done."""
+        self.done = min(self.done + count, self.total)
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+
+
+@dataclass
+class _Job:
+    """One execution. ``final`` is OUT as `destination` gives it."""
+
+    plan: Plan
+    target: Target
+    final: Path
+    reinspect: Reinspect
+    meter: _Meter
+
+    def __post_init__(self) -> None:
+        self.root = source_root(self.plan)
+        self.swaps = replaces_directory(self.plan, self.target)
+        self.before: dict[str, FileState] = {}
+        self.replaced: os.stat_result | None = None
+
+    def run(self, staging: Staging, signals: Interrupts) -> tuple[str, ...]:
+        check_place(self.plan, self.target)
+        with writing(self.final.name, self.final.parent, 0):
+            self.replaced = os.lstat(self.final) if self.swaps else None
+            if self.swaps and self.target.in_place and not swap.can_exchange(staging.held):
+                raise swap.cannot_exchange(self.final)
+            os.mkdir(staging.new)
+        syncer = Syncer()
+        try:
+            record = self._write(staging, syncer)
+            self._prove(staging, record)
+            with writing(self.final.name, staging.held, self.plan.bytes_written):
+                syncer.finish()
+        finally:
+            syncer.stop()
+        with writing(self.final.name, staging.held, 0):
+            self._finish_directories(staging, record)
+        self._look_again(staging, record)
+        with signals.shielded(), writing(self.final.name, staging.held, 0):
+            staging.check()
+            self._publish(staging)
+        return notes(record.lost)
+
+    def _write(self, staging: Staging, syncer: Syncer) -> Record:
+        writer = Writer(self.root, staging.new, syncer, self.meter.tick, self._like)
+        for weights in self.plan.weights:
+            writer.weights(weights, self._staged_name(weights))
+        for text in self.plan.texts:
+            writer.text(text)
+        if self.target.in_place and self.swaps:
+            self._link_everything_else(staging)
+            return writer.record
+        bring = writer.companion
+        if self.target.in_place:
+            bring = writer.share
+        elif self.target.hardlink:
+            bring = writer.hardlink
+        for name in linked_names(self.plan):
+            bring(name)
+        return writer.record
+
+    def _staged_name(self, weights: OutputWeights) -> str:
+        return self.final.name if is_file(self.plan) else weights.name
+
+    def _link_everything_else(self, staging: Staging) -> None:
+        """The directory as it is, ``.git`` and all, without the files that change or go."""
+        changed = {*changed_names(self.plan), *self.plan.removed}
+        self.before = tree.states(self.final)
+        with writing(self.final.name, staging.held, 0):
+            tree.link(self.final, staging.new, changed)
+
+    def _like(self, name: str) -> Like | None:
+        """The file that an output replaces, or else is made from."""
+        whole = not is_file(self.plan)
+        replaced = self.final / name if whole else self.final
+        replaces = self.target.overwrite or self.target.in_place
+        return first_like(replaced if replaces else None, self.root / name if whole else source_path(self.plan))
+
+    def _prove(self, staging: Staging, record: Record) -> None:
+        full = self.target.verify == "full"
+        verifier = Verifier(self.root, staging.new, record, full, self.meter.tick if full else _no_tick)
+        verifier.names(self._expected())
+        check_source_sums(self.plan, self.root, full=full)
+        try:
+            for weights in self.plan.weights:
+                verifier.weights(weights, self._staged_name(weights))
+        except VerificationError:
+            blame_source(self.plan, self.root)
+            raise
+        for text in self.plan.texts:
+            verifier.text(text)
+        for name in record.companions:
+            verifier.companion(name)
+        check_promises(self.plan.promises, self._inspectable(staging), self.reinspect)
+
+    def _expected(self) -> set[str]:
+        if is_file(self.plan):
+            return {self._file_name()}
+        if self.before:
+            existing = {name for name, state in self.before.items() if not tree.is_directory(state)}
+            return (existing - set(self.plan.removed)) | set(changed_names(self.plan))
+        return {*changed_names(self.plan), *linked_names(self.plan)}
+
+    def _file_name(self) -> str:
+        return self.final.name if self.plan.weights else self.plan.links[0].name
+
+    def _inspectable(self, staging: Staging) -> Path:
+        """What to inspect; a lone file needs the config beside it that the plan was made with."""
+        if not is_file(self.plan):
+            return staging.new
+        config = self.plan.checkpoint.config
+        if config is not None:
+            with writing(config.name, staging.held, len(config.text)):
+                (staging.new / config.name).write_bytes(config.text.encode())
+        return staging.new / self._file_name()
+
+    def _finish_directories(self, staging: Staging, record: Record) -> None:
+        """Give directories the mode and owner of those that they stand for, and make them durable."""
+        if is_file(self.plan):
+            return
+        for directory in tree.directories(staging.new):
+            name = directory.relative_to(staging.new)
+            replaces = self.swaps and (self.final / name).is_dir()
+            like = first_like(self.final / name if replaces else None, self.root / name)
+            if like is not None and (lost := inherit_directory(directory, like)):
+                record.lost[f"{name}/"] = lost
+            tree.sync_directory(directory)
+        tree.sync_directory(staging.held)
+
+    def _look_again(self, staging: Staging, record: Record) -> None:
+        """Nothing that this was made from, or will replace, changed while it was written."""
+        relinked = tree.relinked(staging.new)
+        check_fresh(self.plan, relinked)
+        for name, state in record.sources.items():
+            if not state.is_still(tree.file_state_at(self.root / name), relinked):
+                raise stale(name)
+        staged = {weights.name: self._staged_name(weights) for weights in self.plan.weights}
+        check_dropped(self.plan, self.root, staging.new, staged)
+        if self.before:
+            check_unchanged(self.final, self.before)
+        check_place(self.plan, self.target)
+
+    def _publish(self, staging: Staging) -> None:
+        if self.swaps:
+            self._publish_directory(staging)
+        elif is_file(self.plan):
+            staged = staging.new / self._file_name()
+            (swap.publish_file if self._replaces_file() else swap.publish_new)(staged, self.final)
+        elif self.target.in_place:
+            for name in changed_names(self.plan):
+                swap.publish_file(staging.new / name, self.final / name)
+        else:
+            swap.publish_new(staging.new, self.final)
+
+    def _replaces_file(self) -> bool:
+        return self.target.in_place or (self.target.overwrite and self.final.exists())
+
+    def _publish_directory(self, staging: Staging) -> None:
+        assert self.replaced is not None
+        with standing(self.final):
+            if self.target.in_place:
+                exchange(staging.new, self.final, self.replaced, self.before)
+            else:
+                staging.set_aside(self.replaced)
+                swap.publish_directory(staging.new, self.final, staging.old, self.replaced)
+
+
+def _no_tick(_count: int) -> None:
+    return None

@@ -1,0 +1,125 @@
+"""The mode, owner, extended attributes and access control list of a written file: those of the file it replaces."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tieconv.text import count, shown
+
+_ACCESS = "system.posix_acl_access"
+_LISTS = frozenset({_ACCESS, "system.posix_acl_default"})
+_OF_CONTENT = frozenset({"security.ima", "security.evm"})
+"""Signatures of the old content, which would be wrong for the new one."""
+_NONE = frozenset({errno.EOPNOTSUPP, errno.ENODATA})
+_ALL = ("all",)
+
+
+@dataclass(frozen=True, slots=True)
+class Like:
+    """The file or directory that a written one is like: one that it ``replaces``, or else one that it is made from."""
+
+    path: Path
+    replaces: bool
+
+    @property
+    def status(self) -> os.stat_result:
+        return os.stat(self.path)
+
+    @property
+    def creation_mode(self) -> int:
+        """The mode to create a file with: the system then takes the bits of the umask away."""
+        return stat.S_IMODE(self.status.st_mode) & 0o777
+
+
+def first_like(replaced: Path | None, source: Path) -> Like | None:
+    """Return the file at ``replaced``, else the one at ``source``, ``None`` where there is neither."""
+    if replaced is not None and replaced.exists():
+        return Like(replaced, True)
+    return Like(source, False) if source.exists() else None
+
+
+def inherit(descriptor: int, like: Like) -> tuple[str, ...]:
+    """Give the open file the owner of ``like`` where root, and all attributes where it replaces that file.
+
+    Returns the names of extended attributes that could not be kept.
+    """
+    old = like.status
+    if not like.replaces:
+        _own(descriptor, old)
+        return ()
+    return _take_over(descriptor, like.path, old, like.creation_mode)
+
+
+def inherit_directory(directory: Path, like: Like) -> tuple[str, ...]:
+    """As `inherit`, for a directory: one that replaces another keeps its whole mode."""
+    old = like.status
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if like.replaces:
+            return _take_over(descriptor, like.path, old, stat.S_IMODE(old.st_mode))
+        _own(descriptor, old)
+        os.fchmod(descriptor, stat.S_IMODE(os.fstat(descriptor).st_mode & old.st_mode) | 0o700)
+        return ()
+    finally:
+        os.close(descriptor)
+
+
+def _own(descriptor: int, old: os.stat_result) -> None:
+    if os.geteuid() == 0:
+        with suppress(PermissionError):  # a file system without owners, or one that root does not rule
+            os.fchown(descriptor, old.st_uid, old.st_gid)
+
+
+def _take_over(descriptor: int, path: Path, old: os.stat_result, mode: int) -> tuple[str, ...]:
+    """Without its access control list a file gives its group nothing: the group's bits were the list's mask."""
+    _own(descriptor, old)
+    lost = _copy_extended(descriptor, path)
+    os.fchmod(descriptor, mode & ~stat.S_IRWXG if _ACCESS in lost else mode)
+    return lost
+
+
+def _copy_extended(descriptor: int, path: Path) -> tuple[str, ...]:
+    if not hasattr(os, "listxattr"):
+        return _ALL
+    try:
+        names = os.listxattr(path)
+    except OSError as error:
+        return () if error.errno in _NONE else _ALL
+    for name in _LISTS.intersection(os.listxattr(descriptor)).difference(names):
+        os.removexattr(descriptor, name)  # the directory gave it, the old file has none
+    return tuple(name for name in names if not _copy_one(descriptor, path, name))
+
+
+def _copy_one(descriptor: int, path: Path, name: str) -> bool:
+    if name in _OF_CONTENT:
+        return False
+    try:
+        value = os.getxattr(path, name)
+        if value != _value(descriptor, name):
+            os.setxattr(descriptor, name, value)
+    except OSError as error:
+        return error.errno == errno.ENODATA
+    return True
+
+
+def _value(descriptor: int, name: str) -> bytes | None:
+    try:
+        return os.getxattr(descriptor, name)
+    except OSError:
+        return None
+
+
+def notes(lost: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the sentence about extended attributes that could not be kept, by file; nothing where all were."""
+    if not lost:
+        return ()
+    name, attributes = min(lost.items())
+    others = f" and of {count(len(lost) - 1, 'other file')}" if len(lost) > 1 else ""
+    subject = f"extended attributes of {shown(name)}{others}"
+    return (f"tieconv could not keep all {subject}: {shown(', '.join(attributes))}",)

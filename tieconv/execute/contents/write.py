@@ -1,0 +1,234 @@
+"""Build the new model in the staging directory. Nothing here is visible to anyone else."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import assert_never
+
+from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute.contents.attributes import Like, inherit
+from tieconv.execute.contents.clone import clone
+from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full, write_zeros
+from tieconv.execute.contents.file_layout import file_layout
+from tieconv.execute.contents.mean import averaged_blocks
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import write_gathered
+from tieconv.execute.contents.sync import EARLY, Syncer
+from tieconv.execute.system_errors import writing
+from tieconv.sources.local.files import FileSet, file_state, open_files, open_regular
+from tieconv.text import shown
+
+SCALE_BLOCK = 1024 * 1024
+"""Bytes scaled at once: a multiple of every element's width."""
+_NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
+
+    They are those of the source ``file``, ``shift`` bytes further on.
+    """
+
+    start: int
+    end: int
+    file: str
+    shift: int
+
+
+@dataclass
+class Record:
+    """What was written: the kernel-copied extents of each file, and the source files as they were.
+
+    ``lost`` has the extended attributes of replaced files that could not be kept.
+    """
+
+    shared: dict[str, list[Shared]] = field(default_factory=dict)
+    companions: list[str] = field(default_factory=list)
+    sources: dict[str, FileState] = field(default_factory=dict)
+    lost: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass
+class Writer:
+    """Writes files of a model to ``new``, synced by ``syncer``.
+
+    ``like(name)`` is the file whose mode and owner a written one takes over, where there is one.
+    """
+
+    root: Path
+    new: Path
+    syncer: Syncer
+    tick: Tick
+    like: Callable[[str], Like | None]
+    record: Record = field(default_factory=Record)
+
+    def weights(self, output: OutputWeights, name: str) -> None:
+        """Write the weight file ``output`` as ``name``."""
+        with writing(name, self.new, output.nbytes), open_files(self.root) as files:
+            like = self.like(output.name)
+            descriptor = self._create(name, like)
+            try:
+                self.record.shared[name] = self._fill(output, files, descriptor)
+                self._inherit(descriptor, name, like)
+                self.syncer.add(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
+        whole = file_layout(output)
+        tick = self._nudging(descriptor)
+        # At its full length from the start, XFS sets no space aside behind the end of the file.
+        os.ftruncate(descriptor, whole.size)
+        shared: list[Shared] = []
+        for piece in whole.pieces:
+            offset = piece.offset
+            match piece.content:
+                case ByteRange() as span:
+                    shared += self._copy(files, span, descriptor, offset, tick)
+                case Zeros(size):
+                    write_zeros(descriptor, offset, size, self.tick)
+                case Scaled() as content:
+                    self._scale(files, content, descriptor, offset)
+                case Averaged() as content:
+                    self._average(files, content, descriptor, offset)
+                case InlineBytes(data):
+                    write_full(descriptor, data, offset)
+                    self.tick(len(data))
+                case Gathered() as view:
+                    write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
+                case _:
+                    assert_never(piece.content)
+        for offset, literal in whole.literals(descriptor):
+            write_full(descriptor, literal, offset)
+        return shared
+
+    def _open(self, files: FileSet, name: str) -> int:
+        self.record.sources.setdefault(name, files.state(name))
+        return files.descriptor(name)
+
+    def _nudging(self, descriptor: int) -> Tick:
+        """`tick`, and every so many bytes a start for the disk."""
+        written = 0
+
+        def tick(count: int) -> None:
+            nonlocal written
+            written += count
+            if written >= EARLY:
+                written = 0
+                self.syncer.nudge(descriptor)
+            self.tick(count)
+
+        return tick
+
+    def _copy(self, files: FileSet, span: ByteRange, descriptor: int, offset: int, tick: Tick) -> list[Shared]:
+        source = self._open(files, span.file)
+        extents = copy_range(source, span.start, descriptor, offset, span.size, tick)
+        return [Shared(start, end, span.file, span.start - offset) for start, end in extents]
+
+    def _scale(self, files: FileSet, content: Scaled, descriptor: int, offset: int) -> None:
+        source = self._open(files, content.range.file)
+        for done in range(0, content.range.size, SCALE_BLOCK):
+            block = memoryview(bytearray(min(SCALE_BLOCK, content.range.size - done)))
+            read_full(source, block, content.range.start + done)
+            write_full(descriptor, scaled(block, content.dtype, content.exponent), offset + done)
+            self.tick(len(block))
+
+    def _average(self, files: FileSet, content: Averaged, descriptor: int, offset: int) -> None:
+        sources = self._open(files, content.range.file), self._open(files, content.second.file)
+        for done, block in averaged_blocks(sources, content):
+            write_full(descriptor, block, offset + done)
+            self.tick(len(block))
+
+    def text(self, output: OutputText) -> None:
+        """Write a document."""
+        data = output.text.encode()
+        with writing(output.name, self.new, len(data)):
+            like = self.like(output.name)
+            descriptor = self._create(output.name, like)
+            try:
+                write_full(descriptor, data, 0)
+                self._inherit(descriptor, output.name, like)
+                self.syncer.add(descriptor)
+            finally:
+                os.close(descriptor)
+        self.tick(len(data))
+
+    def companion(self, name: str) -> None:
+        """A file comes along: its blocks shared if possible, else copied. Links become files."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            status = os.fstat(source)
+            self.record.sources[name] = file_state(source)
+            with writing(name, self.new, status.st_size):
+                self._bring(name, source, status)
+        finally:
+            os.close(source)
+        self.record.companions.append(name)
+
+    def _bring(self, name: str, source: int, status: os.stat_result) -> None:
+        like = self.like(name) or Like(self.root / name, False)
+        descriptor = self._create(name, like)
+        try:
+            if clone(source, descriptor):
+                extents = [(0, status.st_size)]
+                self.tick(status.st_size)
+            else:
+                extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
+            self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
+            self._inherit(descriptor, name, like)
+            os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
+            self.syncer.add(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def hardlink(self, name: str) -> None:
+        """A file comes along as a second name of itself. Raises `RefusedError` where that cannot be."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            with writing(name, self.new, 0):
+                self._make_parents(name)
+                os.link(os.path.realpath(self.root / name), self.new / name)
+            if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
+                raise RefusedError(f"{shown(name)} was replaced while it was linked", "run the command again")
+            self.record.sources[name] = file_state(source)
+            self.syncer.add(source)
+        except TieconvError as error:
+            raise _not_linkable(name, error) from error
+        finally:
+            os.close(source)
+        self.record.companions.append(name)
+
+    def share(self, name: str) -> None:
+        """A file comes along as a hard link, or as a copy where there are no hard links."""
+        try:
+            self.hardlink(name)
+        except RefusedError:
+            self.companion(name)
+
+    def _create(self, name: str, like: Like | None) -> int:
+        self._make_parents(name)
+        # The umask and a default ACL are left to the system; the staging directory is private.
+        mode = 0o666 if like is None else like.creation_mode
+        return os.open(self.new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+
+    def _make_parents(self, name: str) -> None:
+        (self.new / name).parent.mkdir(parents=True, exist_ok=True)
+
+    def _inherit(self, descriptor: int, name: str, like: Like | None) -> None:
+        if like is not None and (lost := inherit(descriptor, like)):
+            self.record.lost[name] = lost
+
+
+def _not_linkable(name: str, error: TieconvError) -> TieconvError:
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in _NO_LINKS:
+        reason = (cause.strerror or "").lower()
+        return RefusedError(f"{shown(name)} cannot be hard-linked: {reason}", "leave out --hardlink", "out.hardlink")
+    return error

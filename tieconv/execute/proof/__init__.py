@@ -1,0 +1,1 @@
+"""Proofs on the bytes that were written."""

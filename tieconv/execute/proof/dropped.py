@@ -1,0 +1,139 @@
+"""What a plan drops because it was proved equal, compared once more right before the rename."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import assert_never
+
+from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.output import Gathered, OutputWeights
+from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.proof import AllZero, Digest, Equal, Proof, digest
+from tieconv.errors import RefusedError, StalePlanError
+from tieconv.execute.contents import strided_write
+from tieconv.execute.contents.copy import BLOCK, read_full
+from tieconv.execute.contents.file_layout import file_layout
+from tieconv.execute.contents.layout import Piece
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.sources.local.files import FileSet, open_files
+from tieconv.text import shown
+
+_FLOATS = frozenset({"F16", "BF16", "F32", "F64"})
+_SIGN = 0x80
+
+
+def check_dropped(plan: Plan, root: Path, staged: Path, staged_names: dict[str, str]) -> None:
+    """Raise `StalePlanError` where a tensor that goes is no longer what was proved of it.
+
+    The times of a file do not show a write through a mapping that was dirty before, so the bytes are read: those of the
+    source as they are now, against those that were written. ``staged_names`` gives the staged name of a planned file.
+    """
+    if not plan.proofs:
+        return
+    with open_files(root) as sources, open_files(staged) as written:
+        survivors = _Survivors(plan.weights, staged, staged_names, sources, written)
+        for proof in plan.proofs:
+            if not _holds(proof, sources, survivors):
+                raise _changed(proof)
+
+
+def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
+    record = proof.tensor
+    descriptor = sources.descriptor(record.range.file)
+    match proof:
+        case AllZero():
+            return all(_is_zero(block, record.dtype) for block in _blocks(descriptor, record, BLOCK))
+        case Digest():
+            return digest(_blocks(descriptor, record, BLOCK)) == proof.sha256
+        case Equal():
+            kept_descriptor, survivor = survivors.find(proof.survivor)
+            step = BLOCK if record.stride is None and survivor.stride is None else strided_write.BLOCK
+            pairs = zip_longest(
+                _blocks(descriptor, record, step), _blocks(kept_descriptor, survivor, step), fillvalue=b""
+            )
+            return all(_is_multiple(left, right, survivor.dtype, proof.exponent) for left, right in pairs)
+        case _:
+            assert_never(proof)
+
+
+def _is_multiple(dropped: bytes | bytearray, survivor: bytes | bytearray, dtype: str, exponent: int) -> bool:
+    if not exponent:
+        return dropped == survivor
+    try:
+        return scaled(survivor, dtype, exponent) == dropped
+    except RefusedError:
+        return False
+
+
+def _is_zero(block: bytes | bytearray, dtype: str) -> bool:
+    """Whether each value is 0; of a float -0 too."""
+    negative = block[BITS[dtype] // 8 - 1 :: BITS[dtype] // 8].count(_SIGN) if dtype in _FLOATS else 0
+    return block.count(0) + negative == len(block)
+
+
+def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytearray]:
+    """The tensor's elements in order, ``step`` bytes at a time (strided: `strided_write.BLOCK`). Blocks are reused."""
+    if record.stride is not None:
+        view = Gathered(record.range, record.dtype, record.shape, record.stride)
+        yield from (block for _, block in strided_write.blocks(descriptor, view))
+        return
+    block = bytearray(min(step, record.range.size))
+    for offset in range(record.range.start, record.range.end, step):
+        if record.range.end - offset < len(block):
+            block = bytearray(record.range.end - offset)
+        read_full(descriptor, memoryview(block), offset)
+        yield block
+
+
+class _Survivors:
+    """Where the bytes of a source tensor are in what was written, else in the source."""
+
+    def __init__(
+        self,
+        weights: tuple[OutputWeights, ...],
+        staged: Path,
+        staged_names: dict[str, str],
+        sources: FileSet,
+        written: FileSet,
+    ) -> None:
+        self._staged, self._sources, self._written = staged, sources, written
+        self._copied: dict[str, list[tuple[str, Piece, ByteRange]]] = {}
+        for output in weights:
+            for piece in file_layout(output).pieces:
+                if isinstance(piece.content, ByteRange):
+                    copied = (staged_names[output.name], piece, piece.content)
+                    self._copied.setdefault(piece.content.file, []).append(copied)
+
+    def find(self, record: TensorRecord) -> tuple[int, TensorRecord]:
+        """The descriptor to read and the record with its range there."""
+        span = record.range
+        for name, piece, content in self._copied.get(span.file, ()):
+            if content.start <= span.start and span.end <= content.end:
+                start = piece.offset + span.start - content.start
+                moved = ByteRange(name, start, start + span.size)
+                written = TensorRecord(record.name, record.dtype, record.shape, moved, record.stride)
+                return self._written.descriptor(name), written
+        came_along = span.file not in self._copied and (self._staged / span.file).exists()
+        files = self._written if came_along else self._sources
+        return files.descriptor(span.file), record
+
+
+def _changed(proof: Proof) -> StalePlanError:
+    name = shown(proof.tensor.name)
+    match proof:
+        case Equal():
+            was = f"compared with {shown(proof.survivor.name)}"
+        case AllZero():
+            was = "found to be all zero"
+        case Digest():
+            was = "measured"
+        case _:
+            assert_never(proof)
+    return StalePlanError(
+        f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
+        "end that program, then run the command again",
+        "plan.stale",
+    )

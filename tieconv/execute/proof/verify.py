@@ -1,0 +1,267 @@
+"""Proof of what was written, on the bytes as they are read back from the staging directory."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, assert_never
+
+from tieconv.checkpoint.model_files import ByteRange, WeightFile
+from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.errors import RefusedError, UnreadableError, VerificationError
+from tieconv.execute import tree
+from tieconv.execute.contents.copy import BLOCK, Tick, read_full
+from tieconv.execute.contents.file_layout import checksum, file_layout, places
+from tieconv.execute.contents.layout import Piece
+from tieconv.execute.contents.mean import averaged_blocks
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import blocks
+from tieconv.execute.contents.write import SCALE_BLOCK, Record, Shared
+from tieconv.formats.safetensors.header import read_weight_file
+from tieconv.formats.torch.write import torch_metadata
+from tieconv.sources.local.files import FileSet, open_files, open_regular
+from tieconv.text import shown
+
+
+@dataclass
+class Verifier:
+    """Compares the files in ``new`` with what they were made from under ``root``.
+
+    With ``full`` false the bytes of extents that the kernel copied (``record``) are not compared.
+    """
+
+    root: Path
+    new: Path
+    record: Record
+    full: bool
+    tick: Tick
+
+    def weights(self, output: OutputWeights, name: str) -> None:
+        """The file holds the plan's tensors and no others, each with the bytes that were promised."""
+        with open_files(self.new) as written, open_files(self.root) as sources:
+            file = _read(written, output, name)
+            _check_header(file, output, name)
+            for piece in file_layout(output).pieces:
+                self._piece(piece, file, written, sources)
+            if self.full:
+                _check_sums(file, written.descriptor(name), name)
+
+    def _piece(self, piece: Piece, file: WeightFile, written: FileSet, sources: FileSet) -> None:
+        descriptor, start = written.descriptor(file.name), piece.offset
+        match piece.content:
+            case ByteRange() as span:
+                unproved = self._unproved(file.name, start, start + piece.size, span)
+                shift, source = span.start - start, sources.descriptor(span.file)
+                offset = first_difference(source, descriptor, unproved, shift, self.tick)
+            case Zeros(size):
+                offset = first_nonzero(descriptor, start, start + size, self.tick)
+            case Scaled() as content:
+                offset = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+            case Averaged() as content:
+                pair = sources.descriptor(content.range.file), sources.descriptor(content.second.file)
+                offset = _first_other(averaged_blocks(pair, content), descriptor, start, self.tick)
+            case InlineBytes(data):
+                offset = _first_other([(0, data)], descriptor, start, self.tick)
+            case Gathered() as view:
+                offset = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
+            case _:
+                assert_never(piece.content)
+        if offset is not None:
+            tensor = _tensor_at(file, offset)
+            _fail(
+                file.name,
+                f"tensor {shown(tensor)} differs from its source at byte {offset:,} of the file",
+                "bytes",
+            )
+
+    def _unproved(self, name: str, start: int, end: int, span: ByteRange) -> list[tuple[int, int]]:
+        """What must be compared of bytes ``start`` to ``end`` of the written file."""
+        if self.full:
+            return [(start, end)]
+        shared = self.record.shared.get(name, [])
+        trusted = [written for written in shared if written.file == span.file and written.shift == span.start - start]
+        return list(_outside(trusted, start, end))
+
+    def text(self, output: OutputText) -> None:
+        """The document reads back as it was planned."""
+        expected = output.text.encode()
+        descriptor = open_regular(self.new / output.name, self.new)
+        try:
+            written = bytearray(os.fstat(descriptor).st_size)
+            read_full(descriptor, memoryview(written), 0)
+        finally:
+            os.close(descriptor)
+        if written != expected:
+            _fail(output.name, "is not the document that was written", "text")
+        self.tick(len(expected))
+
+    def companion(self, name: str) -> None:
+        """The file is the source's, or holds the same bytes."""
+        source = open_regular(self.root / name, self.root)
+        try:
+            descriptor = open_regular(self.new / name, self.new)
+            try:
+                self._compare(name, source, descriptor)
+            finally:
+                os.close(descriptor)
+        finally:
+            os.close(source)
+
+    def _compare(self, name: str, source: int, descriptor: int) -> None:
+        old, new = os.fstat(source), os.fstat(descriptor)
+        if os.path.samestat(old, new):
+            return
+        if old.st_size != new.st_size:
+            _fail(name, f"has {new.st_size:,} bytes, its source {old.st_size:,}", "bytes")
+        unproved = self._unproved(name, 0, new.st_size, ByteRange(name, 0, new.st_size))
+        offset = first_difference(source, descriptor, unproved, 0, self.tick)
+        if offset is not None:
+            _fail(name, f"differs from its source at byte {offset:,}", "bytes")
+
+    def names(self, expected: Iterable[str]) -> None:
+        """The directory holds these files and no others."""
+        written = {name for name, status in tree.walk(self.new) if not stat.S_ISDIR(status.st_mode)}
+        for name in sorted(written.symmetric_difference(expected)):
+            _fail(name, "was not planned" if name in written else "is not there", "names")
+
+
+def _read(written: FileSet, output: OutputWeights, name: str) -> WeightFile:
+    def pread(count: int, offset: int) -> bytes:
+        return written.pread(name, count, offset)
+
+    try:
+        if output.format == "torch":
+            from tieconv.formats.torch.reader import read_torch_file  # other formats do without
+
+            return read_torch_file(pread, written.state(name).size, name)[0]
+        return read_weight_file(pread, written.state(name).size, name)
+    except UnreadableError as error:
+        raise VerificationError(f"the written file is malformed: {error.message}", _HINT, "verify.header") from error
+
+
+def _check_header(file: WeightFile, output: OutputWeights, name: str) -> None:
+    """Tensors by name, each where it was to be, and the metadata."""
+    promised = None if output.metadata is None else dict(output.metadata)
+    if output.format == "torch":
+        promised = torch_metadata(promised)
+    if file.metadata != promised:
+        _fail(name, "does not have the metadata that was promised", "header")
+    written = {tensor.name: tensor for tensor in file.tensors}
+    for tensor, start in places(output, file.data_start):
+        record = written.pop(tensor.name, None)
+        if record is None:
+            _fail(name, f"tensor {shown(tensor.name)} is not there", "header")
+        if (record.dtype, record.shape, record.stride) != (tensor.dtype, tuple(tensor.shape), tensor.stride):
+            _fail(name, f"tensor {shown(tensor.name)} is {record.dtype} {list(record.shape)}", "header")
+        if (record.range.start, record.range.size) != (start, tensor.nbytes):
+            _fail(name, f"tensor {shown(tensor.name)} lies at byte {record.range.start:,}", "header")
+    for extra in written:
+        _fail(name, f"tensor {shown(extra)} was not planned", "header")
+
+
+def _check_sums(file: WeightFile, descriptor: int, name: str) -> None:
+    """The checksums of the storages, where the format has them: a kept one is what the source claims."""
+    for storage in file.storages:
+        if storage.crc not in (None, checksum(descriptor, storage.range.start, storage.range.size)):
+            tensor = _tensor_at(file, storage.range.start)
+            _fail(name, f"tensor {shown(tensor)} does not have the checksum that its source gives it", "checksum")
+
+
+def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[int, int]]:
+    for stretch in sorted(trusted, key=lambda stretch: stretch.start):
+        if stretch.end <= start or stretch.start >= end:
+            continue
+        if start < stretch.start:
+            yield start, stretch.start
+        start = max(start, min(stretch.end, end))
+    if start < end:
+        yield start, end
+
+
+def first_difference(
+    source: int, descriptor: int, ranges: Iterable[tuple[int, int]], shift: int, tick: Tick
+) -> int | None:
+    """The first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source``'s, ``shift`` on."""
+    for start, end in ranges:
+        for offset, expected, actual in _lockstep(source, descriptor, start, end, shift, tick):
+            if expected != actual:
+                return offset + next(i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if a != b)
+    return None
+
+
+def _lockstep(
+    source: int, descriptor: int, start: int, end: int, shift: int, tick: Tick
+) -> Iterator[tuple[int, bytearray, bytearray]]:
+    """Blocks of both files, in two buffers that are used again."""
+    expected, actual = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
+    for offset in range(start, end, BLOCK):
+        if end - offset < len(actual):
+            expected, actual = bytearray(end - offset), bytearray(end - offset)
+        read_full(source, memoryview(expected), offset + shift)
+        read_full(descriptor, memoryview(actual), offset)
+        yield offset, expected, actual
+        tick(len(actual))
+
+
+def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | None:
+    """The first offset from ``start`` to ``end`` whose byte is not zero."""
+    zeros = bytes(BLOCK)
+    for offset in range(start, end, BLOCK):
+        actual = bytearray(min(BLOCK, end - offset))
+        read_full(descriptor, memoryview(actual), offset)
+        if actual != zeros[: len(actual)]:
+            return offset + next(i for i, byte in enumerate(actual) if byte)
+        tick(len(actual))
+    return None
+
+
+def _first_other(
+    expected: Iterable[tuple[int, bytes | bytearray]], descriptor: int, start: int, tick: Tick
+) -> int | None:
+    """The first offset whose byte is not the expected one; ``expected`` are blocks with their offset from ``start``."""
+    for done, block in expected:
+        actual = bytearray(len(block))
+        read_full(descriptor, memoryview(actual), start + done)
+        if actual != block:
+            return start + done + next(i for i, (a, b) in enumerate(zip(block, actual, strict=True)) if a != b)
+        tick(len(block))
+    return None
+
+
+def _first_unscaled(source: int, descriptor: int, start: int, content: Scaled, tick: Tick) -> int | None:
+    """The first written block that, scaled back, is not its source: an exact product can always be undone."""
+    for done in range(0, content.range.size, SCALE_BLOCK):
+        size = min(SCALE_BLOCK, content.range.size - done)
+        expected, actual = bytearray(size), bytearray(size)
+        read_full(source, memoryview(expected), content.range.start + done)
+        read_full(descriptor, memoryview(actual), start + done)
+        if not _undone(actual, expected, content):
+            return start + done
+        tick(size)
+    return None
+
+
+def _undone(actual: bytearray, expected: bytearray, content: Scaled) -> bool:
+    try:
+        return scaled(actual, content.dtype, -content.exponent) == expected
+    except RefusedError:
+        return False
+
+
+def _tensor_at(file: WeightFile, position: int) -> str:
+    """The tensor whose bytes hold a position of the file; for those between tensors the one before."""
+    ordered = sorted(file.tensors, key=lambda record: record.range.start)
+    before = [record.name for record in ordered if record.range.start <= position]
+    holding = [record.name for record in ordered if record.range.start <= position < record.range.end]
+    return (holding[:1] or before[-1:] or [""])[0]
+
+
+_HINT = "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it"
+
+
+def _fail(name: str, why: str, code: str) -> NoReturn:
+    separator = ": " if why.startswith("tensor ") else " "
+    raise VerificationError(f"written {shown(name)}{separator}{why}", _HINT, f"verify.{code}")

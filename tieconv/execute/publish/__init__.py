@@ -1,0 +1,1 @@
+"""The step that makes a write visible, and what must hold before it."""

@@ -1,0 +1,60 @@
+"""A write that owns its staging directory: checked, carried out, tidied up after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+from tieconv.errors import TieconvError, WriteFailedError
+from tieconv.execute.publish.interrupts import Interrupts
+from tieconv.execute.staging import Staging, sweep
+from tieconv.execute.system_errors import writing
+from tieconv.text import shown
+
+T = TypeVar("T")
+
+
+def checked(final: Path, check: Callable[[], None]) -> None:
+    """Carry out ``check``; where it refuses, what a killed run left beside ``final`` goes and is not in its way."""
+    try:
+        check()
+    except TieconvError:
+        if not sweep(final):
+            raise
+        check()
+
+
+def owning(final: Path, signals: Interrupts, write: Callable[[Staging], T]) -> T:
+    """What ``write`` gives, with the staging directory of ``final``, which is removed whatever happens.
+
+    No context manager: a signal between its entry and its body would leave the directory behind. Raises
+    `DestinationError` where a live process has the directory, `WriteFailedError` where the system stops the write or
+    the directory cannot be removed after it.
+    """
+    staging: Staging | None = None
+    try:
+        with signals.shielded(), writing(final.name, final.parent, 0):
+            staging = Staging(final)
+        with writing(final.name, final.parent, 0):
+            made = write(staging)
+    except BaseException:
+        if staging is not None:
+            with signals.shielded(), suppress(OSError):
+                staging.release()
+        raise
+    with signals.shielded():
+        _release(staging)
+    return made
+
+
+def _release(staging: Staging) -> None:
+    try:
+        staging.release()
+    except OSError as error:
+        raise WriteFailedError(
+            f"{shown(staging.path)} is left over: it could not be removed",
+            f"remove it by hand; {shown(staging.final)} itself is as it should be",
+            "write.leftover",
+        ) from error

@@ -1,0 +1,1 @@
+"""Distributed checkpoints of torch."""

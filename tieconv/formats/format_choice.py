@@ -1,0 +1,91 @@
+"""The formats that are read, and the choice among them where there is one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.errors import UnreadableError
+from tieconv.formats import side_by_side
+from tieconv.formats.dcp.model import DCP
+from tieconv.formats.gguf.model import GGUF
+from tieconv.formats.interface import Format
+from tieconv.formats.other_tools import WINDOW, by_content, by_name
+from tieconv.formats.peft.reader import PEFT
+from tieconv.formats.safetensors.model import SAFETENSORS
+from tieconv.formats.torch.model import TORCH, check_slices, is_trainer_state
+from tieconv.text import count, path_word, shown
+
+FORMATS: tuple[Format, ...] = (PEFT, SAFETENSORS, GGUF, DCP, TORCH)
+
+
+_CORE_ML = "com.apple.CoreML/weights/weight.bin"
+"""Where the directory of a Core ML package has its weights."""
+
+_BESIDE_WEIGHTS = ("config.json", "tokenizer.json", "special_tokens_map.json", "vocab.json")
+"""How the names end of files that lie beside weights and hold none."""
+
+
+def choose(listing: Listing, files: Files) -> Checkpoint:
+    """The checkpoint that MODEL, which is no graph, names, in the format that loaders prefer.
+
+    Raises `UnreadableError` where there is none.
+    """
+    claims = [candidate for candidate in FORMATS if candidate.claims(listing)]
+    if not claims and _is_torch(listing, files):
+        claims = [TORCH]
+    if not claims or (listing.named and is_trainer_state(listing.named)):
+        raise _unclaimed(listing, files)
+    chosen = side_by_side.preferred(claims, listing)
+    if chosen is TORCH:
+        check_slices(listing)
+    checkpoint = chosen.read(listing, files)
+    others, cautions = side_by_side.others(chosen, listing, files)
+    if not cautions:
+        return checkpoint
+    twins = side_by_side.twins(chosen, listing, files) if others else ()
+    return replace(checkpoint, others=others, twins=twins, cautions=(*checkpoint.cautions, *cautions))
+
+
+def holds_weights(listing: Listing) -> bool:
+    """Whether a format claims the directory by files that loaders look for: a stray `.pt` is no model."""
+    return any(candidate.claims(listing) and side_by_side.holds_model(candidate, listing) for candidate in FORMATS)
+
+
+def _is_torch(listing: Listing, files: Files) -> bool:
+    """Whether a file that the user names is a zip archive or a pickle, whatever its suffix."""
+    return listing.named is not None and files.pread(listing.named, WINDOW, 0).startswith((b"PK", b"\x80"))
+
+
+def _unclaimed(listing: Listing, files: Files) -> UnreadableError:
+    packed = (name for name in listing.entries if name.endswith(_CORE_ML))
+    names = (listing.named,) if listing.named else (*listing.top, *packed)
+    for name in names:
+        kind = by_name(name)
+        if listing.named or kind:
+            kind = by_content(files.pread(name, WINDOW, 0)) or kind
+        if kind:
+            return UnreadableError(f"{shown(name)} {kind.sentence_end}", kind.hint, "format.unsupported")
+    states = [name for name in names if is_trainer_state(name)]
+    if states:
+        verb = "is" if len(states) == 1 else f"and {count(len(states) - 1, 'more file')} are"
+        return UnreadableError(
+            f"{shown(states[0])} {verb} what a trainer writes beside a model, not a model",
+            "give the directory that holds the weights",
+            "format.trainer",
+        )
+    if listing.named and listing.named.endswith(_BESIDE_WEIGHTS):
+        folder = path_word(os.path.dirname(listing.source) or ".")
+        return UnreadableError(
+            f"{shown(listing.source)} describes a model and holds no weights",
+            f"give the model's directory: {folder}",
+            "format.beside-weights",
+        )
+    problem = "is not a weight file" if listing.named else "holds no weight file"
+    special = next((name for name in listing.special if "/" not in name and name.endswith(".safetensors")), None)
+    if special and not listing.named:
+        files.state(special)  # says what is wrong with it
+    return UnreadableError(
+        f"{shown(listing.source)} {problem}", "give a model directory, a weight file or an index", "format.none"
+    )

@@ -1,0 +1,1 @@
+"""JSON text: read strictly, and edited without touching its other characters."""

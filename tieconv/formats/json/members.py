@@ -1,0 +1,207 @@
+"""Read the members of a large JSON object, or the items of a list, in batches: the text is never held whole.
+
+A header of half a million tensors is a text of 55 MB and, parsed at once, a dictionary of 300 MB. Here `strict_json`
+parses one window of the text at a time, under the same rules. A batch that was cut in the wrong place ends inside a
+string or a bracket, so it is not JSON and is never taken for a right one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from codecs import utf_8_decode
+from collections.abc import Callable, Iterator
+from json.decoder import scanstring  # type: ignore[attr-defined]
+from typing import cast
+
+from tieconv.errors import UnreadableError
+from tieconv.formats.json.strict import MAX_INTEGER_DIGITS, check_budget, loads, refuse
+
+Pread = Callable[[int, int], bytes]
+"""``pread(size, offset)``: up to ``size`` bytes at ``offset``."""
+WINDOW = 1 << 20
+LARGEST_MEMBER = 16_000_000
+"""Bytes of one key and its value."""
+BEHIND_OBJECTS, BEHIND_STRINGS = re.compile(rb'(?<=\})\s*,\s*(?=")'), re.compile(rb'(?<=")\s*,\s*(?=")')
+"""The likely separators of members whose values are objects, and of those whose values are strings."""
+BEHIND_NUMBERS = re.compile(rb'(?<=[\d}])\s*,\s*(?=")')
+"""The likely separator of members whose values are numbers or objects."""
+_SEARCHED = 4096
+_SPACE = re.compile(r"[ \t\n\r]*")
+_LONGEST_TOKEN = 16
+_scan_once = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+_Cut = tuple[int, int, bool]
+"""Bytes of whole members, bytes up to the next member, and whether the object ends before it."""
+
+
+class Members:
+    """The members of one object, whose `{` is at byte ``position`` of a text that ends at ``end``.
+
+    ``position`` moves behind each batch and in the end behind the `}`.
+    """
+
+    def __init__(
+        self,
+        pread: Pread,
+        position: int,
+        end: int,
+        name: str,
+        separator: re.Pattern[bytes] = BEHIND_OBJECTS,
+        *,
+        digits: int = MAX_INTEGER_DIGITS,
+        lenient: bool = False,
+    ) -> None:
+        self._pread, self.position, self._end = pread, position + 1, end
+        self._name, self._separator, self._digits, self._lenient = name, separator, digits, lenient
+
+    def batches(self) -> Iterator[dict[str, object]]:
+        """The members, each batch as `strict_json.loads` gives it. Two batches may hold the same key.
+
+        Raises `UnreadableError`.
+        """
+        closed = False
+        while not closed:
+            data = self._read(WINDOW)
+            batch = self._likely_batch(data)
+            if batch is None:
+                batch, closed = self._searched_batch(data)
+            yield batch
+
+    def finish(self) -> None:
+        """Refuse anything but white space between ``position`` and the end."""
+        while self.position < self._end:
+            data = self._read(WINDOW)
+            if data.strip(b" \t\n\r"):
+                refuse(self._name, f"byte {self.position}: Extra data", "json.malformed")
+            self.position += len(data)
+
+    def _likely_batch(self, data: bytes) -> dict[str, object] | None:
+        """The members of a window up to its last likely separator; ``None`` where that is not JSON."""
+        separators = list(self._separator.finditer(data, max(len(data) - _SEARCHED, 0)))
+        if not separators:
+            return None
+        try:
+            batch = self._loads(data[: separators[-1].start()])
+        except UnreadableError:
+            return None
+        self.position += separators[-1].end()
+        return batch
+
+    def _searched_batch(self, data: bytes) -> tuple[dict[str, object], bool]:
+        """The members that a window holds whole, at least one, and whether the object ends behind them."""
+        size = WINDOW
+        while True:
+            check_budget(data, self._name)
+            cut, follow, closed = self._cut(data)
+            if cut or closed:
+                batch = self._loads(data[:cut])
+                self.position += follow
+                return batch, closed
+            if size >= LARGEST_MEMBER:
+                refuse(self._name, f"one entry takes more than {LARGEST_MEMBER:,} bytes", "json.too-large")
+            size = min(size * 4, LARGEST_MEMBER)
+            data = self._read(size)
+
+    def _cut(self, data: bytes) -> _Cut:
+        final = self.position + len(data) >= self._end
+        try:
+            text, _ = utf_8_decode(data, "strict", final)
+        except UnicodeDecodeError as error:
+            refuse(self._name, f"byte {self.position + error.start} is not UTF-8", "json.not-utf8")
+        try:
+            cut, follow, closed = self._whole(text, final=final)
+        except ValueError as error:
+            if not isinstance(error, json.JSONDecodeError):
+                refuse(self._name, "an integer of thousands of digits", "json.refused")
+            offset = self.position + _bytes(text, error.pos)
+            refuse(self._name, f"byte {offset}: {error.msg}", "json.malformed")
+        except RecursionError:
+            refuse(self._name, "nested too deep", "json.refused")
+        return _bytes(text, cut), _bytes(text, follow), closed
+
+    def _loads(self, members: bytes) -> dict[str, object]:
+        return self._parsed(b"{%b}" % members)
+
+    def _parsed(self, text: bytes) -> dict[str, object]:
+        return loads(text, self._name, limit=LARGEST_MEMBER + WINDOW, digits=self._digits, lenient=self._lenient)
+
+    def _whole(self, text: str, *, final: bool) -> _Cut:
+        return _whole_parts(text, _behind_member, "}", '"', final=final)
+
+    def _read(self, size: int) -> bytes:
+        return self._pread(min(size, self._end - self.position), self.position)
+
+
+class Items(Members):
+    """The items of one list, whose `[` is at byte ``position``: each batch is ``{"": [items]}``."""
+
+    def _loads(self, members: bytes) -> dict[str, object]:
+        # Two brackets: behind an early end of the list no member can follow.
+        (items,) = cast("list[object]", self._parsed(b'{"":[[%b]]}' % members)[""])
+        return {"": items}
+
+    def _whole(self, text: str, *, final: bool) -> _Cut:
+        return _whole_parts(text, _behind_value, "]", "", final=final)
+
+
+def _whole_parts(text: str, behind: Callable[[str, int], int], closing: str, opening: str, *, final: bool) -> _Cut:
+    """Where the last whole member, or item, of ``text`` ends, in characters; ``behind`` ends one.
+
+    ``closing`` ends them all, and each starts with ``opening``. Unless it is ``final``, the text may end anywhere.
+    Raises `json.JSONDecodeError` for what is not JSON.
+    """
+    whole, position = (0, 0), _skip(text, 0)
+    try:
+        while text[position] != closing:
+            cut = behind(text, position)
+            position = _skip(text, cut)
+            if text[position] == closing:
+                whole = cut, cut
+                break
+            _expect(text, position, ",")
+            position = _skip(text, position + 1)
+            _expect(text, position, opening or text[position])
+            if text[position] == closing:
+                raise json.JSONDecodeError("Expecting value", text, position)
+            whole = cut, position
+    except (IndexError, StopIteration, json.JSONDecodeError) as error:
+        message, offset = _fault(error, text)
+        if final or (offset < len(text) - _LONGEST_TOKEN and not message.startswith("Unterminated string")):
+            raise json.JSONDecodeError(message, text, offset) from None
+        return *whole, False
+    return whole[0], position + 1, True
+
+
+def _behind_member(text: str, position: int) -> int:
+    _expect(text, position, '"')
+    _, position = scanstring(text, position + 1)
+    position = _skip(text, position)
+    _expect(text, position, ":")
+    return _behind_value(text, _skip(text, position + 1))
+
+
+def _behind_value(text: str, position: int) -> int:
+    _, position = _scan_once(text, position)
+    return int(position)
+
+
+def _expect(text: str, position: int, character: str) -> None:
+    if text[position] != character:
+        raise json.JSONDecodeError(f"Expecting {character!r}", text, position)
+
+
+def _fault(error: Exception, text: str) -> tuple[str, int]:
+    """What is wrong and where. The exception is not kept: it would keep the text while no garbage is collected."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg, error.pos
+    return "Expecting value", error.value if isinstance(error, StopIteration) else len(text)
+
+
+def _skip(text: str, position: int) -> int:
+    match = _SPACE.match(text, position)
+    return match.end() if match else position
+
+
+def _bytes(text: str, position: int) -> int:
+    """The place in bytes of a place in characters."""
+    return position if text.isascii() else len(text[:position].encode("utf-8", "surrogatepass"))

@@ -1,0 +1,243 @@
+"""An ONNX graph, or a directory of graphs, as a checkpoint: every initializer is a tensor. Read without onnx."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from math import prod
+
+from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
+from tieconv.checkpoint.model_files import (
+    ByteRange,
+    Caution,
+    Checkpoint,
+    Document,
+    Files,
+    Layout,
+    Listing,
+    TensorRecord,
+    WeightFile,
+)
+from tieconv.checkpoint.value_type import record
+from tieconv.formats.documents import CONFIG, read_config
+from tieconv.formats.onnx import validity
+from tieconv.formats.onnx.external import External, byte_range
+from tieconv.formats.onnx.messages import Model, Node, Tensor, read_model
+from tieconv.formats.onnx.protobuf import Wire
+from tieconv.formats.onnx.quantised import quantised_embedding, quantised_head
+from tieconv.formats.onnx.roles import Role, Roles, find_roles
+from tieconv.formats.onnx.structure import Origin, Scope, is_shaped, origin, scope_of, scopes
+from tieconv.formats.onnx.tensor import TYPES, needed_bytes, read_tensor
+from tieconv.formats.onnx.uses import uses
+from tieconv.text import shown
+
+SUFFIX = ".onnx"
+NEXT_STEP = "tieconv dedup and tieconv untie take graphs"
+_PASSING = ("Transpose", "Cast", "Identity")
+
+
+@record
+class OnnxModel:
+    """The ONNX format; see `tieconv.formats.interface.Format`."""
+
+    name: str = "onnx"
+
+    def claims(self, listing: Listing) -> bool:
+        return bool(graph_names(listing))
+
+    def read(self, listing: Listing, files: Files) -> Checkpoint:
+        names = graph_names(listing)
+        read = [_read_one(listing, files, name, alone=len(names) == 1) for name in names]
+        records = [record for _, tensors, _ in read for record in tensors]
+        weights = tuple(_weight_files(names, records, files))
+        config, cautions = _config(listing, files)
+        whole = listing.named is None
+        used = {*(file.name for file in weights), *((config.name,) if config else ())}
+        return Checkpoint(
+            source=listing.source,
+            root=listing.root,
+            layout=Layout.SINGLE if whole else Layout.FILE,
+            format=self.name,
+            files=weights,
+            config=config,
+            companions={name: size for name, size in listing.entries.items() if name not in used} if whole else {},
+            special=listing.special if whole else (),
+            cautions=(*cautions, *(caution for _, _, faults in read for caution in faults)),
+            states={name: files.state(name) for name in sorted(used)},
+            read_only=NEXT_STEP,
+            graphs=tuple(graph for graph, _, _ in read),
+        )
+
+
+def graph_names(listing: Listing) -> tuple[str, ...]:
+    """The graph files that MODEL names, relative to its root."""
+    if listing.named is not None:
+        return (listing.named,) if listing.named.lower().endswith(SUFFIX) else ()
+    return tuple(name for name in listing.entries if name.lower().endswith(SUFFIX))
+
+
+def data_files(root: str, files: Files, name: str) -> set[str]:
+    """The files that the graph ``name`` places tensors in. Raises as reading it does."""
+    wire, model = _open(files, name)
+    return {span.file for span in _external(wire, model, root, files)}
+
+
+def check_readable(root: str, files: Files, name: str) -> None:
+    """Raise `UnreadableError` for a graph that `tieconv inspect` refuses: no other command takes it either."""
+    _read_one(Listing(root, root, name, {}, ()), files, name, alone=True)
+
+
+def _open(files: Files, name: str) -> tuple[Wire, Model]:
+    sparse = bool(getattr(files, "costly", False))
+    size = files.state(name).size
+    wire = Wire(lambda count, offset: files.pread(name, count, offset), size, name, "ONNX graph", sparse=sparse)
+    return wire, read_model(wire)
+
+
+def _external(wire: Wire, model: Model, root: str, files: Files) -> list[ByteRange]:
+    """The places of all external tensors, those of attributes and functions too, each one checked."""
+    outside = [tensor for tensor in model.tensors if tensor.external]
+    needed = {id(tensor): needed_bytes(tensor.kind, tensor.dims) for tensor in outside}
+    return [byte_range(External(wire.name, t.name, t.entries, needed[id(t)]), root, files) for t in outside]
+
+
+def _read_one(
+    listing: Listing, files: Files, name: str, *, alone: bool
+) -> tuple[GraphRecord, tuple[TensorRecord, ...], tuple[Caution, ...]]:
+    wire, model = _open(files, name)
+    scope = scope_of(model.graph)
+    labels = _labels(wire, scope, "" if alone else f"{name}:")
+    _external(wire, model, listing.root, files)
+    tensors = tuple(
+        read_tensor(wire, t, labels[id(t)], listing.root, files) for s in scopes(scope) for t in s.held.values()
+    )
+    roles = find_roles(scope)
+
+    def read(role: Role | None) -> MatrixRead | None:
+        return None if role is None else MatrixRead(labels[id(role.tensor)], role.turned)
+
+    latent, held = _in_session(scope, model, labels)
+    quantised = tuple(_quantised(scope, roles, labels))
+    return (
+        GraphRecord(
+            file=name,
+            ir_version=model.ir_version,
+            opset=model.opsets.get("", model.opsets.get("ai.onnx", 0)),
+            producer=model.producer,
+            inputs=tuple(input_name for input_name in model.graph.inputs if input_name not in scope.held),
+            outputs=tuple(model.graph.outputs),
+            nodes=sum(len(inside.graph.nodes) for inside in scopes(scope)),
+            sparse=sum(inside.graph.sparse for inside in scopes(scope)),
+            names=tuple(labels.values()),
+            embedding=None if any(table.role == "embedding" for table in quantised) else read(roles.embedding),
+            head=read(roles.head),
+            bias=labels[id(roles.bias)] if roles.bias is not None else None,
+            latent=latent,
+            session_bytes=held,
+            quantised=quantised,
+            uses=tuple(uses(scope, labels)),
+            overridable=tuple(
+                labels[id(scope.held[input_name])] for input_name in model.graph.inputs if input_name in scope.held
+            ),
+        ),
+        tensors,
+        validity.cautions(model, name, is_utf8=wire.is_utf8),
+    )
+
+
+def _quantised(scope: Scope, roles: Roles, labels: dict[int, str]) -> Iterator[QuantisedRead]:
+    """What plays a role that no float matrix plays.
+
+    A float table of positions is not the embedding beside a lookup of as many quantised rows as the head has tokens.
+    """
+    head = quantised_head(scope) if roles.head is None else None
+    tokens = roles.head.tokens if roles.head else head.tensor.dims[0] if head else None
+    embedding = quantised_embedding(scope, tokens)
+    if roles.embedding is not None and (embedding is None or roles.embedding.tokens == tokens or head is None):
+        embedding = None
+    for role, read in (("embedding", embedding), ("head", head)):
+        if read is not None:
+            parts = tuple(labels[id(part)] for part in read.parts)
+            yield QuantisedRead(role, labels[id(read.tensor)], read.operator, parts, read.bits, read.block)
+
+
+def _labels(wire: Wire, scope: Scope, prefix: str) -> dict[int, str]:
+    """A name of its own for each initializer: of two branches that use one name the second gets a number."""
+    labels: dict[int, str] = {}
+    used: Counter[str] = Counter()
+    for inside in scopes(scope):
+        if len(inside.held) != len(inside.graph.initializers):
+            names = Counter(tensor.name for tensor in inside.graph.initializers)
+            wire.refuse(f"holds two initializers named {shown(names.most_common(1)[0][0])}", "repeated-tensor")
+        for tensor in inside.graph.initializers:
+            used[tensor.name] += 1
+            number = f"#{used[tensor.name]}" if used[tensor.name] > 1 else ""
+            labels[id(tensor)] = f"{prefix}{tensor.name}{number}"
+    return labels
+
+
+def _in_session(scope: Scope, model: Model, labels: dict[int, str]) -> tuple[tuple[Latent, ...], int]:
+    """The forms of initializers that a session computes when it starts, and the bytes of all that it then holds."""
+    inputs = set(scope.graph.inputs) if model.ir_version >= OLDEST_IR else set(scope.held)
+    forms: dict[int, dict[tuple[object, int, tuple[str, ...]], Origin]] = {}
+    for stored in _reads(scope):
+        fixed = stored.tensor.name not in inputs or scope.held.get(stored.tensor.name) is not stored.tensor
+        key = (stored.perm, stored.kind, stored.shaped) if fixed else (None, stored.tensor.kind, ())
+        forms.setdefault(id(stored.tensor), {}).setdefault(key, stored)
+    latent = []
+    held = 0
+    for tensor, read in forms.items():
+        for (perm, kind, shaped), stored in read.items():
+            size = _form_bytes(stored.tensor, kind)
+            held += size
+            if perm is not None or kind != stored.tensor.kind or shaped:
+                latent.append(Latent(labels[tensor], stored.operators, size, len(read) > 1))
+    return tuple(latent), held
+
+
+def _form_bytes(tensor: Tensor, kind: int) -> int:
+    if kind in TYPES:
+        return needed_bytes(kind, tensor.dims) or 0
+    return prod(tensor.dims)
+
+
+def _folds(scope: Scope, node: Node) -> bool:
+    """Whether the node gives an initializer another shape, which a session does once."""
+    return is_shaped(scope, node) and origin(scope, node.inputs[0], shaped=True) is not None
+
+
+def _reads(outer: Scope) -> Iterator[Origin]:
+    """Every initializer as a node computes with it, or as an output of a graph gives it."""
+    for scope in scopes(outer):
+        names: Iterable[str] = (
+            name
+            for node in scope.graph.nodes
+            if node.standard not in _PASSING and not _folds(scope, node)
+            for name in node.inputs
+            if name
+        )
+        for name in (*names, *scope.graph.outputs):
+            stored = origin(scope, name, shaped=True)
+            if stored is not None:
+                yield stored
+
+
+def _weight_files(graphs: tuple[str, ...], records: list[TensorRecord], files: Files) -> Iterator[WeightFile]:
+    held: dict[str, list[TensorRecord]] = {name: [] for name in graphs}
+    for record_ in records:
+        held.setdefault(record_.range.file, []).append(record_)
+    for name, tensors in held.items():
+        tensors.sort(key=lambda tensor: (tensor.range.start, tensor.range.end))
+        start = tensors[0].range.start if tensors else 0
+        yield WeightFile(name, files.state(name).size, start, tuple(tensors), None)
+
+
+def _config(listing: Listing, files: Files) -> tuple[Document | None, tuple[Caution, ...]]:
+    if CONFIG in listing.special:
+        files.state(CONFIG)  # says what is wrong with it
+    if CONFIG not in listing.top:
+        return None, ()
+    return read_config(files)
+
+
+ONNX = OnnxModel()

@@ -1,0 +1,159 @@
+"""A graph's tensors as records: where their bytes lie, in the file, beside it, or spelt as numbers in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Protocol
+
+from tieconv.checkpoint.model_files import ByteRange, ByteReader, Files, TensorRecord
+from tieconv.checkpoint.value_type import record
+from tieconv.formats.onnx.external import External, byte_range
+from tieconv.formats.onnx.messages import Tensor
+from tieconv.formats.onnx.protobuf import BYTES, VARINT, Field, Wire
+from tieconv.text import shown
+
+TYPES: dict[int, tuple[str, int]] = {
+    1: ("F32", 32),
+    2: ("U8", 8),
+    3: ("I8", 8),
+    4: ("U16", 16),
+    5: ("I16", 16),
+    6: ("I32", 32),
+    7: ("I64", 64),
+    9: ("BOOL", 8),
+    10: ("F16", 16),
+    11: ("F64", 64),
+    12: ("U32", 32),
+    13: ("U64", 64),
+    14: ("C64", 64),
+    15: ("C128", 128),
+    16: ("BF16", 16),
+    17: ("F8_E4M3", 8),
+    18: ("F8_E4M3FNUZ", 8),
+    19: ("F8_E5M2", 8),
+    20: ("F8_E5M2FNUZ", 8),
+    21: ("U4", 4),
+    22: ("I4", 4),
+    23: ("F4_E2M1", 4),
+    24: ("F8_E8M0", 8),
+    25: ("U2", 2),
+    26: ("I2", 2),
+}
+"""ONNX type number → the name that all formats share here, bits of an element."""
+STRING = 8
+_FLOATS, _INT32, _STRINGS, _INT64, _DOUBLES, _UINT64 = 4, 5, 6, 7, 10, 11
+_SPELT = {1: _FLOATS, 7: _INT64, 11: _DOUBLES, 12: _UINT64, 13: _UINT64, 14: _FLOATS, 15: _DOUBLES}
+"""The field that holds the numbers of a type that is not in `raw_data`; for all others int32_data."""
+SPELT_LIMIT = 64_000_000
+"""Bytes of numbers that are spelt out one by one, which have to be read to be counted; real weights never are."""
+_CONTINUED = bytes(range(0x80, 0x100))
+
+
+@record
+class SpeltRange(ByteRange):
+    """Bytes 0 to ``end`` of a tensor that the file spells as numbers of ``width`` bytes, in the fields ``places``.
+
+    ``start`` is the place of the tensor in the file, which tells two of them apart, and ``end`` its bytes more.
+    """
+
+    places: tuple[Field, ...]
+    width: int
+
+
+def needed_bytes(kind: int, dims: Sequence[int]) -> int | None:
+    """Bytes of a tensor of that type and shape; ``None`` for a type without a fixed width."""
+    if kind not in TYPES:
+        return None
+    return -(-prod(max(side, 0) for side in dims) * TYPES[kind][1] // 8)
+
+
+def read_tensor(wire: Wire, tensor: Tensor, name: str, root: str, files: Files) -> TensorRecord:
+    """The record of an initializer. Raises `UnreadableError` where type, shape and bytes do not agree."""
+    dims = tuple(tensor.dims)
+    subject = f"holds the tensor {shown(tensor.name)}"
+    if any(side < 0 for side in dims):
+        wire.refuse(f"{subject} with a negative side", "shape")
+    needed = needed_bytes(tensor.kind, dims)
+    dtype = TYPES[tensor.kind][0] if needed is not None else "STRING" if tensor.kind == STRING else str(tensor.kind)
+    span = _span(wire, tensor, needed, root, files)
+    if needed is not None and span.size != needed:
+        wire.refuse(f"{subject} of {needed:,} bytes with {span.size:,}", "tensor-size")
+    return TensorRecord(name, dtype, dims, span, storage=span.file)
+
+
+def _span(wire: Wire, tensor: Tensor, needed: int | None, root: str, files: Files) -> ByteRange:
+    if tensor.external:
+        return byte_range(External(wire.name, tensor.name, tensor.entries, needed), root, files)
+    if tensor.raw is not None:
+        return ByteRange(wire.name, *tensor.raw)
+    if needed is None:
+        return ByteRange(wire.name, *tensor.whole)
+    number = _SPELT.get(tensor.kind, _INT32)
+    places = tuple(field for field in tensor.typed if field[0] == number)
+    width = {_FLOATS: 4, _DOUBLES: 8}.get(number, max(TYPES[tensor.kind][1] // 8, 1))
+    if len(places) == 1 and number in (_FLOATS, _DOUBLES):
+        return ByteRange(wire.name, *places[0][2:])
+    count = sum(_count(wire, field, width) for field in places)
+    start = tensor.whole[0]
+    return SpeltRange(wire.name, start, start + count * width, places, width)
+
+
+def _count(wire: Wire, field: Field, width: int) -> int:
+    number, kind, start, end = field
+    if kind != BYTES:
+        return 1
+    if end - start > SPELT_LIMIT:
+        wire.refuse(f"spells {end - start:,} bytes of numbers one by one", "spelt")
+    if number in (_FLOATS, _DOUBLES):
+        return (end - start) // width
+    # Every number ends with the one byte of it that is below 0x80.
+    return len(wire.take(start, end).translate(None, _CONTINUED))
+
+
+class _Reader(ByteReader, Protocol):
+    """What the bytes of all other tensors are read with."""
+
+    @property
+    def bytes_read(self) -> int: ...
+
+
+class SpeltReader:
+    """A `ByteReader` that also reads `SpeltRange`; other reads are passed on. Keeps the last tensor that it spelt."""
+
+    def __init__(self, files: Files, inner: _Reader) -> None:
+        self._files, self._inner = files, inner
+        self._cached: tuple[SpeltRange, bytes] | None = None
+        self.costly = bool(getattr(files, "costly", False))
+
+    @property
+    def bytes_read(self) -> int:
+        return self._inner.bytes_read
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` with the bytes at ``offset`` of ``span``; raises what reading the file raises."""
+        if not isinstance(span, SpeltRange):
+            self._inner.read_into(span, offset, buffer)
+            return
+        if self._cached is None or self._cached[0] != span:
+            self._cached = (span, b"".join(_spell(self._files, span)))
+        target = buffer.cast("B")
+        target[:] = self._cached[1][offset : offset + len(target)]
+
+
+def _spell(files: Files, span: SpeltRange) -> Iterator[bytes]:
+    mask = (1 << 8 * span.width) - 1
+    for number, kind, start, end in span.places:
+        data = files.pread(span.file, end - start, start) if kind != VARINT else b""
+        if number in (_FLOATS, _DOUBLES):
+            yield data
+            continue
+        made = bytearray()
+        value = shift = 0
+        for byte in data:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                made += (value & mask).to_bytes(span.width, "little")
+                value = shift = 0
+        yield bytes(made) if kind != VARINT else (start & mask).to_bytes(span.width, "little")

@@ -1,0 +1,321 @@
+"""safetensors, read strictly by its specification and written with headers of our choosing.
+
+Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. Stricter than
+that reader in these places: no white space before the `{`, no repeated key at any depth, no further field in a
+tensor's entry, no entry written as a list, at most 64 dimensions. Looser in one: a tensor of a dtype that is not
+known is carried as bytes, and `unknown_dtypes` says so. Two limits are ours: `MAX_TENSORS`, and `MAX_METADATA`
+entries in `__metadata__`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NoReturn
+
+from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.git_files import check_git_file
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
+from tieconv.errors import UnreadableError
+from tieconv.formats.json.members import WINDOW, Members
+from tieconv.formats.json.strict import collector_paused, loads, refuse
+from tieconv.formats.limits import MAX_METADATA, NameCount, Shapes
+from tieconv.text import count, shown
+
+SUFFIX = ".safetensors"
+HEADER_LIMIT = 100_000_000
+"""The largest header in bytes; the reference reader's own limit."""
+PAGE = 4096
+"""File systems share whole blocks only: offsets that agree modulo this can be shared."""
+MAX_RANK = 64
+
+_INCOMPLETE = "the download may be incomplete; fetch the file again"
+
+Pread = Callable[[int, int], bytes]
+"""``pread(size, offset)``: up to ``size`` bytes at ``offset`` of one file."""
+
+
+def read_weight_file(pread: Pread, size: int, name: str) -> WeightFile:
+    """The tensors of one file, from its header alone. Raises `UnreadableError` with a stable code."""
+    length = _header_length(pread, size, name)
+    with collector_paused():
+        data_start = 8 + length
+        metadata, tensors = _tensors(_batches(pread, length, name), name, data_start)
+        records = sorted(tensors.values(), key=lambda record: (record.range.start, record.range.end))
+        _check_coverage(records, data_start, size, name)
+        return WeightFile(name, size, data_start, tuple(records), metadata)
+
+
+def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]]:
+    """The header's entries; a small header is one batch."""
+    title = f"{name} (header)"
+    if length <= WINDOW:
+        yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
+        return
+    members = Members(lambda size, offset: _whole(pread(size, offset), size, name), 8, 8 + length, title)
+    yield from members.batches()
+    members.finish()
+
+
+def _tensors(
+    batches: Iterable[dict[str, object]], name: str, data_start: int
+) -> tuple[Mapping[str, str] | None, dict[str, TensorRecord]]:
+    """The file's own metadata, and its tensors by name."""
+    metadata: Mapping[str, str] | None = None
+    records: dict[str, TensorRecord] = {}
+    names, shapes = NameCount(), Shapes()
+    for batch in batches:
+        if "__metadata__" in batch:
+            _check_new("__metadata__", metadata is not None, name)
+            metadata = _metadata(batch.pop("__metadata__"), name)
+        if not batch.keys().isdisjoint(records):
+            _check_new(min(batch.keys() & records), True, name)
+        if excess := names.excess(batch, len(batch)):
+            _refuse(name, f"holds {excess}", "tensors", _SPLIT)
+        for key, value in batch.items():
+            records[key] = _record(key, value, name, data_start, shapes)
+    return metadata, records
+
+
+def _check_new(key: str, repeated: bool, name: str) -> None:
+    if repeated:
+        refuse(f"{name} (header)", f"the key {shown(key)} stands twice", "json.refused")
+
+
+def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
+    """Return one caution for each dtype that safetensors does not know; it refuses the whole file."""
+    unknown: dict[str, list[str]] = {}
+    for tensor in file.tensors:
+        if tensor.dtype not in BITS:
+            unknown.setdefault(tensor.dtype, []).append(tensor.name)
+    return tuple(
+        Caution(
+            REFUSED_BY_READER,
+            f"safetensors refuses {shown(file.name)}: "
+            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
+            + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
+            (names[0],),
+        )
+        for dtype, names in list(unknown.items())[:_LISTED]
+    )
+
+
+_LISTED = 4
+"""Dtypes that are listed; one is enough to refuse the file."""
+
+
+def _header(pread: Pread, length: int, name: str) -> bytes:
+    return _whole(pread(length, 8), length, name)
+
+
+def _whole(raw: bytes, length: int, name: str) -> bytes:
+    if len(raw) != length:
+        _refuse(name, "ends inside its header", "truncated-header", _INCOMPLETE)
+    return raw
+
+
+_SPLIT = "split the model into shards of fewer tensors"
+
+
+def _header_length(pread: Pread, size: int, name: str) -> int:
+    """The declared length, checked against the file before anything of that size is read."""
+    if size == 0:
+        _refuse(name, "is empty", "empty", "download or save it again")
+    first = pread(min(size, 512), 0)
+    check_git_file(name, first, size)
+    length = int.from_bytes(first[:8], "little")
+    # A zip archive's first bytes are a possible length: what follows them decides.
+    if length > HEADER_LIMIT or not first[8:].startswith(b"{"):
+        _check_disguise(first, name)
+    if size < 10:
+        _refuse(name, f"has {size} bytes, too few for a header", "too-small", _INCOMPLETE)
+    if length > HEADER_LIMIT:
+        _refuse(name, f"declares a header of {length:,} bytes (limit {HEADER_LIMIT:,})", "header-too-large")
+    if length < 2:
+        _refuse(name, f"declares a header of {count(length, 'byte')}, too few for one", "header-too-small")
+    if 8 + length > size:
+        _refuse(
+            name,
+            f"declares a header of {length:,} bytes but has {size:,} in all",
+            "truncated-header",
+            _INCOMPLETE,
+        )
+    if first[8:9] != b"{":
+        _refuse(name, "has a header that does not start with `{`", "header-start")
+    return length
+
+
+_SAVE_AGAIN = "load it with the tool that it was made for and save it as safetensors"
+_DISGUISES: tuple[tuple[bytes, str, str, str], ...] = (
+    (b"PK\x03\x04", "is a zip archive (a torch file?), not safetensors", "zip", "if it is one, rename it to .bin"),
+    (b"\x80", "is a pickle (an old torch file?), not safetensors", "pickle", "if it is one, rename it to .bin"),
+    (b"GGUF", "is a GGUF file, not safetensors", "gguf", "rename it to .gguf"),
+    (b"\x89HDF", "is an HDF5 file, not safetensors", "hdf5", _SAVE_AGAIN),
+    (b"\x93NUMPY", "is a numpy array, not safetensors", "numpy", _SAVE_AGAIN),
+    (b"\x1f\x8b", "is compressed with gzip", "gzip", "unpack it: gunzip"),
+)
+
+
+def _check_disguise(first: bytes, name: str) -> None:
+    """Files of another kind under this name, by their first bytes."""
+    for start, why, code, hint in _DISGUISES:
+        if first.startswith(start):
+            _refuse(name, why, code, hint)
+    if first.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
+        _refuse(name, "is an HTML page, not weights", "html", "the download failed; fetch the file again")
+
+
+def _metadata(value: object, name: str) -> Mapping[str, str] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or not all(isinstance(entry, str) for entry in value.values()):
+        _refuse(name, "has a __metadata__ that is no map of strings to strings", "metadata")
+    if len(value) > MAX_METADATA:
+        _refuse(name, f"has a __metadata__ of more than {MAX_METADATA:,} entries", "metadata-size")
+    return value
+
+
+_FIELDS = {"dtype", "shape", "data_offsets"}
+
+
+def _record(name: str, value: object, file: str, data_start: int, shapes: Shapes) -> TensorRecord:
+    try:
+        dtype, shape, start, end = _entry(value)
+        _check_width(dtype, shape, end - start)
+    except _EntryProblem as problem:
+        _refuse(file, f"tensor {shown(name)} {problem}", problem.code)
+    return TensorRecord(name, dtype, shapes.shared(shape), ByteRange(file, data_start + start, data_start + end))
+
+
+class _EntryProblem(ValueError):
+    """A fault of one tensor's entry; becomes an `UnreadableError` that names file and tensor."""
+
+    def __init__(self, why: str, code: str) -> None:
+        super().__init__(why)
+        self.code = code
+
+
+def _entry(value: object) -> tuple[str, tuple[int, ...], int, int]:
+    """Dtype, shape, start and end of a header's entry, each of its own type. Raises `_EntryProblem`."""
+    if not isinstance(value, dict) or value.keys() != _FIELDS:
+        raise _EntryProblem("has no entry of dtype, shape and data_offsets alone", "entry")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or not dtype:
+        raise _EntryProblem("has no dtype name", "dtype")
+    if not _are_naturals(shape) or len(shape) > MAX_RANK:
+        raise _EntryProblem("has a shape that is no list of sizes", "shape")
+    if not _are_naturals(offsets) or len(offsets) != 2:
+        raise _EntryProblem("has data_offsets that are no pair of offsets", "offsets")
+    start, end = offsets
+    if start > end:
+        raise _EntryProblem(f"ends at byte {end}, before its start {start}", "offsets")
+    return _DTYPES.get(dtype, dtype), tuple(shape), start, end
+
+
+_DTYPES = {name: name for name in BITS}
+"""One string for each dtype: half a million of them take 25 MB."""
+
+
+def _check_width(dtype: str, shape: tuple[int, ...], size: int) -> None:
+    """The declared bytes against shape × dtype. An unknown dtype is carried as bytes: no width to check."""
+    product = 1
+    for side in shape:  # step by step like the reference: a later zero does not undo an overflow
+        product *= side
+        if product > _UINT64:
+            raise _EntryProblem("has a shape whose size overflows 64 bits", "overflow")
+    bits = BITS.get(dtype)
+    if bits is None:
+        return
+    if product * bits > _UINT64:
+        raise _EntryProblem("has a shape whose size overflows 64 bits", "overflow")
+    expected, rest = divmod(product * bits, 8)
+    if rest:
+        raise _EntryProblem(f"of dtype {dtype} does not end on a whole byte", "sub-byte")
+    if expected != size:
+        needed = f"of dtype {dtype} and shape {shown(list(shape))} needs {expected:,} bytes"
+        raise _EntryProblem(f"{needed} but declares {size:,}", "width")
+
+
+_UINT64 = (1 << 64) - 1
+
+
+def _are_naturals(value: object) -> bool:
+    if type(value) is not list:
+        return False
+    # A loop, not all(): this runs a million times for a large header, and a boolean is no number.
+    for number in value:  # noqa: SIM110
+        if type(number) is not int or not 0 <= number <= _UINT64:
+            return False
+    return True
+
+
+def _check_coverage(records: list[TensorRecord], data_start: int, size: int, name: str) -> None:
+    """Tensors cover the data without overlap, hole or trailing bytes, as the format demands."""
+    position = data_start
+    for record in records:
+        start, end = record.range.start, record.range.end
+        if end > size:
+            _refuse(
+                name,
+                f"ends at byte {size:,} but tensor {shown(record.name)} reaches to {end:,}",
+                "truncated",
+                _INCOMPLETE,
+            )
+        if start < position:
+            _refuse(name, f"tensor {shown(record.name)} overlaps the one before it", "overlap")
+        if start > position:
+            _refuse(name, f"{_stray(start - position)} before tensor {shown(record.name)}", "hole")
+        position = end
+    if position != size:
+        _refuse(name, f"{_stray(size - position)} after the last tensor", "trailing")
+
+
+def _stray(number: int) -> str:
+    """Bytes that belong to no tensor, as the start of a sentence."""
+    return f"{count(number, 'byte')} that {'belongs' if number == 1 else 'belong'} to no tensor"
+
+
+def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:
+    separator = ": " if why.startswith(("tensor ", *"0123456789")) else " "
+    raise UnreadableError(
+        f"{shown(name)}{separator}{why}",
+        hint or "only well-formed safetensors files are read; save it again with the tool that wrote it",
+        f"safetensors.{code}",
+    )
+
+
+def encode_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
+    metadata: Mapping[str, str] | None,
+    *,
+    congruent: Callable[[int], int] | None = None,
+) -> bytes:
+    """The first bytes of a file: length, JSON, padding spaces.
+
+    ``tensors`` are (name, dtype, shape, bytes) in the order of their data, which follows without gaps.
+    The header's own length is a multiple of 8. ``congruent(data_start)``, given the smallest possible offset
+    of the first data byte, answers how many further bytes of padding (a multiple of 8 is not required by
+    readers) make that offset fit the source's, so that a file system can share blocks.
+    """
+    header: dict[str, object] = {}
+    if metadata is not None:
+        header["__metadata__"] = dict(metadata)
+    position = 0
+    for name, dtype, shape, size in tensors:
+        if name == "__metadata__" or name in header:
+            raise UnreadableError(
+                f"tensor name {shown(name)} cannot be written", "give the tensor another name", "safetensors.name"
+            )
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
+        position += size
+    body = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    body += b" " * (-len(body) % 8)
+    if congruent is not None:
+        body += b" " * congruent(8 + len(body))
+    if len(body) > HEADER_LIMIT:
+        raise UnreadableError(
+            f"the header would take {len(body):,} bytes (limit {HEADER_LIMIT:,})",
+            "store the tensors in more than one file",
+            "safetensors.header-too-large",
+        )
+    return len(body).to_bytes(8, "little") + body

@@ -1,0 +1,1 @@
+"""A pickle machine that builds plain values and tensors, and calls nothing."""

@@ -1,0 +1,92 @@
+"""Opcodes of the pickle interpreter that name, call and set state: where a pickle would run a program, and cannot.
+
+A global is a name in an allow-list, and a call hands its arguments to a function of this program.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from tieconv.formats.torch.pickle.machine_state import HINT, Machine, Opcodes, refuse_opcode
+from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs, describe, refuse
+from tieconv.text import shown
+
+
+def _global(machine: Machine) -> None:
+    machine.stack.append(_find(machine, *_named(machine)))
+
+
+def _named(machine: Machine) -> tuple[str, str]:
+    try:
+        return machine.line().decode("utf-8"), machine.line().decode("utf-8")
+    except UnicodeDecodeError:
+        refuse("names a global that is no text", "pickle.malformed")
+
+
+def _global_on_stack(machine: Machine) -> None:
+    name, module = machine.stack.pop(), machine.stack.pop()
+    if type(name) is not str or type(module) is not str:
+        refuse("names a global by other than text", "pickle.malformed")
+    machine.stack.append(_find(machine, module, name))
+
+
+def _find(machine: Machine, module: str, name: str) -> Global:
+    """The stand-in for a global. A dotted ``name`` would be a chain of attributes: it is in no allow-list."""
+    entry = machine.allowed.get(f"{module}.{name}") if "." not in name else None
+    if entry is None:
+        _refuse_global(module, name)
+    if not entry.weights_only:
+        machine.unsupported[f"the global {entry.name}"] = None
+    return entry
+
+
+def _refuse_global(module: str, name: str) -> NoReturn:
+    # Only this knows where a pickle of Python 2 would end up; both names are worth showing as they stand.
+    global_name = f"{shown(module, 100)}.{shown(name, 100)}"
+    refuse(f"asks to import {global_name}: refused; nothing was run", "pickle.global", HINT)
+
+
+def _instance(machine: Machine) -> NoReturn:
+    """INST imports and calls: a name that is not allowed is said first."""
+    class_ = _find(machine, *_named(machine))
+    refuse(f"makes an instance of {describe(class_)} by an opcode that is not read", "pickle.opcode", HINT)
+
+
+def _new_object(machine: Machine) -> None:
+    """NEWOBJ is a call, where the allow-list says that a class may be."""
+    function = machine.stack[-2]
+    if not isinstance(function, Global) or not function.instances:
+        refuse_opcode(0x81)
+    _reduce(machine)
+
+
+def _reduce(machine: Machine) -> None:
+    arguments, function = machine.stack.pop(), machine.stack.pop()
+    if not isinstance(function, Global) or function.make is None:
+        refuse(f"calls {describe(function)}, which is no function that may be called", "pickle.call", HINT)
+    if type(arguments) is not tuple:
+        refuse(f"calls {describe(function)} with {describe(arguments)} for arguments", "pickle.malformed")
+    machine.stack.append(function.make(arguments))
+
+
+def _build(machine: Machine) -> None:
+    """Attributes: a dictionary keeps them apart from its items, an opaque value loses them."""
+    state, target = machine.stack.pop(), machine.stack[-1]
+    if isinstance(target, Opaque):
+        return
+    if isinstance(target, Instance):
+        target.state = state
+        return
+    if not isinstance(target, Pairs) or not isinstance(state, Pairs) or target.state is not None:
+        refuse(f"sets attributes of {describe(target)} to {describe(state)}", "pickle.build", HINT)
+    target.state = state
+
+
+def _persistent(machine: Machine) -> None:
+    machine.stack.append(machine.persistent(machine.stack.pop()))
+
+
+CALLS: Opcodes = {
+    b"c": _global, b"\x93": _global_on_stack, b"i": _instance, b"R": _reduce, b"\x81": _new_object,
+    b"b": _build, b"Q": _persistent,
+}  # fmt: skip

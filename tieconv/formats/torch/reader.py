@@ -1,0 +1,237 @@
+"""One torch file (`torch.save`), zip or legacy: its tensors and storages as byte ranges, nothing run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+
+from tieconv.checkpoint.git_files import check_git_file
+from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, Storage, TensorRecord, WeightFile
+from tieconv.formats.json.strict import collector_paused
+from tieconv.formats.torch import archive as torch_zip
+from tieconv.formats.torch.archive import Entry
+from tieconv.formats.torch.archive_directory import Pread
+from tieconv.formats.torch.disguise import check_disguise
+from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.pickle.machine import run
+from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
+from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, refuse
+from tieconv.formats.torch.state_dict import find_state
+from tieconv.text import count, shown, size
+
+PICKLE_LIMIT = 128_000_000
+"""The largest pickle in bytes: that of half a million tensors takes 90 MB."""
+AMPLIFIED = 1 << 30
+"""Bytes from which a view may not be more than 16 times as large as the storage that it repeats."""
+_DATA = "data/"
+_KNOWN = frozenset(
+    {"data.pkl", "version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id"}
+)
+_VERSIONS = (b"1", b"2", b"3")
+_UNUSED = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What either container holds beside the pickled value: where each storage's bytes lie.
+
+    ``unsupported`` is what ``torch.load(weights_only=True)`` refuses of the value.
+    """
+
+    storages: Mapping[str, Storage]
+    unsupported: Mapping[str, None]
+
+
+def read_torch_file(
+    pread: Pread, length: int, name: str, *, sparse: bool = False
+) -> tuple[WeightFile, tuple[Caution, ...]]:
+    """The file's tensors, and what is odd about it; ``sparse`` as in `torch_zip.read_archive`.
+
+    Raises `UnreadableError` with a stable code.
+    """
+    try:
+        with collector_paused():
+            return _read(pread, length, name, sparse)
+    except PickleProblem as problem:
+        raise problem.named(name) from None
+
+
+def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFile, tuple[Caution, ...]]:
+    first = pread(min(length, 1024), 0)
+    check_git_file(name, first, length)
+    check_disguise(first, length)
+    zipped = first.startswith(b"PK")
+    value, content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
+    state = find_state(value)
+    del value  # each tensor of it makes room for its record
+    used = _Used(name, content.storages)
+    records = tuple(used.record(tensor, state.tensors.pop(tensor)) for tensor in list(state.tensors))
+    storages = tuple(content.storages[key] for key in used.references)
+    start = min((storage.range.start for storage in storages), default=0)
+    file = WeightFile(name, length, start, records, state.metadata, storages)
+    return file, (*state.cautions, *_cautions(file, content))
+
+
+def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> tuple[object, _Content]:
+    entries = torch_zip.read_archive(pread, length, sparse=sparse)
+    _check_entries(pread, entries)
+    pickled = torch_zip.content(pread, entries["data.pkl"], PICKLE_LIMIT)
+    unsupported: dict[str, None] = {} if "version" in entries else {"an archive without the record version": None}
+    storages = dict(_storages(entries, name))
+    most = allowance(length, len(storages))
+    try:
+        value, end = run(pickled, 0, ALLOWED, _stored(storages, unsupported), lambda: most, unsupported)
+    except Truncated:
+        refuse("holds a pickle that is cut short", "pickle.truncated")
+    if end != len(pickled):
+        refuse("has bytes behind its pickle", "pickle.trailing")
+    return value, _Content(storages, unsupported)
+
+
+def _storages(entries: dict[str, Entry], file: str) -> Iterator[tuple[str, Storage]]:
+    """Yield the storages by their key; each takes the memory of its entry, which is removed."""
+    for name in list(entries):
+        if name.startswith(_DATA):
+            entry, key = entries.pop(name), name.removeprefix(_DATA)
+            yield key, Storage(key, ByteRange(file, entry.start, entry.end), entry.crc)
+
+
+def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Persistent:
+    """Return what makes a storage of a persistent id: each one, used or not, is a record of the size that it claims."""
+
+    def persistent(pid: object) -> StorageRef:
+        reference = storage_reference(pid)
+        storage = storages.get(reference.key)
+        if storage is None:
+            refuse(f"refers to storage {reference.key}, which it does not hold", "torch.absent-storage")
+        _check_size(reference, storage)
+        if isinstance(pid, tuple) and len(pid) == 6:
+            unsupported["a storage with the field of its view"] = None
+        return reference
+
+    return persistent
+
+
+def _check_size(reference: StorageRef, storage: Storage) -> None:
+    if storage.range.size != reference.nbytes:
+        refuse(
+            f"says that storage {reference.key} has {reference.nbytes:,} bytes, and it has {storage.range.size:,}",
+            "torch.storage-size",
+        )
+
+
+def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
+    """A state dict's archive and nothing else, of a known version and byte order."""
+    if "data.pkl" not in entries:
+        refuse("is a zip archive without a data.pkl, no torch file", "torch.no-pickle", "unpack it first")
+    for name in entries:
+        if name not in _KNOWN and not name.startswith(_DATA):
+            refuse(f"holds the record {shown(name)}, which a saved state dict has not", "torch.entry")
+    version = torch_zip.content(pread, entries["version"], 64).strip() if "version" in entries else b"3"
+    if version not in _VERSIONS:
+        refuse(
+            f"is of version {shown(version.decode('latin-1'))}, which is not known",
+            "torch.version",
+            "save it again with a released torch",
+        )
+    order = torch_zip.content(pread, entries["byteorder"], 64).strip() if "byteorder" in entries else b"little"
+    if order != b"little":
+        refuse("is written in another byte order than little-endian", "torch.byte-order")
+
+
+def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:
+    from tieconv.formats.torch import legacy as torch_legacy  # few files are as old
+
+    unsupported: dict[str, None] = {}
+    value, places = torch_legacy.read(pread, length, PICKLE_LIMIT, unsupported)
+    storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}
+    return value, _Content(storages, unsupported)
+
+
+class _Used:
+    """Tensors as byte ranges of ``file``, and the storages that they refer to in the order of their first use."""
+
+    def __init__(self, file: str, storages: Mapping[str, Storage]) -> None:
+        self.file = file
+        self.storages = storages
+        self.references: dict[str, StorageRef] = {}
+
+    def record(self, name: str, tensor: StoredTensor) -> TensorRecord:
+        """The tensor, once it is known to lie within a storage that is as long as it claims."""
+        reference, (dtype, width), offset, shape, stride = tensor
+        where = self._storage(reference).range
+        first, size = where.start, where.end - where.start
+        elements = prod(shape)
+        dense = _is_dense(shape, stride)
+        span = elements if dense else _span(shape, stride)
+        start, end = offset * width, (offset + span) * width
+        if not elements:  # torch lets a tensor without elements start anywhere
+            start = end = min(start, size)
+        if end > size:
+            refuse(
+                f"has tensor {shown(name)}, which reaches to byte {end:,} of a storage of {size:,}",
+                "torch.bounds",
+            )
+        if elements > span:
+            _check_amplified(name, span * width, elements * width, size)
+        whole = not start and end == size
+        stored = where if whole else ByteRange(self.file, first + start, first + end)
+        return TensorRecord(name, dtype, shape, stored, None if dense or not elements else stride, reference.key)
+
+    def _storage(self, reference: StorageRef) -> Storage:
+        """The storage that ``reference`` describes, in the same way each time."""
+        key = reference.key
+        storage = self.storages.get(key)
+        if storage is None:
+            refuse(f"refers to storage {key}, which it does not hold", "torch.absent-storage")
+        if self.references.setdefault(key, reference) != reference:
+            refuse(f"describes storage {key} in two ways", "torch.storage-size")
+        return storage
+
+
+def _check_amplified(name: str, stored: int, repeated: int, storage: int) -> None:
+    if repeated > max(AMPLIFIED, 16 * storage):
+        refuse(
+            f"has tensor {shown(name)}, which repeats {size(stored)} until they are {size(repeated)}",
+            "torch.amplified",
+        )
+
+
+def _span(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """Elements from the first to the last one."""
+    return 1 + sum([(side - 1) * step for side, step in zip(shape, stride, strict=True)])
+
+
+def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Whether the elements follow one another row by row; the stride of a side of length 1 says nothing."""
+    expected = 1
+    for side, step in zip(reversed(shape), reversed(stride), strict=True):
+        if side != 1 and step != expected:
+            return False
+        expected *= side
+    return True
+
+
+_LISTED = 4
+"""Reasons of a refusal that one sentence lists."""
+
+
+def _cautions(file: WeightFile, content: _Content) -> Iterator[Caution]:
+    if content.unsupported:
+        reasons = ", ".join(list(content.unsupported)[:_LISTED])
+        yield Caution(
+            REFUSED_BY_READER, f"torch.load with weights_only=True refuses {shown(file.name)}: it uses {reasons}"
+        )
+    repeated = tuple(record.name for record in file.tensors if record.stride is not None and _repeats(record))
+    if repeated:
+        verb = "repeats" if len(repeated) == 1 else "repeat"
+        yield Caution("torch.expanded", f"{count(len(repeated), 'tensor')} {verb} stored values (stride 0)", repeated)
+    used = {storage.key for storage in file.storages}
+    unused = sum(storage.range.size for key, storage in content.storages.items() if key not in used)
+    if unused >= _UNUSED:
+        yield Caution("torch.unused", f"{size(unused)} of the file belong to no tensor of the model")
+
+
+def _repeats(record: TensorRecord) -> bool:
+    return record.nbytes > record.range.size

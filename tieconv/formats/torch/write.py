@@ -1,0 +1,275 @@
+"""What makes a torch file of tensor bytes: the pickle that names them, and the zip records around them.
+
+The layout is that of `torch.save`: `archive/data.pkl`, `archive/byteorder`, one `archive/data/N` for each storage on
+a multiple of 64, `archive/version`. Sizes and checksums stand in the local headers, zip64 fields where they must.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tieconv.errors import UnreadableError
+from tieconv.formats.torch.archive import LOCAL
+from tieconv.formats.torch.archive_directory import CENTRAL, END, END64, LOCATOR64
+from tieconv.formats.torch.globals_ import STORAGE_CLASSES, TORCH_NAMES, WIDTHS
+from tieconv.formats.torch.state_dict import METADATA
+from tieconv.text import shown
+
+ALIGNMENT = 64
+PAGE = 4096
+"""File systems share whole blocks only: offsets that agree modulo this can be shared."""
+_SHARED = 1 << 20
+"""Bytes from which a record is worth up to a page of padding, so that its blocks can be shared."""
+_TOP = "archive/"
+_UTF8 = 0x0800
+_MAX16, _MAX32 = 0xFFFF, 0xFFFFFFFF
+_LOCAL_SIZE, _FIELD, _WIDE = 30, 4, 20
+
+
+@dataclass(frozen=True, slots=True)
+class SavedTensor:
+    """A tensor as the pickle describes it: storage ``key`` of ``nbytes``, ``offset`` and ``stride`` in elements."""
+
+    name: str
+    dtype: str
+    key: int
+    nbytes: int
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A record of the archive to write: where its header and its data begin, and what is known of its bytes.
+
+    ``congruent`` is an offset whose place within a page the data should have. ``data`` holds a record that is no
+    storage.
+    """
+
+    name: str
+    size: int
+    header: int = 0
+    start: int = 0
+    crc: int | None = None
+    congruent: int | None = None
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A file to write: its records with their places, and its size."""
+
+    records: tuple[Placed, ...]
+    directory: int
+    size: int
+
+    @property
+    def storages(self) -> tuple[Placed, ...]:
+        """The records whose bytes come from elsewhere."""
+        return tuple(record for record in self.records if record.data is None)
+
+    def literals(self, checksum: Callable[[Placed], int]) -> Iterator[tuple[int, bytes]]:
+        """Everything but the storages' bytes, with its offset; ``checksum`` gives that of a written storage."""
+        listed = []
+        for record in self.records:
+            crc = record.crc if record.crc is not None else checksum(record)
+            yield record.header, _local_header(record, crc)
+            if record.data is not None:
+                yield record.start, record.data
+            listed.append(_directory_entry(record, crc))
+        directory = b"".join(listed)
+        yield self.directory, directory + _end(len(self.records), len(directory), self.directory)
+
+
+def lay_out(pickled: bytes, storages: Sequence[Placed]) -> Archive:
+    """The archive of a pickle and its storages, each record given its place."""
+    before = [_literal("data.pkl", pickled), _literal("byteorder", b"little")]
+    named = [_replaced(storage, name=f"data/{key}") for key, storage in enumerate(storages)]
+    position = 0
+    placed = []
+    for record in (*before, *named, _literal("version", b"3\n")):
+        fixed = position + _LOCAL_SIZE + len(_name(record)) + _wide_size(record)
+        start = _aligned(fixed + _FIELD, record)
+        placed.append(_replaced(record, header=position, start=start))
+        position = start + record.size
+    listed = sum(len(_directory_entry(record, 0)) for record in placed)
+    return Archive(tuple(placed), position, position + listed + len(_end(len(placed), listed, position)))
+
+
+def _replaced(record: Placed, *, name: str | None = None, header: int = 0, start: int = 0) -> Placed:
+    return Placed(name or record.name, record.size, header, start, record.crc, record.congruent, record.data)
+
+
+def _literal(name: str, data: bytes) -> Placed:
+    return Placed(name, len(data), crc=zlib.crc32(data), data=data)
+
+
+def _aligned(start: int, record: Placed) -> int:
+    if record.congruent is not None and record.size >= _SHARED and record.congruent % ALIGNMENT == 0:
+        return start + (record.congruent - start) % PAGE
+    return start + -start % ALIGNMENT
+
+
+def _name(record: Placed) -> bytes:
+    return (_TOP + record.name).encode()
+
+
+def _wide_size(record: Placed) -> int:
+    return _WIDE if record.size >= _MAX32 else 0
+
+
+def _local_header(record: Placed, crc: int) -> bytes:
+    name, wide = _name(record), b""
+    size = record.size
+    if _wide_size(record):
+        wide, size = struct.pack("<HHQQ", 1, 16, record.size, record.size), _MAX32
+    padding = record.start - record.header - _LOCAL_SIZE - len(name) - len(wide) - _FIELD
+    extra = wide + b"FB" + struct.pack("<H", padding) + b"Z" * padding
+    version = 45 if wide else 0
+    return (
+        struct.pack("<4sHHHHHIIIHH", LOCAL, version, _UTF8, 0, 0, 0, crc, size, size, len(name), len(extra))
+        + name
+        + extra
+    )
+
+
+def _directory_entry(record: Placed, crc: int) -> bytes:
+    name = _name(record)
+    wide = []
+    size, offset = record.size, record.header
+    if size >= _MAX32:
+        wide, size = [record.size, record.size], _MAX32
+    if offset >= _MAX32:
+        wide, offset = [*wide, record.header], _MAX32
+    extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
+    version = 45 if wide else 0
+    fields = (version, version, _UTF8, 0, 0, 0, crc, size, size, len(name), len(extra), 0, 0, 0, 0, offset)
+    return struct.pack("<4sHHHHHHIIIHHHHHII", CENTRAL, *fields) + name + extra
+
+
+def _end(count: int, length: int, start: int) -> bytes:
+    wide = b""
+    if count >= _MAX16 or length >= _MAX32 or start >= _MAX32:
+        wide = struct.pack("<4sQHHIIQQQQ", END64, 44, 45, 45, 0, 0, count, count, length, start)
+        wide += struct.pack("<4sIQI", LOCATOR64, 0, start + length, 1)
+    few = min(count, _MAX16)
+    return wide + struct.pack("<4sHHHHIIH", END, 0, 0, few, few, min(length, _MAX32), min(start, _MAX32), 0)
+
+
+# --- the pickle ---------------------------------------------------------------------------------------------
+
+
+def pickle_state(tensors: Iterable[SavedTensor], metadata: Mapping[str, str] | None) -> bytes:
+    """An `OrderedDict` of tensors in pickle protocol 2, as `torch.load(weights_only=True)` reads it."""
+    pickler = _Pickler()
+    pickler.ordered()
+    pickler.out.append(b"(")
+    for tensor in tensors:
+        pickler.text(tensor.name)
+        pickler.tensor(tensor)
+    pickler.out.append(b"u")
+    if metadata and METADATA in metadata:
+        pickler.attributes(json.loads(metadata[METADATA]))
+    return b"\x80\x02" + b"".join(pickler.out) + b"."
+
+
+@dataclass
+class _Pickler:
+    """Opcodes, with each global written once and recalled afterwards."""
+
+    out: list[bytes] = field(default_factory=list)
+    places: dict[str, int] = field(default_factory=dict)
+
+    def name(self, module: str, name: str) -> None:
+        known = self.places.get(f"{module} {name}")
+        if known is not None:
+            self.out.append(b"h" + bytes([known]))
+            return
+        number = self.places[f"{module} {name}"] = len(self.places)
+        self.out.append(f"c{module}\n{name}\n".encode() + b"q" + bytes([number]))
+
+    def ordered(self) -> None:
+        self.name("collections", "OrderedDict")
+        self.out.append(b")R")
+
+    def text(self, value: str) -> None:
+        raw = value.encode("utf-8", "surrogatepass")
+        self.out.append(b"X" + struct.pack("<I", len(raw)) + raw)
+
+    def number(self, value: int) -> None:
+        if 0 <= value < 256:
+            self.out.append(b"K" + bytes([value]))
+        elif -(1 << 31) <= value < 1 << 31:
+            self.out.append(b"J" + struct.pack("<i", value))
+        else:
+            raw = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+            self.out.append(b"\x8a" + bytes([len(raw)]) + raw)
+
+    def numbers(self, values: Iterable[int]) -> None:
+        self.out.append(b"(")
+        for value in values:
+            self.number(value)
+        self.out.append(b"t")
+
+    def tensor(self, tensor: SavedTensor) -> None:
+        """A call of `_rebuild_tensor_v2`, or of `_v3` for a dtype that has no storage class."""
+        typed = STORAGE_CLASSES.get(tensor.dtype)
+        self.name("torch._utils", "_rebuild_tensor_v2" if typed else "_rebuild_tensor_v3")
+        self.out.append(b"((")
+        self.text("storage")
+        self.name("torch" if typed else "torch.storage", typed or "UntypedStorage")
+        self.text(str(tensor.key))
+        self.text("cpu")
+        self.number(tensor.nbytes // WIDTHS[tensor.dtype] if typed else tensor.nbytes)
+        self.out.append(b"tQ")
+        self.number(tensor.offset)
+        self.numbers(tensor.shape)
+        self.numbers(tensor.stride)
+        self.out.append(b"\x89")
+        self.ordered()
+        if not typed:
+            self.name("torch", TORCH_NAMES[tensor.dtype])
+        self.out.append(b"tR")
+
+    def attributes(self, modules: Mapping[str, Mapping[str, object]]) -> None:
+        """The `_metadata` of a state dict, set by BUILD as torch does."""
+        self.out.append(b"}")
+        self.text(METADATA)
+        self.ordered()
+        self.out.append(b"(")
+        for module, entry in modules.items():
+            self.text(module)
+            self.out.append(b"}(")
+            for key, value in entry.items():
+                self.text(key)
+                self.plain(value)
+            self.out.append(b"u")
+        self.out.append(b"usb")
+
+    def plain(self, value: object) -> None:
+        if isinstance(value, bool) or value is None:
+            self.out.append({True: b"\x88", False: b"\x89", None: b"N"}[value])
+        elif isinstance(value, int):
+            self.number(value)
+        else:
+            self.text(str(value))
+
+
+def torch_metadata(metadata: Mapping[str, str] | None) -> dict[str, str] | None:
+    """What a torch file keeps of a file's metadata: the versions of its modules."""
+    return {METADATA: metadata[METADATA]} if metadata and METADATA in metadata else None
+
+
+def check_writable(name: str, dtype: str) -> None:
+    """Raise `UnreadableError` for a dtype that torch does not have."""
+    if dtype not in TORCH_NAMES:
+        raise UnreadableError(
+            f"tensor {shown(name)} is of dtype {shown(dtype)}, which torch files do not hold",
+            "keep it in safetensors",
+            "torch.dtype",
+        )

@@ -1,0 +1,118 @@
+"""Models in, a report out: examined one by one, then judged by the policy."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport, Failure
+from tieconv.errors import DestinationError, RefusedError, TieconvError
+from tieconv.gate.finding_file import file_of
+from tieconv.gate.jobs import each
+from tieconv.gate.policy import Policy
+from tieconv.gate.run_file import RunFile
+from tieconv.text import shown
+
+Inspect = Callable[[str], Inspection]
+_BUG = "this is a fault of tieconv: report it with the output of tieconv inspect --traceback"
+_UNKNOWN_LOADER = "consumers.unknown"
+
+
+def examine(inspect: Inspect, path: str) -> CheckedModel:
+    """The findings of one model in their places, or why there are none: one model never hides another.
+
+    Raises what is about the request and so about all models alike: a `RefusedError`, a loader that is not known.
+    """
+    try:
+        inspection = inspect(path)
+    except TieconvError as error:
+        if isinstance(error, RefusedError) or error.code == _UNKNOWN_LOADER:
+            raise
+        return CheckedModel(path, failure=Failure(error.message, error.hint))
+    except MemoryError:
+        return CheckedModel(path, failure=Failure(f"{shown(path)}: out of memory", "close other programs"))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        where = shown(error.filename or path)
+        return CheckedModel(path, failure=Failure(f"{where}: {reason}", "check the path, its permissions and the disk"))
+    except Exception as error:  # noqa: BLE001 - a bug is told with the model that it was met in
+        return CheckedModel(
+            path, failure=Failure(f"{shown(path)}: unexpected {type(error).__name__}: {shown(error)}", _BUG)
+        )
+    return CheckedModel(
+        path,
+        tuple(CheckedFinding(finding, file_of(inspection, finding)) for finding in inspection.findings),
+        unread=_unread(inspection),
+    )
+
+
+def _unread(inspection: Inspection) -> tuple[str, ...]:
+    """The tied names that nobody can call sound: too little of them was read."""
+    return tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD)
+
+
+def check_models(
+    inspect: Inspect,
+    policy: Policy,
+    paths: Iterable[str],
+    jobs: int,
+    tick: Callable[[CheckedModel], object],
+    record: RunFile | None = None,
+) -> tuple[CheckReport, dict[str, CheckedModel]]:
+    """The report, and its models by their places. A model that is given twice, or that ``record`` has, is read once."""
+    places = by_place(paths)
+    models: dict[str, CheckedModel] = {}
+    for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record), strict=True):
+        models[location] = policy.judge(model, location)
+        tick(model)
+    notes = tuple(policy.notes(models))
+    return CheckReport(tuple(models.values()), policy.fail_on, notes, policy.selection.codes()), models
+
+
+def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | None) -> Iterator[CheckedModel]:
+    known = record.known if record else {}
+    fresh = each(partial(examine, inspect), [path for path in paths if path not in known], jobs)
+    for path in paths:
+        if path in known:
+            yield known[path]
+            continue
+        model = next(fresh)
+        if record:
+            record.add(model)
+        yield model
+
+
+def by_place(paths: Iterable[str]) -> dict[str, str]:
+    """Each path by its place, the first that leads there."""
+    places: dict[str, str] = {}
+    for path in paths:
+        places.setdefault(place_of(path), path)
+    return places
+
+
+def place_of(path: str) -> str:
+    """An absolute path without links above its last name: what patterns and baselines are matched against."""
+    if "://" in path:
+        return path
+    parent, name = os.path.split(os.path.abspath(path))
+    return os.path.join(os.path.realpath(parent), name)
+
+
+def outputs(places: dict[str, str], out: str) -> Iterator[str]:
+    """Where each fixed model goes: OUT for one, OUT/NAME for several. Raises `DestinationError` for equal names."""
+    if len(places) == 1:
+        yield out
+        return
+    taken: dict[str, str] = {}
+    for location, path in places.items():
+        name = os.path.basename(location.rstrip("/"))
+        twin = taken.setdefault(name.casefold(), path)
+        if twin is not path:
+            raise DestinationError(
+                f"{shown(twin)} and {shown(path)} would both be written to {shown(os.path.join(out, name))}",
+                "fix them one by one",
+                "out.same-name",
+            )
+        yield os.path.join(out, name)

@@ -1,0 +1,114 @@
+"""The file of a run over many models: one line a model as it is done, so that the next run goes on where it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tieconv.checkpoint.finding import Action, Level
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.errors import DestinationError, SettingsError
+from tieconv.reporters.ci.check_json import read
+from tieconv.sources.texts import read_text
+from tieconv.text import shown
+from tieconv.version import VERSION
+
+RUN_SCHEMA = "tieconv.run/1"
+
+
+class RunFile:
+    """What an earlier run found, by the model's source, and a place for what this one does.
+
+    ``asked`` says how models are looked at: findings of a run that looked in another way do not count. Models that
+    could not be read are tried again.
+    """
+
+    def __init__(self, path: str, asked: Mapping[str, object]) -> None:
+        self._path = path
+        self._asked = {"tieconv": VERSION, **asked}
+        self._end, self._whole = 0, True
+        self.known = self._read() if os.path.lexists(path) else {}
+
+    def _read(self) -> dict[str, CheckedModel]:
+        text = read_text(self._path)
+        self._end = len(text[: text.rfind("\n") + 1].encode())
+        self._whole = not text or text.endswith("\n")
+        lines = text.split("\n")
+        models: dict[str, CheckedModel] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+                if entry["schema"] != RUN_SCHEMA:
+                    raise ValueError(f"no {RUN_SCHEMA}")
+                [model] = read(json.dumps(entry["report"])).models
+                model = _with_actions(model, entry["actions"])
+            except (ValueError, KeyError, TypeError) as error:
+                if number == len(lines) and number > 1:  # a run that was killed while it wrote
+                    continue
+                raise SettingsError(
+                    f"{shown(self._path)} is no file of a run: line {number} cannot be read",
+                    "name another file, or remove this one",
+                    "run.malformed",
+                ) from error
+            if entry.get("asked") == self._asked and model.failure is None:
+                models[model.source] = model
+        return models
+
+    def add(self, model: CheckedModel) -> None:
+        """Append a model; what stands there stays. Raises `DestinationError`."""
+        entry = {
+            "schema": RUN_SCHEMA,
+            "asked": self._asked,
+            "report": CheckReport((model,), Level.WARNING).to_dict(),
+            "actions": [_action_of(entry) for entry in model.findings],
+        }
+        data = json.dumps(entry).encode() + b"\n"
+        try:
+            with open(self._path, "ab") as file:
+                _check_own(self._path, os.fstat(file.fileno()))
+                if not self._whole:  # the rest of a line that a killed run left
+                    file.truncate(self._end)
+                    self._whole = True
+                file.write(data)
+        except OSError as error:
+            reason = (error.strerror or "unknown error").lower()
+            raise DestinationError(
+                f"{shown(self._path)} cannot be written: {reason}", "check the path and its directory", "out.text"
+            ) from error
+
+
+def _check_own(path: str, status: os.stat_result) -> None:
+    """Raise `DestinationError` for a second name of another file, which would grow with this one."""
+    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
+        raise DestinationError(
+            f"{shown(path)} is a hard link to another file, so nothing is appended to it",
+            "name another file",
+            "out.text",
+        )
+
+
+def _action_of(entry: CheckedFinding) -> list[object] | None:
+    """The remedy as data, which the report leaves out and the summary counts."""
+    action = entry.finding.remedy.action if entry.finding.remedy else None
+    return [action.verb, action.source, [list(option) for option in action.options]] if action else None
+
+
+def _with_actions(model: CheckedModel, actions: list[Any]) -> CheckedModel:
+    """``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
+    findings = (_with_action(entry, action) for entry, action in zip(model.findings, actions, strict=True))
+    return replace(model, findings=tuple(findings))
+
+
+def _with_action(entry: CheckedFinding, recorded: list[Any] | None) -> CheckedFinding:
+    remedy = entry.finding.remedy
+    if recorded is None or remedy is None:
+        return entry
+    verb, source, options = recorded
+    action = Action(str(verb), str(source), tuple((str(flag), str(value)) for flag, value in options))
+    return replace(entry, finding=replace(entry.finding, remedy=replace(remedy, action=action)))

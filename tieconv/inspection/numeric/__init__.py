@@ -1,0 +1,1 @@
+"""Exact arithmetic on stored floats. Imports numpy: import it lazily."""

@@ -1,0 +1,194 @@
+"""Exact arithmetic on the bits of F16, BF16, F32 and F64 arrays. Imports numpy: import it lazily.
+
+Bits are little-endian unsigned integers of the element's width. Every rounding is a single rounding
+to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.inspection.blocks import Piece, announce
+
+Array = npt.NDArray[Any]
+
+PIECE = 8 * 1024
+"""Elements handled at a time: their temporaries stay in the second-level cache, and well below the 128 KiB from which
+the allocator maps and returns memory each time, whose page faults would cost more than the arithmetic."""
+
+PROBES = 16
+"""Places in a tensor that a sample is taken from."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A float type: its bits as integers, and the number of bits that its mantissa stores."""
+
+    name: str
+    width: int
+    mantissa: int
+
+    @cached_property
+    def bits(self) -> np.dtype[Any]:
+        """The unsigned integer type of the bits."""
+        return np.dtype(f"<u{self.width}")
+
+    @cached_property
+    def sign(self) -> int:
+        """The sign bit alone."""
+        return 1 << (8 * self.width - 1)
+
+    @cached_property
+    def infinity(self) -> int:
+        """Magnitude of infinity; larger magnitudes are NaNs."""
+        return (self.sign - 1) >> self.mantissa << self.mantissa
+
+
+F16 = Format("F16", 2, 10)
+BF16 = Format("BF16", 2, 7)
+F32 = Format("F32", 4, 23)
+F64 = Format("F64", 8, 52)
+FORMATS = {form.name: form for form in (F16, BF16, F32, F64)}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two stored float tensors of the same shape, read element range by element range."""
+
+    reader: ByteReader
+    left: TensorRecord
+    right: TensorRecord
+
+    @cached_property
+    def formats(self) -> tuple[Format, Format]:
+        """The types of the left and the right tensor."""
+        return FORMATS[self.left.dtype], FORMATS[self.right.dtype]
+
+    def read(self, start: int, stop: int) -> tuple[Array, Array]:
+        """The bits of elements ``start`` to ``stop`` (exclusive, row-major) of both tensors."""
+        return self._read(self.left, start, stop), self._read(self.right, start, stop)
+
+    def pieces(self) -> Iterator[tuple[Array, Array]]:
+        """Both tensors whole, `PIECE` elements at a time."""
+        for start in range(0, self.left.elements, PIECE):
+            yield self.read(start, min(start + PIECE, self.left.elements))
+
+    def sample(self) -> tuple[Array, Array]:
+        """The bits of up to `PROBES` runs of 128 elements at the same places of both tensors."""
+        total, length = self.left.elements, 128
+        if total <= PROBES * length:
+            return self.read(0, total)
+        starts = [(total - length) * index // (PROBES - 1) for index in range(PROBES)]
+        announce(self.reader, [piece for start in starts for piece in self._run(start, length)])
+        parts = [self.read(start, start + length) for start in starts]
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _run(self, start: int, length: int) -> Iterator[Piece]:
+        for record in (self.left, self.right):
+            width = FORMATS[record.dtype].width
+            yield record.range, start * width, length * width
+
+    def reversed(self) -> Pair:
+        """The same tensors with the sides exchanged."""
+        return Pair(self.reader, self.right, self.left)
+
+    def _read(self, record: TensorRecord, start: int, stop: int) -> Array:
+        form = FORMATS[record.dtype]
+        array = np.empty(stop - start, form.bits)
+        self.reader.read_into(record.range, start * form.width, array.view("u1").data)
+        return array
+
+
+def magnitude(bits: Array, form: Format) -> Array:
+    """The bits without the sign: integers that order as the absolute values do."""
+    numbers: Array = bits & form.bits.type(form.sign - 1)
+    return numbers
+
+
+def is_nan(bits: Array, form: Format) -> Array:
+    """Which elements are NaN."""
+    return magnitude(bits, form) > form.infinity
+
+
+def is_finite(bits: Array, form: Format) -> Array:
+    """Which elements are neither infinite nor NaN."""
+    return magnitude(bits, form) < form.infinity
+
+
+def monotone(bits: Array, form: Format) -> Array:
+    """Signed integers of the same width that order as the values do, one apart per ulp; -0 and +0 are 0."""
+    shift = 8 * form.width - 1
+    signed = bits.view(f"<i{form.width}")
+    negative = signed >> shift
+    steps: Array = (signed ^ (negative & (form.sign - 1))) - negative
+    return steps
+
+
+def ulp_distance(a: Array, b: Array, form: Format) -> Array:
+    """How many representable values apart two arrays are, unsigned; meaningless where either is NaN."""
+    left, right = monotone(a, form), monotone(b, form)
+    # The difference may exceed the signed range; as an unsigned number it never does.
+    return (np.maximum(left, right) - np.minimum(left, right)).view(form.bits)
+
+
+def decode(bits: Array, form: Format) -> Array:
+    """The values as float32 (exact for the narrower types), or as float64 for F64."""
+    if form.name == "BF16":
+        return np.left_shift(bits, 16, dtype="<u4").view("<f4")
+    values = bits.view(f"<f{form.width}")
+    with np.errstate(invalid="ignore"):
+        return values.astype("<f4") if form.name == "F16" else values
+
+
+def encode(values: Array, form: Format) -> Array:
+    """The bits of float64 values rounded once to ``form``."""
+    if form.name == "F64":
+        return values.view("<u8")
+    with np.errstate(all="ignore"):
+        if form.name == "F32":
+            return values.astype("<f4").view("<u4")
+        return _narrow(_round_to_odd(values), form)
+
+
+def convert(bits: Array, source: Format, target: Format) -> Array:
+    """The bits of the same values in ``target``, rounded once where it is the coarser type."""
+    if source == target:
+        return bits
+    values = decode(bits, source)
+    with np.errstate(all="ignore"):
+        if source.name == "F64" or target.name == "F64":
+            return encode(values.astype("<f8", copy=False), target)
+        return values.view("<u4") if target.name == "F32" else _narrow(values, target)
+
+
+def _narrow(values: Array, form: Format) -> Array:
+    """The bits of float32 values rounded to a type of 16 bits."""
+    if form.name == "F16":
+        return values.astype("<f2").view("<u2")
+    bits = values.view("<u4")
+    rounded = ((bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16).astype("<u2")
+    nan = is_nan(bits, F32)
+    if nan.any():
+        rounded[nan] = (bits[nan] >> 16) | 0x40
+    return rounded
+
+
+def _round_to_odd(values: Array) -> Array:
+    """Float64 as float32, inexact values to the neighbour with an odd mantissa.
+
+    Rounding the result to a type at least two bits shorter then equals rounding the value itself,
+    where rounding twice to nearest would not.
+    """
+    nearest = values.astype("<f4")
+    back = nearest.astype("<f8")
+    bits = nearest.view("<u4").copy()
+    bits -= np.abs(back) > np.abs(values)
+    bits |= (back != values) & ~np.isnan(values)
+    return bits.view("<f4")

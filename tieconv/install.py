@@ -1,0 +1,67 @@
+"""The command that installs an extra, for README, docs and error hints."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tieconv.text import shell_word
+from tieconv.version import PUBLISHED, REPOSITORY
+
+_PLACEHOLDER = "/OWNER/"
+
+
+def documented_requirement(*extras: str) -> str:
+    """Return what pip installs, as the docs say it: a release, the repository, or a clone of it."""
+    name = f"tieconv{_brackets(extras)}"
+    if PUBLISHED:
+        return name
+    return f".{_brackets(extras)}" if _PLACEHOLDER in REPOSITORY else f"{name} @ git+{REPOSITORY}"
+
+
+def install_command(*extras: str, upgrade: bool = False) -> str:
+    """Return the pip command that adds ``extras`` to this installation, from where it was installed."""
+    editable, requirement = _origin(extras)
+    words = ["pip", "install", *["--upgrade"] * upgrade, *["-e"] * editable]
+    return f"{' '.join(words)} {shell_word(requirement)}"
+
+
+def _origin(extras: tuple[str, ...]) -> tuple[bool, str]:
+    """Whether the installation is editable, and its requirement by the record that pip leaves (PEP 610)."""
+    record = _direct_url()
+    if record is None:
+        return False, documented_requirement(*extras)
+    address = str(record.get("url", ""))
+    if not address:
+        return False, f"tieconv{_brackets(extras)}"
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        path = unquote(parts.path)
+        if not os.path.exists(path):
+            return False, documented_requirement(*extras)
+        return bool(record.get("dir_info", {}).get("editable")), f"{path}{_brackets(extras)}"
+    version = record.get("vcs_info")
+    source = f"{version['vcs']}+{address}@{version['commit_id']}" if version else address
+    return False, f"tieconv{_brackets(extras)} @ {source}"
+
+
+@cache
+def _direct_url() -> dict[str, Any] | None:
+    """Return pip's record of the origin, empty for an index; ``None`` where tieconv runs without an installation."""
+    try:
+        text = distribution("tieconv").read_text("direct_url.json")
+    except PackageNotFoundError:
+        return None
+    try:
+        record = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _brackets(extras: tuple[str, ...]) -> str:
+    return f"[{','.join(extras)}]" if extras else ""

@@ -1,0 +1,1 @@
+"""How transformers 4 and 5 take tensors and tie them."""

@@ -1,0 +1,91 @@
+"""By which names transformers 4 finds what the table, measured on transformers 5, calls by one name.
+
+From `_load_pretrained_model` and `_get_key_renaming_mapping` of transformers 4.48.3 and 4.57.6. Measured with both:
+each class of the table that they have, its embedding and its head stored under every name that `locate` takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from tieconv.architectures.stored_names import locate
+from tieconv.checkpoint.family import Family
+
+_EITHER = frozenset(
+    (
+        "aria",
+        "aya_vision",
+        "emu3",
+        "fuyu",
+        "gemma3",
+        "got_ocr2",
+        "internvl",
+        "llava",
+        "llava_next",
+        "llava_next_video",
+        "llava_onevision",
+        "mistral3",
+        "mllama",
+        "paligemma",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "video_llava",
+        "vipllava",
+    )
+)
+"""Types of which 4.57 takes names in memory too, by `_checkpoint_conversion_mapping`; 4.48 takes those of no type."""
+
+_PREFIX_448 = {"fuyu": "fuyu", "jetmoe": "transformer"}
+_PREFIX_457 = {
+    **_PREFIX_448,
+    **dict.fromkeys(_EITHER - {"fuyu", "qwen2_5_vl", "qwen2_vl"}, ""),
+    **dict.fromkeys(("cohere2_vision", "florence2", "glm4v_moe", "granite_speech", "lfm2_vl", "llama4"), ""),
+    "gemma3_text": "language_model",
+}
+"""Where `base_model_prefix` is another one than in transformers 5; where it is empty, names are taken as they are."""
+
+
+def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:
+    """The stored names of the table's tensors that a release of transformers 4, `4.48` or `4.57`, does not know."""
+    reader = _Reader(family, stored, version)
+    found = ((name, locate(family, name, stored)) for name in _told(family))
+    return frozenset(name for told, name in found if name is not None and not reader.reads(told, name))
+
+
+def corrupt(family: Family, stored: Collection[str], version: str) -> str | None:
+    """A stored name at which transformers 4 stops: one of the head's, in a file that has the prefix nowhere."""
+    reader = _Reader(family, stored, version)
+    if not reader.adds_prefix:
+        return None
+    names = (locate(family, told, stored) for told in _told(family) if not told.startswith(reader.start))
+    return next((name for name in names if name is not None and not name.startswith(reader.start)), None)
+
+
+def _told(family: Family) -> Iterator[str]:
+    named = (family.input_embedding, family.output_head, *family.output_biases)
+    grouped = (name for group in family.groups for name in (group.canonical, *group.members))
+    yield from dict.fromkeys(name for name in (*named, *grouped) if name is not None)
+
+
+class _Reader:
+    """How one release takes the names of one file: as they are, with the prefix added, or with it taken away."""
+
+    def __init__(self, family: Family, stored: Collection[str], version: str) -> None:
+        prefix = (_PREFIX_457 if version == "4.57" else _PREFIX_448).get(family.model_type, family.prefix)
+        self.memory = dict(family.renames) if version == "4.57" and family.model_type in _EITHER else {}
+        self.start = f"{prefix}."
+        # Without the dot, as its source has it.
+        prefixed = bool(prefix) and any(name.startswith(prefix) for name in stored)
+        expected = bool(prefix) and any(self.memory.get(told, told).startswith(self.start) for told in _told(family))
+        self.adds_prefix = expected and not prefixed
+        self.drops_prefix = prefixed and not expected
+
+    def reads(self, told: str, name: str) -> bool:
+        """Whether the tensor stored under ``name`` becomes the one that the table calls ``told``."""
+        if self.adds_prefix:
+            name = self.start + name
+        elif self.drops_prefix and not name.startswith(self.start):
+            return False
+        elif self.drops_prefix:
+            name = name.removeprefix(self.start)
+        return name in (told, self.memory.get(told))

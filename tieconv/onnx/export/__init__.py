@@ -1,0 +1,1 @@
+"""`export`: the model traced, its tied matrix stored once, the graph proved."""

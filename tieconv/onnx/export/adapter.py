@@ -1,0 +1,155 @@
+"""The one place that knows transformers' ONNX exporter, which is experimental and moves."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import inspect
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tieconv.errors import RefusedError, TieconvError
+from tieconv.execute import tree
+from tieconv.install import install_command
+from tieconv.onnx.export.axes import name_axes
+from tieconv.reference.model import quiet
+from tieconv.reference.packages import need
+from tieconv.text import shown
+
+TRIED = {"transformers": "5.23.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxscript": "0.7.2"}
+"""The versions that this adapter was tried with; it serves transformers 5.17.0 too."""
+_NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
+"""Notes of the tracer: stack traces with the source lines of the modelling code, as large as a small graph."""
+
+
+def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> Any:
+    """The model traced with ``inputs``, every axis free: an `ExportedModel`, or before it torch's `ONNXProgram`.
+
+    Raises `RefusedError` where the installed exporter is not the one that this was written for, and where it cannot
+    export the model; both name the versions.
+    """
+    transformers = need("transformers", "onnx,torch", "exporting")
+    torch = need("torch", "onnx,torch", "exporting")
+    with quiet(transformers), _silence(), torch.no_grad():
+        exporter, config = _exporter(dict(inputs), opset)
+        try:
+            made = exporter.export(model, dict(inputs), config)
+        except Exception as error:
+            # The tracer, the translator and the optimiser raise what they like.
+            raise _failed(model, error) from error
+    program = _program(made)
+    _strip(program)
+    name_axes(program)
+    return made
+
+
+def _program(made: Any) -> Any:
+    """The graph as onnx-ir has it: in transformers 5.17 of torch's `ONNXProgram`, in 5.23 of an `ExportedModel`."""
+    for attribute, saves in (("program", "save_pretrained"), ("model", "save")):
+        program = getattr(made, attribute, None)
+        if hasattr(made, saves) and hasattr(program, "graph"):
+            return program
+    raise _moved("what it returns is neither an ExportedModel nor an ONNXProgram")
+
+
+def save(made: Any, directory: Path) -> dict[str, Any]:
+    """`model.onnx` and `model.onnx.data` in ``directory``; what the exporter says of them, which its loader needs.
+
+    That is nothing where the exporter has no loader: it gives an `ONNXProgram` then.
+    """
+    with _silence():
+        if not hasattr(made, "save_pretrained"):
+            made.save(str(directory / "model.onnx"), external_data=True)
+            return {}
+        made.save_pretrained(directory)
+    for name in ("model.onnx", "export.json"):
+        if not (directory / name).is_file():
+            raise _moved(f"it saved no {name}")
+    document: dict[str, Any] = json.loads((directory / "export.json").read_text(encoding="utf-8"))
+    for path in directory.iterdir():
+        if not path.name.startswith("model.onnx"):
+            tree.remove(path)
+    return document
+
+
+def _exporter(inputs: dict[str, Any], opset: int | None) -> tuple[Any, Any]:
+    try:
+        module = importlib.import_module("transformers.exporters")
+        exporter, make = module.OnnxExporter, module.OnnxConfig
+    except (ImportError, AttributeError) as error:
+        raise _moved(f"it has no exporters.OnnxExporter ({shown(error, 200)})") from error
+    try:
+        config = make(dynamic=True, opset_version=opset)
+        inspect.signature(exporter.export).bind(None, None, inputs, config)
+    except TypeError as error:
+        raise _moved(f"its arguments are others ({shown(error, 200)})") from error
+    try:
+        return exporter(), config
+    except ImportError as error:
+        message = f"transformers' exporter does not start: {shown(error, 300)}"
+        raise RefusedError(message, install_command("onnx", "torch"), "export.packages") from error
+
+
+def versions() -> dict[str, str]:
+    """The packages that make a graph, as they are installed."""
+    releases = {}
+    for name in (*TRIED, "onnx-ir"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            releases[name] = importlib.metadata.version(name)
+    return releases
+
+
+def _joined(releases: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in releases.items())
+
+
+def _moved(why: str) -> TieconvError:
+    here = versions().get("transformers", "an unknown version")
+    return RefusedError(
+        f"the exporter of transformers {here} is not the one that tieconv knows: {why}",
+        f"tried with {_joined(TRIED)}: pip install 'transformers=={TRIED['transformers']}'",
+        "export.moved",
+    )
+
+
+def _failed(model: Any, error: Exception) -> TieconvError:
+    lines = str(error).strip().splitlines() or [""]
+    return RefusedError(
+        f"transformers' exporter cannot export {type(model).__name__}: {type(error).__name__}: {shown(lines[0], 400)}",
+        f"{tried()}; --traceback shows where it stopped",
+        "export.failed",
+    )
+
+
+def tried() -> str:
+    """What is installed beside what this was tried with, for a hint."""
+    return f"installed: {_joined(versions())}; tried with: {_joined(TRIED)}"
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Without what torch, onnxscript and the exporter print and log of themselves."""
+    before = logging.root.manager.disable
+    logging.disable(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _strip(program: Any) -> None:
+    """Take the tracer's notes out of the graph; names and the module hierarchy (``namespace``) stay."""
+    for graph in program.graphs():
+        for node in graph:
+            values = (node, *node.outputs)
+            for owner in values:
+                for key in [key for key in owner.metadata_props if key.startswith(_NOISE)]:
+                    del owner.metadata_props[key]

@@ -1,0 +1,56 @@
+"""`export.json`: what transformers needs to load the graph again, and what was exported, how, and how it was proved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tieconv.checkpoint.results.exported import ExportOutcome
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.onnx.parity.graph.file import Graph, Value, read_graph
+from tieconv.version import VERSION
+
+EXPORT_SCHEMA = "tieconv.export/1"
+
+
+def describe(outcome: ExportOutcome, document: Mapping[str, Any], graph: Path, identity: Identity | None) -> str:
+    """The exporter's own ``document`` with a section ``tieconv``. Nothing in it names a place or a time."""
+    return json.dumps({**document, "tieconv": _section(outcome, read_graph(str(graph)), identity)}, indent=2) + "\n"
+
+
+def _section(outcome: ExportOutcome, graph: Graph, identity: Identity | None) -> dict[str, Any]:
+    plan, report = outcome.plan, outcome.parity
+    return {
+        "schema": EXPORT_SCHEMA,
+        "tieconv": VERSION,
+        "architecture": plan.architecture,
+        "kind": plan.kind,
+        "precision": plan.precision,
+        "head_form": str(plan.form),
+        "opset": graph.opset,
+        "inputs": [_value(value) for value in graph.inputs],
+        "outputs": [_value(value) for value in graph.outputs],
+        "tied": [list(names) for names in plan.tied],
+        "shared": [
+            {"initializer": m.initializer, "dtype": m.dtype, "shape": list(m.shape), "bytes": m.stored_after}
+            for m in outcome.matrices
+            if m.done
+        ],
+        "session": [
+            {"proved": proof.proved, "why_not": proof.why_not, "copies": dict(proof.copies)} for proof in outcome.proofs
+        ],
+        "weights": None
+        if identity is None
+        else {"tensors": identity.tensors, "found": identity.found, "embedding_stored": identity.copies},
+        "files": dict(outcome.files),
+        "parity": {"verdict": "not_run", "reason": "--no-parity"}
+        if report is None
+        else {"verdict": str(report.verdict), "provider": report.provider.active, "report": "parity.json"},
+        "versions": dict(outcome.versions),
+    }
+
+
+def _value(value: Value) -> dict[str, object]:
+    return {"name": value.name, "dtype": value.dtype, "shape": list(value.shape)}

@@ -1,0 +1,52 @@
+"""The exporter's graph with every matrix once, read again, checked, and proved in a session."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
+from tieconv.onnx.write.data_placement import Store, lay_out
+from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
+from tieconv.onnx.write.plan import PlannedGraphs
+from tieconv.onnx.write.read_again import check_written
+from tieconv.onnx.write.session_proof import prove
+from tieconv.sources.local.files import locate
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What became of the matrices, and what a session holds."""
+
+    matrices: tuple[SharedMatrix, ...]
+    proofs: tuple[SessionProof, ...]
+    notes: tuple[str, ...]
+
+
+def share(raw: Path, new: Path, form: HeadForm) -> Shared:
+    """Move the graph of the directory ``raw`` to ``new``, every matrix of it stored once.
+
+    Where no tensor byte changes (the usual case) the data file is moved as it is, and only the graph is written
+    anew. Raises `VerificationError` where the result is not what was promised.
+    """
+    planned = plan_graph_dedup(locate(str(raw)), form)
+    store = lay_out(planned.files, None)
+    anew = store.data or store.removed
+    proofs = planned.execute(new).proofs if anew else _in_place(planned, store, raw, new)
+    notes = notes_of(planned.matrices, lambda form: f"tieconv export with --head-form {form}")
+    return Shared(planned.matrices, proofs, tuple(notes))
+
+
+def _in_place(planned: PlannedGraphs, store: Store, raw: Path, new: Path) -> tuple[SessionProof, ...]:
+    os.mkdir(new)
+    (file,) = planned.files
+    graph, data = new / file.name, f"{file.name}.data"
+    if (raw / data).exists():
+        os.rename(raw / data, new / data)
+    if file.name in store.graphs:
+        graph.write_bytes(store.graphs[file.name])
+    else:
+        os.rename(raw / file.name, graph)
+    check_written(new, file.name, file, planned.matrices)
+    return (prove(new, graph, file.name, [matrix for matrix in planned.matrices if matrix.done]),)

@@ -1,0 +1,85 @@
+"""Where a graph's tensors lie outside of it, checked before a byte of them is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+
+from tieconv.checkpoint.model_files import ByteRange
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.formats.onnx.external import External
+from tieconv.formats.onnx.external import byte_range as range_in_file
+from tieconv.formats.onnx.tensor import needed_bytes
+from tieconv.sources.local.files import FileSet
+from tieconv.text import shown
+
+MAX_DEPTH = 64
+"""Subgraphs within subgraphs."""
+
+
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+    """Every tensor of the model: initializers and attributes, of subgraphs and functions too."""
+    yield from _of_graph(model.graph, 0)
+    for function in model.functions:
+        for node in function.node:
+            yield from _of_node(node, 0)
+
+
+def _of_graph(graph: onnx.GraphProto, depth: int) -> Iterator[onnx.TensorProto]:
+    if depth > MAX_DEPTH:
+        raise UnreadableError(f"the graph nests more than {MAX_DEPTH} levels", "", "onnx.nesting")
+    yield from graph.initializer
+    for node in graph.node:
+        yield from _of_node(node, depth)
+
+
+def _of_node(node: onnx.NodeProto, depth: int) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+        for graph in (*((attribute.g,) if attribute.HasField("g") else ()), *attribute.graphs):
+            yield from _of_graph(graph, depth + 1)
+
+
+def is_external(tensor: onnx.TensorProto) -> bool:
+    """Whether the bytes lie in another file."""
+    return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
+
+
+def byte_range(tensor: onnx.TensorProto, graph: str, root: str, files: FileSet) -> ByteRange:
+    """Where the bytes of an external tensor of the graph file ``graph`` lie, relative to ``root``.
+
+    Raises `UnsafePathError` for a place outside the graph's directory and for a link, `UnreadableError` where offset
+    and length do not fit the file, the type or the shape.
+    """
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    return range_in_file(External(graph, tensor.name, entries, tensor_bytes(tensor)), root, files)
+
+
+def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
+    """Bytes of a tensor of that type and shape; ``None`` for a type that has no fixed width."""
+    return needed_bytes(tensor.data_type, tensor.dims)
+
+
+def check_supported(model: onnx.ModelProto, graph: str) -> None:
+    """Raise `RefusedError` for what the graph library would lose when it writes the graph again."""
+    lost = []
+    if model.training_info:
+        lost.append("training information")
+    if _has_sparse(model.graph):
+        lost.append("sparse initializers")
+    if lost:
+        raise RefusedError(
+            f"{shown(graph)} holds {' and '.join(lost)}, which would be lost",
+            "export the model for inference, with dense tensors",
+            "onnx.unsupported",
+        )
+
+
+def _has_sparse(graph: onnx.GraphProto) -> bool:
+    if graph.sparse_initializer:
+        return True
+    inner = (attribute.g for node in graph.node for attribute in node.attribute if attribute.HasField("g"))
+    return any(map(_has_sparse, inner))

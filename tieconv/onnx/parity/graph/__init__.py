@@ -1,0 +1,1 @@
+"""A graph run as a language model: its inputs, its cache, its passes."""

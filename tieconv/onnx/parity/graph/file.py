@@ -1,0 +1,149 @@
+"""A graph as it lies on disk, its weights mapped and not loaded: inputs, outputs, initializers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tieconv.errors import UnreadableError
+from tieconv.formats.onnx.external import External, byte_range
+from tieconv.formats.onnx.model import check_readable
+from tieconv.reference.packages import need
+from tieconv.sources.local.files import FileSet, open_files
+from tieconv.text import shown
+
+_PURPOSE = "reading an ONNX graph"
+DTYPES = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
+"""ONNX element types that tieconv computes with, as torch names them."""
+
+
+QUANTISED = frozenset({
+    "DequantizeLinear", "MatMulInteger", "QLinearMatMul", "ConvInteger", "QLinearConv", "MatMulNBits", "MatMulBnb4",
+    "GatherBlockQuantized", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QAttention", "QMoE",
+    "QEmbedLayerNormalization",
+})  # fmt: skip
+"""Operators that compute with weights of a few bits."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output: its ONNX element type and its axes, a symbol or ``None`` where one is free."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Initializer:
+    """A weight of the graph; ``array()`` maps its values, bf16 as bit patterns."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    tensor: Any
+
+    def array(self) -> Any:
+        """The values as a numpy array over the file."""
+        return self.tensor.numpy()
+
+
+@dataclass(frozen=True)
+class Graph:
+    """An ONNX file: ``weights`` are its initializers and constants, ``model`` the whole as onnx-ir reads it."""
+
+    path: str
+    opset: int
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    weights: tuple[Initializer, ...]
+    model: Any
+
+    def output(self, name: str) -> Value | None:
+        return next((value for value in self.outputs if value.name == name), None)
+
+
+def read_graph(path: str) -> Graph:
+    """The graph at ``path``.
+
+    Raises `UnreadableError` where it is none or its data ends early, `UnsafePathError` where its data lies elsewhere
+    or is a link.
+    """
+    need("onnx", "onnx", _PURPOSE)
+    ir = need("onnx_ir", "onnx", _PURPOSE)
+    root = os.path.dirname(os.path.abspath(path))
+    with open_files(root) as files:
+        check_readable(root, files, os.path.basename(path))
+    try:
+        model = ir.load(path)
+    except Exception as error:
+        # onnx-ir and protobuf raise what they like on a file that is no graph.
+        message = f"{shown(path)} is not an ONNX graph: {shown(error)}"
+        raise UnreadableError(message, "check the path", "onnx.malformed") from error
+    graph = model.graph
+    with open_files(root) as files:
+        weights = tuple(_weights(ir, model, path, files))
+    return Graph(
+        path,
+        int(graph.opset_imports.get("", 0)),
+        tuple(_value(value) for value in graph.inputs if value.name not in graph.initializers),
+        tuple(map(_value, graph.outputs)),
+        weights,
+        model,
+    )
+
+
+def quantised_weights(graph: Graph) -> Iterator[str]:
+    """Sentences about nodes that compute with a quantised matrix."""
+    matrices = {weight.name for weight in graph.weights if len(weight.shape) > 1 and weight.dtype not in DTYPES}
+    nodes = graph.model.graph.all_nodes() if graph.model is not None else ()
+    for node in nodes:
+        for value in node.inputs if node.op_type in QUANTISED else ():
+            if (
+                value is not None
+                and value.name in matrices
+                and str(value.dtype.name if value.dtype else "") not in DTYPES
+            ):
+                yield f"{node.op_type} {node.name} reads {value.name}, a quantised weight"
+
+
+def _value(value: Any) -> Value:
+    shape = () if value.shape is None else tuple(map(_side, value.shape))
+    return Value(str(value.name), "" if value.dtype is None else value.dtype.name, shape)
+
+
+def _weights(ir: Any, model: Any, path: str, files: FileSet) -> Iterator[Initializer]:
+    for graph in model.graphs():
+        for name, value in graph.initializers.items():
+            if value.const_value is None:
+                raise UnreadableError(f"{shown(name)} has no value in the graph", "export it again", "onnx.malformed")
+            yield _initializer(ir, name, value.const_value, path, files)
+    for holder in (model.graph, *model.functions.values()):
+        for node in holder.all_nodes():
+            tensor = ir.convenience.get_const_tensor(node.outputs[0]) if node.op_type == "Constant" else None
+            if tensor is not None:
+                yield _initializer(ir, str(node.outputs[0].name), tensor, path, files)
+
+
+def _side(side: Any) -> int | str | None:
+    """A side's length, or its symbol; exporters write a side that is always 2 as the symbol "2"."""
+    if isinstance(side, int):
+        return side
+    symbol = side.value
+    return int(symbol) if isinstance(symbol, str) and symbol.isdecimal() else symbol
+
+
+def _initializer(ir: Any, name: str, tensor: Any, path: str, files: FileSet) -> Initializer:
+    """A weight; its data, where it lies outside the graph, must lie where graphs may have theirs."""
+    if isinstance(tensor, ir.ExternalTensor):
+        length = "" if tensor.length is None else str(tensor.length)
+        entries = {"location": os.fspath(tensor.location), "offset": str(tensor.offset or 0), "length": length}
+        byte_range(
+            External(os.path.basename(path), name, entries, int(tensor.nbytes)),
+            os.path.dirname(os.path.abspath(path)),
+            files,
+        )
+    return Initializer(name, tensor.dtype.name, tuple(map(int, tensor.shape)), int(tensor.nbytes), tensor)

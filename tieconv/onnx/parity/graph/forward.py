@@ -1,0 +1,112 @@
+"""The graph as a model: logits of a batch in one pass, or piece by piece through its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from tieconv.onnx.parity.graph.bindings import Bindings, Padding, Role
+from tieconv.onnx.parity.graph.file import Value
+from tieconv.onnx.parity.graph.grouped_query_cache import behind, in_front
+from tieconv.onnx.parity.graph.switches import switched
+from tieconv.onnx.session.open_ import Session
+from tieconv.reference import Batch
+
+
+@dataclass(frozen=True, eq=False)
+class GraphModel:
+    """An open session with the meaning of its inputs; ``window`` is the config's sliding window."""
+
+    session: Session
+    bindings: Bindings
+    window: int = 0
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """Logits (batch × sequence × vocabulary) of one pass without a past."""
+        return self._run(batch, 0, self.no_past(batch))[0]
+
+    def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[torch.Tensor]:
+        """Logits of consecutive ``pieces`` of the sequence, the cache of each fed to the next."""
+        past, start = self.no_past(batch), 0
+        for length in pieces:
+            end = start + length
+            logits, past = self._run(batch.until(end), start, past)
+            yield logits
+            start = end
+
+    def generate(self, batch: Batch, steps: int) -> torch.Tensor:
+        """Greedy tokens (batch × steps), each fed back with the cache."""
+        past, start, tokens = self.no_past(batch), 0, []
+        for _ in range(steps):
+            logits, past = self._run(batch, start, past)
+            start = batch.ids.shape[1]
+            tokens.append(logits[:, -1].argmax(-1))
+            batch = extended(batch, tokens[-1])
+        return torch.stack(tokens, 1)
+
+    def _run(self, batch: Batch, start: int, past: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+        feeds = self.feeds(batch, start)
+        logits = self.bindings.logits
+        names = [logits, *(cache.present for cache in self.bindings.caches)]
+        made = self.session.run(feeds | past, names, logits)
+        carried = {cache.past.name: made[cache.present] for cache in self.bindings.caches}
+        computed = as_tensor(made[logits])
+        turned = self.bindings.padding is Padding.BEHIND and not start
+        return in_front(computed, batch.mask) if turned else computed, carried
+
+    def feeds(self, batch: Batch, start: int) -> dict[str, Any]:
+        """Values of every input but the caches, from position ``start`` on."""
+        batch = behind(batch, start) if self.bindings.padding is Padding.BEHIND else batch
+        roles = self.bindings.inputs.items()
+        feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
+        for value in self.bindings.switches:
+            feeds[value.name] = self.session.value(switched(value, start, batch.answered.shape[1]))
+        return feeds | {value.name: self._window_feed(value) for value in self.bindings.windows}
+
+    def _token_feed(self, role: Role, value: Value, batch: Batch, start: int) -> Any:
+        arrays = {
+            Role.IDS: batch.ids[:, start:],
+            Role.MASK: batch.mask,
+            Role.POSITIONS: batch.positions[:, start:],
+            Role.TYPES: None if batch.types is None else batch.types[:, start:],
+            Role.DECODER_IDS: batch.decoder_ids,
+        }[role]
+        dtype = np.int32 if value.dtype == "INT32" else np.int64
+        return self.session.value(np.ascontiguousarray(arrays.numpy().astype(dtype)))
+
+    def _window_feed(self, value: Value) -> Any:
+        return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
+
+    def no_past(self, batch: Batch) -> dict[str, Any]:
+        """Caches without a token."""
+        rows = batch.ids.shape[0]
+        empty = {}
+        for cache in self.bindings.caches:
+            heads, width = cache.past.shape[1], cache.past.shape[3]
+            shape = rows, _fixed(heads), cache.capacity, _fixed(width)
+            empty[cache.past.name] = self.session.empty(shape, cache.past.dtype)
+        return empty
+
+
+def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
+    """The batch with one more token in each row, of the first type."""
+    ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
+    types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
+    more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)
+    return replace(batch, ids=more[0], mask=more[1], types=types)
+
+
+def _fixed(side: int | str | None) -> int:
+    assert isinstance(side, int), "a cache without heads or width is a fault of the structure"
+    return side
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """A value in main memory as a torch tensor; numpy has no bf16, DLPack has."""
+    if value.data_type() == "tensor(bfloat16)":
+        return torch.from_dlpack(value._ortvalue.to_dlpack()).clone()
+    return torch.from_numpy(value.numpy())

@@ -1,0 +1,62 @@
+"""The cache of `GroupQueryAttention`, the operator that onnxruntime-genai's graphs are built on.
+
+It takes no mask but the number of tokens of each row, so that padding must stand behind them, and several tokens
+after a past for one row alone. A windowed cache has its whole capacity from the start.
+Source: the operator's schema in ONNX Runtime, domain com.microsoft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from tieconv.onnx.parity.graph.file import Graph
+from tieconv.reference import Batch
+
+_PASTS = (3, 4)
+"""The operator's inputs past_key and past_value."""
+
+
+def grouped_caches(graph: Graph) -> dict[str, int]:
+    """The graph's inputs that are such a cache, by name, with the positions that each holds before the first token."""
+    if graph.model is None:
+        return {}
+    nodes = [node for node in graph.model.graph.all_nodes() if node.op_type == "GroupQueryAttention"]
+    return {
+        value.name: _capacity(node.attributes)
+        for node in nodes
+        for value in (node.inputs[index] for index in _PASTS if index < len(node.inputs))
+        if value is not None and value.name
+    }
+
+
+def _capacity(attributes: Mapping[str, object]) -> int:
+    """The window of a windowed cache: the least that the operator takes, and on CUDA the only one."""
+    return max(_whole(attributes, "local_window_size"), 0) if _whole(attributes, "sliding_window_cache") == 1 else 0
+
+
+def _whole(attributes: Mapping[str, object], name: str) -> int:
+    value = getattr(attributes.get(name), "value", 0)
+    return value if isinstance(value, int) else 0
+
+
+def behind(batch: Batch, start: int) -> Batch:
+    """The batch with each row's padding behind its tokens; all of it lies before ``start``, or ``start`` is 0."""
+    order = _tokens_first(batch.mask)
+    mask = batch.mask.gather(1, order)
+    if start:
+        return replace(batch, mask=mask)
+    types = None if batch.types is None else batch.types.gather(1, order)
+    return replace(batch, ids=batch.ids.gather(1, order), mask=mask, types=types)
+
+
+def in_front(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Logits of such a batch (batch × sequence × vocabulary) in the order of ``mask``, the padding in front."""
+    rows = torch.arange(len(logits))[:, None]
+    return logits[rows, _tokens_first(mask).argsort(1)]
+
+
+def _tokens_first(mask: torch.Tensor) -> torch.Tensor:
+    return mask.argsort(dim=1, descending=True, stable=True)

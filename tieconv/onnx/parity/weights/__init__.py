@@ -1,0 +1,1 @@
+"""Weight identity: the checkpoint's tensors looked for in a graph."""

@@ -1,0 +1,209 @@
+"""Tensors that a graph holds as part of a larger matrix, or in several smaller ones: packed and split projections.
+
+GPT-2's `c_attn` comes out of some exporters as three matrices; of others the query, key and value projections as one.
+A hash of sampled elements of each row and column says where to look, so that a checkpoint of which the graph holds
+nothing is refuted after a few reads a tensor.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tieconv.onnx.parity.weights.sampled_lines import Lines, View, hashed, positions
+
+_BLOCK = 1 << 21
+"""Elements compared at a time."""
+_TRIES = 64
+"""Places that samples could not refute and the elements did, after which one weight is given up."""
+
+Rows = Callable[[int, int], Any]
+"""The bit patterns of a tensor's rows from one up to another, rows × columns."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the checkpoint, a vector being a column.
+
+    ``forms`` gives its rows as a weight of the given type would hold them, by the name of each fold.
+    """
+
+    shape: tuple[int, ...]
+    forms: Callable[[str], Iterable[tuple[str, Rows]]]
+
+    def after(self, count: int) -> Tensor:
+        """The tensor without its first ``count`` rows."""
+
+        def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
+            return ((fold, partial(_later, rows, count)) for fold, rows in self.forms(dtype))
+
+        return Tensor((self.shape[0] - count, *self.shape[1:]), forms)
+
+    @property
+    def sides(self) -> tuple[int, int]:
+        return self.shape[0], self.shape[1] if len(self.shape) > 1 else 1
+
+    @property
+    def axes(self) -> range:
+        """Along which others may stand beside it."""
+        return range(len(self.shape))
+
+
+def _later(rows: Rows, count: int, first: int, end: int) -> Any:
+    return rows(count + first, count + end)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of the graph: its type and its bit patterns, of the weight's shape."""
+
+    dtype: str
+    bits: Any
+
+
+@dataclass
+class Blocks:
+    """``forms``: how each tensor is stored; ``held`` are the weights that tensors fill, or that fill a tensor.
+
+    ``within`` are the tensors that stand in a weight among others, or beside padding.
+    """
+
+    forms: dict[str, str] = field(default_factory=dict)
+    held: set[str] = field(default_factory=set)
+    within: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+
+
+def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Blocks:
+    """Look for the tensors inside weights and for weights inside the tensors, side by side along either axis.
+
+    Every element of what is found was compared. Only vectors and matrices are looked for, among their own kind.
+    """
+    blocks = Blocks()
+    filled: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
+    looked = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) in (1, 2) and 0 not in tensor.shape}
+    lines = _lines(weights) if looked else {}
+    for name, tensor in looked.items():
+        for form, view, at, length in _packed(tensor, lines):
+            blocks.forms.setdefault(name, form)
+            blocks.within[view.name].add(name)
+            filled[view.name, view.axis].append((at, at + length))
+        if name not in blocks.forms:
+            _split(name, tensor, lines, blocks)
+    for (weight, axis), stretches in filled.items():
+        if _covers(stretches, weights[weight].bits.shape[axis]):
+            blocks.held.add(weight)
+    return blocks
+
+
+def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
+    """The weights' rows and columns by type."""
+    lines: dict[str, Lines] = {}
+    for name, weight in weights.items():
+        if weight.bits.ndim in (1, 2):
+            lines.setdefault(weight.dtype, Lines()).add(name, weight.bits)
+    return lines
+
+
+def _packed(tensor: Tensor, lines: Mapping[str, Lines]) -> Iterator[tuple[str, View, int, int]]:
+    """The weights that hold the tensor among others: how, which, from which line of theirs, and how many lines."""
+    for dtype, held in sorted(lines.items()):
+        for fold, rows in tensor.forms(dtype):
+            grid = _grid(tensor, rows)
+            for axis in tensor.axes:
+                length, width = tensor.sides[axis], tensor.sides[1 - axis]
+                places = held.places(len(tensor.shape), width, hashed(grid.T if axis else grid), length)
+                for view, at in _proved(places, rows, tensor, axis):
+                    yield _named("packed", fold), view, at, length
+
+
+def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis: int) -> Iterator[tuple[View, int]]:
+    """The places that hold the tensor, none of them within an earlier one's stretch."""
+    ends: dict[View, int] = defaultdict(int)
+    tries: dict[View, int] = defaultdict(int)
+    length = tensor.sides[axis]
+    for view, at in places:
+        if at < ends[view] or tries[view] >= _TRIES:
+            continue
+        part = view.lines[at : at + length]
+        if _equal(rows, part.T if axis else part):
+            ends[view] = at + length
+            yield view, at
+        else:
+            tries[view] += 1
+
+
+def _split(name: str, tensor: Tensor, lines: Mapping[str, Lines], blocks: Blocks) -> None:
+    """Note the tensor as found where weights, one after the other, are all of it."""
+    for dtype, held in sorted(lines.items()):
+        for fold, rows in tensor.forms(dtype):
+            for axis in tensor.axes:
+                parts = _parts(tensor, rows, axis, held)
+                if parts:
+                    blocks.forms[name] = _named("split", fold)
+                    blocks.held.update(parts)
+                    return
+
+
+def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
+    """The weights that the tensor consists of along the axis; empty where a stretch of it is in none."""
+    length, width = tensor.sides[axis], tensor.sides[1 - axis]
+    names: set[str] = set()
+    at = 0
+    while at < length:
+        likely = held.beginning(len(tensor.shape), width, _line(tensor, rows, axis, at), length - at)
+        equal = [view for view in likely[:_TRIES] if _equal(*_stretch(rows, axis, at, view))]
+        if not equal:
+            return set()
+        names.update(view.name for view in equal)
+        at += max(len(view.lines) for view in equal)
+    return names
+
+
+def _stretch(rows: Rows, axis: int, at: int, view: View) -> tuple[Rows, Any]:
+    """The tensor from line ``at`` on, as far as the view is long, and the view turned like it."""
+    if axis == 0:
+        return lambda first, end: rows(at + first, at + end), view.lines
+    return lambda first, end: rows(first, end)[:, at : at + len(view.lines)], view.lines.T
+
+
+def _grid(tensor: Tensor, rows: Rows) -> Any:
+    """Sampled columns of sampled rows."""
+    height, width = tensor.sides
+    columns = positions(width)
+    return np.concatenate([rows(row, row + 1)[:, columns] for row in map(int, positions(height))])
+
+
+def _line(tensor: Tensor, rows: Rows, axis: int, at: int) -> int:
+    """The hash of one line along the axis."""
+    height, width = tensor.sides
+    if axis == 0:
+        return int(hashed(rows(at, at + 1)[:, positions(width)])[0])
+    return int(hashed(np.array([[rows(row, row + 1)[0, at] for row in map(int, positions(height))]]))[0])
+
+
+def _named(form: str, fold: str) -> str:
+    return f"{form}, {fold}" if fold else form
+
+
+def _equal(rows: Rows, wanted: Any) -> bool:
+    """Whether the rows are, bit for bit, those of ``wanted``."""
+    step = max(_BLOCK // wanted.shape[1], 1)
+    return all(
+        np.array_equal(rows(at, min(at + step, len(wanted))), wanted[at : at + step])
+        for at in range(0, len(wanted), step)
+    )
+
+
+def _covers(stretches: Iterable[tuple[int, int]], length: int) -> bool:
+    """Whether the stretches leave nothing out."""
+    end = 0
+    for first, stop in sorted(stretches):
+        if first > end:
+            return False
+        end = max(end, stop)
+    return end >= length

@@ -1,0 +1,194 @@
+"""Why the CUDA provider does not start. onnxruntime only logs it, so the loader and the driver are asked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from tieconv.install import install_command
+from tieconv.text import shown
+
+INSTALL = install_command("gpu", upgrade=True)
+UNKNOWN = "session.fallback"
+"""The code where nothing is found that stands against CUDA."""
+_DRIVER = "nvidia-smi must list a GPU: install the NVIDIA driver; in a container, start it with its GPU (--gpus all)"
+_ABSENT = re.compile(r"(lib[\w-]+\.so(?:\.\d+)*): cannot open shared object file")
+_FAILURE = re.compile(r"CUDA failure (\d+)")
+_CALL = re.compile(r"\b(?:CUDA|CUBLAS|CUDNN|CUFFT) failure \d+: [^;]*")
+_UNAVAILABLE = re.compile(r"\b(cuDNN|cuFFT) is unavailable")
+_OLDEST = {13: "580", 12: "525"}
+"""The oldest driver that runs each major of CUDA (NVIDIA's release notes, table 2)."""
+
+Load = Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What is wrong in half a sentence, the next command, and a stable code."""
+
+    why: str
+    hint: str
+    code: str
+
+
+def diagnose(ort: Any, error_text: str = "", load: Load = ctypes.CDLL) -> Cause:
+    """The first thing that stands against CUDA: ``error_text`` by onnxruntime, a library, the driver, the device."""
+    return (
+        _cause_in(ort, error_text, load)
+        or _libraries(ort, load)
+        or _device(ort, load)
+        or Cause(
+            _call(error_text)
+            or shown(error_text, 300)
+            or "its libraries load and a device answers, so the cause is not known",
+            f"what onnxruntime says of it: python -c 'import onnxruntime as o; o.print_debug_info()'; then {INSTALL}",
+            UNKNOWN,
+        )
+    )
+
+
+def failed_while_run(ort: Any, error_text: str, load: Load = ctypes.CDLL) -> Cause | None:
+    """What failed while a graph ran on CUDA; ``None`` where the device and its libraries did not.
+
+    onnxruntime loads cuDNN and cuFFT when the first node needs them: a session starts without.
+    """
+    absent, failure = _UNAVAILABLE.search(error_text), _call(error_text)
+    if absent:
+        why = f"a node of the graph needs {absent[1]}, which onnxruntime {ort.__version__} does not find"
+        return Cause(why, INSTALL, f"session.{absent[1].lower()}")
+    if failure:
+        sentence = f"the device or its libraries failed while the graph ran: {failure}"
+        return _cause_in(ort, error_text, load) or Cause(
+            sentence, "nvidia-smi, then the same command again", "session.device"
+        )
+    return None
+
+
+def _call(error_text: str) -> str:
+    """The failed call without the C++ around it: "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED"."""
+    call = _CALL.search(error_text)
+    return shown(call[0].strip(), 300) if call else ""
+
+
+def _major(ort: Any) -> int:
+    """The major version of CUDA that onnxruntime was built for; 0 where it does not say."""
+    major = str(getattr(ort, "cuda_version", "") or "").partition(".")[0]
+    return int(major) if major.isdecimal() else 0
+
+
+def _cause_in(ort: Any, error_text: str, load: Load) -> Cause | None:
+    failure = _FAILURE.search(error_text)
+    number = int(failure[1]) if failure else 0
+    if number in (35, 36):
+        return _old_driver(ort, load)
+    if number in (100, 101):
+        return _no_device()
+    if number == 209 or "no kernel image" in error_text:
+        return Cause(
+            "this onnxruntime has no kernels for the architecture of this GPU",
+            f"an onnxruntime-gpu that is built for it: {INSTALL}",
+            "session.architecture",
+        )
+    return None
+
+
+def _libraries(ort: Any, load: Load) -> Cause | None:
+    """The library of the provider is loaded as onnxruntime would do it: the loader names what is missing."""
+    windows = sys.platform == "win32"
+    name = "onnxruntime_providers_cuda.dll" if windows else "libonnxruntime_providers_cuda.so"
+    path = os.path.join(os.path.dirname(getattr(ort, "__file__", None) or ""), "capi", name)
+    if not os.path.isfile(path):
+        return Cause(f"the package has no {name}", INSTALL, "session.incomplete")
+    try:
+        load(path)
+    except OSError as error:
+        absent = _ABSENT.search(str(error))
+        if absent:
+            return _absent(ort, absent[1])
+        if "undefined symbol: cu" in str(error):
+            return _old_driver(ort, load)
+        # Its own host functions come from onnxruntime: past the libraries that it needs, the loader stops at them.
+        if "undefined symbol: Provider_" not in str(error):
+            return Cause(f"{name} does not load: {shown(error, 300)}", INSTALL, "session.library")
+    return None
+
+
+def _absent(ort: Any, library: str) -> Cause:
+    if library.startswith("libcuda.so"):
+        return Cause(f"{library}, the NVIDIA driver's own library, is not found", _DRIVER, "session.no-driver")
+    library_set = "cuDNN" if library.startswith("libcudnn") else f"CUDA {_major(ort) or ''}".rstrip()
+    why = f"{library} of {library_set} is not found, which onnxruntime {ort.__version__} is built for"
+    torch_cuda = _torch_cuda()
+    if library_set != "cuDNN" and torch_cuda and torch_cuda.partition(".")[0] != str(_major(ort)):
+        why += f"; torch has CUDA {torch_cuda}, whose libraries have another major version"
+        return Cause(why, f"{INSTALL} (it brings the libraries of both majors side by side)", "session.cuda-major")
+    return Cause(why, INSTALL, "session.cudnn" if library_set == "cuDNN" else "session.cuda-libraries")
+
+
+def _torch_cuda() -> str:
+    """The CUDA that torch was built for, without importing it for this alone."""
+    torch = sys.modules.get("torch")
+    if torch is None and find_spec("torch") is None:
+        return ""
+    import torch.version as built
+
+    return str(getattr(built, "cuda", None) or "")
+
+
+def _device(ort: Any, load: Load) -> Cause | None:
+    """What the driver says of itself and of its devices."""
+    count = ctypes.c_int(0)
+    try:
+        driver = _driver(load)
+        if 0 < _serves(driver) // 1000 < _major(ort):
+            return _old_driver(ort, load)
+        status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except (OSError, AttributeError):
+        return Cause("the NVIDIA driver's library does not load", _DRIVER, "session.no-driver")
+    if status == 100 or (not status and not count.value):
+        return _no_device()
+    return Cause(f"the NVIDIA driver does not start (error {status})", _DRIVER, "session.no-driver") if status else None
+
+
+def _driver(load: Load) -> Any:
+    return load("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def _serves(driver: Any) -> int:
+    """The newest CUDA that the driver serves: 12040 is 12.4."""
+    version = ctypes.c_int(0)
+    driver.cuDriverGetVersion(ctypes.byref(version))
+    return version.value
+
+
+def _old_driver(ort: Any, load: Load) -> Cause:
+    try:
+        version = _serves(_driver(load))
+    except (OSError, AttributeError):
+        version = 0
+    serves = f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "an older CUDA"
+    needed = _OLDEST.get(_major(ort), "")
+    return Cause(
+        f"the NVIDIA driver is too old: it serves {serves}, and onnxruntime {ort.__version__} is built for CUDA "
+        f"{getattr(ort, 'cuda_version', '') or 'of a newer version'}",
+        f"update the driver{f' to {needed} or newer' if needed else ''}, or install an onnxruntime-gpu that is built "
+        "for the CUDA that nvidia-smi shows",
+        "session.old-driver",
+    )
+
+
+def _no_device() -> Cause:
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if hidden is not None:
+        return Cause(
+            f"no GPU is visible: CUDA_VISIBLE_DEVICES is {shown(hidden) or 'empty'}",
+            "unset CUDA_VISIBLE_DEVICES",
+            "session.no-device",
+        )
+    return Cause("the NVIDIA driver finds no GPU", _DRIVER, "session.no-device")

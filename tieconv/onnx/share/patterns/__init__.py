@@ -1,0 +1,1 @@
+"""The kinds of nodes that read a matrix, one module each."""

@@ -1,0 +1,1 @@
+"""Graphs planned, written beside OUT, proved and renamed."""

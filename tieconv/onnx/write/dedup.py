@@ -1,0 +1,75 @@
+"""`dedup` of graphs: every matrix once, on disk and in a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from onnx_ir.passes import PreconditionError
+
+from tieconv.checkpoint.finding import Action
+from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
+from tieconv.checkpoint.model_files import Listing
+from tieconv.onnx.graph.model import GraphFile, blamed_on_source, read_sources
+from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.share import SharePass
+from tieconv.onnx.share.apply import LEFT
+from tieconv.onnx.write.plan import PlannedGraphs, states_of
+from tieconv.onnx.write.session_proof import NOT_INSTALLED
+from tieconv.sources.local.files import FileSet, open_files
+
+
+def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedGraphs:
+    """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises.
+
+    Without a ``form`` each head gets the first that keeps every bit of what a session computes.
+    """
+    matrices: list[SharedMatrix] = []
+    with open_files(listing.root) as files:
+        graphs = read_sources(listing, files)
+        for graph in graphs:
+            with blamed_on_source(graph):
+                matrices += _share(graph, files, form)
+    notes = tuple(notes_of(matrices, partial(_again, listing.source)))
+    used = form or _widest(matrices)
+    return PlannedGraphs("dedup", used, listing, graphs, states_of(listing, graphs), tuple(matrices), notes)
+
+
+def _widest(matrices: Sequence[SharedMatrix]) -> HeadForm:
+    """The form that a plan is named after: of several the one that the fewest runtimes and sessions gain from."""
+    used = {matrix.form for matrix in matrices}
+    return next((form for form in (HeadForm.TRANSPOSE, HeadForm.FUSED) if form in used), HeadForm.GEMM)
+
+
+def _again(source: str, form: HeadForm) -> str:
+    return Action("dedup", source, (("--head-form", str(form)),)).command
+
+
+HELD_TWICE = f"a session of {RUNTIMES} folds the Transpose of a stored matrix, so it holds that matrix twice"
+
+
+def _share(graph: GraphFile, files: FileSet, form: HeadForm | None) -> tuple[SharedMatrix, ...]:
+    share = SharePass(graph, files, form)
+    try:
+        share(graph.model)
+    except PreconditionError as error:
+        share.left(str(error))
+    return share.matrices
+
+
+def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str]) -> list[str]:
+    """What the user should know of the plan; ``command`` writes the heads in a form."""
+    notes = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
+    if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
+        notes.append(HELD_TWICE)
+    beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
+    if beside:
+        same_bits = "" if beside == [LEFT] else f"; the same bits: {command(HeadForm.FUSED)}"
+        notes.append(f"{RUNTIMES} may round otherwise, in the last bits, beside {', '.join(beside)}{same_bits}")
+    avoided = list(dict.fromkeys(matrix.avoided for matrix in matrices if matrix.avoided))
+    if avoided:
+        fused = f"FusedMatMul keeps every bit beside {', '.join(avoided)}, and runs in ONNX Runtime alone"
+        notes.append(f"{fused}; for any runtime: {command(HeadForm.GEMM)}")
+    if any(matrix.done for matrix in matrices) and not has_onnxruntime():
+        notes.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
+    return notes

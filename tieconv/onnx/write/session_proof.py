@@ -1,0 +1,117 @@
+"""What a session of a written graph really holds: its own optimised model, read back and counted by content."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tieconv.checkpoint.graph import SessionProof, SharedMatrix
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.model_files import ByteRange
+from tieconv.errors import VerificationError
+from tieconv.install import install_command
+from tieconv.onnx.graph.initializers import GraphBytes, Stored
+from tieconv.onnx.graph.model import GraphFile, read_graph
+from tieconv.onnx.graph.packages import has_onnxruntime
+from tieconv.onnx.share.find import find_groups
+from tieconv.sources.local.files import open_files
+from tieconv.text import shown
+
+_DUMP = "tieconv-proof.onnx"
+_HINT = "nothing was written; please report this with the graph's exporter and its version"
+NOT_INSTALLED = f"onnxruntime is not installed: {install_command('onnx')}"
+
+
+def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix]) -> SessionProof:
+    """How many copies of each matrix a session of the graph ``name`` under ``staged`` holds, all optimisations on.
+
+    Raises `VerificationError` where it is more than was promised, or where no session can be made of the written
+    graph but one can of ``source``. Without onnxruntime, and for a graph that it cannot run, nothing is proved.
+    """
+    if not has_onnxruntime():
+        return SessionProof(name, why_not=NOT_INSTALLED)
+    dump = os.path.join(os.path.dirname(name), _DUMP)
+    outside = any(matrix.held_after > matrix.stored_after for matrix in matrices)
+    try:
+        why_not = _dump(staged / name, staged / dump, outside)
+        if why_not:
+            _check_source(source, name, why_not)
+            return SessionProof(name, why_not=why_not)
+        copies, casts = _count(staged, dump, matrices)
+    finally:
+        for left in (dump, f"{dump}.data"):
+            (staged / left).unlink(missing_ok=True)
+    for matrix in matrices:
+        if copies[matrix.initializer] == 0:
+            return SessionProof(name, why_not=f"the session knows no initializer named {matrix.initializer}")
+        if copies[matrix.initializer] > matrix.copies_promised:
+            raise VerificationError(
+                f"{shown(name)}: a session holds {copies[matrix.initializer]} copies of {shown(matrix.initializer)}, "
+                f"{matrix.copies_promised} promised",
+                _HINT,
+                "verify.session",
+            )
+    return SessionProof(name, tuple(copies.items()), tuple(casts))
+
+
+def _dump(graph: Path, to: Path, outside: bool) -> str:
+    """Have a session write its optimised model; why it could not, empty where it did.
+
+    What the session did not change stays a reference to the graph's own data, so the file is small; with
+    ``outside`` (a matrix is expected twice) everything goes to a data file, as a graph ends at 2 GiB.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(to)
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    if outside:
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{to.name}.data")
+    try:
+        ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # noqa: BLE001 - the runtime raises its own kinds
+        return f"onnxruntime {ort.__version__} makes no session of it: {str(error).splitlines()[0][:300]}"
+    return "" if to.exists() else "onnxruntime wrote no optimised model"
+
+
+def _check_source(source: Path, name: str, why_not: str) -> None:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.disable_prepacking", "1")
+    try:
+        ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    except Exception:  # noqa: BLE001 - it could not be run before either
+        return
+    raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
+
+
+def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[dict[str, int], list[str]]:
+    """Copies of each matrix, and the matrices of which the session made another in a wider type.
+
+    The CPU provider computes products of F16 in F32, and casts a constant for that once, whatever the graph says.
+    """
+    with open_files(staged) as files:
+        graph: GraphFile = read_graph(str(staged), dump, files)
+        reader = GraphBytes(graph, files)
+        stored = reader.stored(MIN_ELEMENTS)
+        groups = find_groups(reader, stored)
+        sets = [{member.stored.record.name for member in group.members} for group in groups]
+    ranges_of = {matrix.initializer: _alike(matrix, stored, sets) for matrix in matrices}
+    copies = {name: sum(not wider for wider in ranges.values()) for name, ranges in ranges_of.items()}
+    return copies, [name for name, ranges in ranges_of.items() if any(ranges.values())]
+
+
+def _alike(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[str]]) -> dict[ByteRange, bool]:
+    """The places of the kept initializer's copies, and whether each is in a wider type; empty where it is not there."""
+    own = next((entry.record for entry in stored if entry.value.name == matrix.initializer), None)
+    if own is None:
+        return {}
+    names = next((group for group in groups if own.name in group), {own.name})
+    return {entry.record.range: entry.record.nbytes > own.nbytes for entry in stored if entry.record.name in names}

@@ -1,0 +1,113 @@
+"""Where graphs are written, what comes along, and every refusal that needs no writing."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing, WeightFile
+from tieconv.checkpoint.operation import LinkFile
+from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.errors import DestinationError, RefusedError
+from tieconv.execute.refusals import check_place
+from tieconv.execute.system_errors import free_bytes, no_space, writing
+from tieconv.execute.target import Target, destination, is_staging
+from tieconv.onnx.graph.model import SUFFIX, graph_names
+from tieconv.onnx.write.data_placement import Store
+from tieconv.onnx.write.in_place import check_removal
+from tieconv.text import shown
+
+
+@dataclass(frozen=True)
+class GraphTarget:
+    """What is written and where: ``store(name)`` is laid out for the name that OUT has."""
+
+    listing: Listing
+    states: dict[str, FileState]
+    target: Target
+
+    @property
+    def is_file(self) -> bool:
+        return self.listing.named is not None
+
+    @property
+    def final(self) -> Path:
+        """OUT, absolute, its parent free of links."""
+        return destination(self.plan, self.target)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the other formats, as far as the checks of OUT look at it."""
+        named = self.listing.named
+        files = (WeightFile(named, self.listing.entries[named], 0, (), None),) if named else ()
+        layout = Layout.FILE if named else Layout.SINGLE
+        links = tuple(LinkFile(name, size) for name, size in self.listing.entries.items() if not named)
+        checkpoint = Checkpoint(self.listing.source, self.listing.root, layout, "onnx", files)
+        return Plan("", checkpoint, {}, (), (), (), links, self._replaced, Promises(None, ()), "")
+
+    @property
+    def _replaced(self) -> tuple[str, ...]:
+        """Files of a directory that is exchanged in place; a link among them would leave its target behind."""
+        return graph_names(self.listing) if self.in_place and not self.is_file else ()
+
+    @property
+    def in_place(self) -> bool:
+        return self.target.in_place
+
+    def companions(self, store: Store) -> list[str]:
+        """Files that come along as they are; in place only data that graphs read: copies, for it may have one name."""
+        if self.is_file:
+            return []
+        anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
+        names = self.states if self.in_place else self.listing.entries
+        return [name for name in names if name not in anew and not is_staging(name)]
+
+    def bytes_needed(self, store: Store) -> int:
+        """Bytes of all files of OUT, those that come along included."""
+        return store.bytes_written + sum(self.listing.entries[name] for name in self.companions(store))
+
+
+def check(target: GraphTarget, store: Store) -> None:
+    """Every refusal that needs no writing."""
+    if target.target.hardlink:
+        raise RefusedError(
+            f"{shown(target.listing.source)} is an ONNX graph, which --hardlink does not serve",
+            "write a new model with -o OUT",
+            "onnx.option",
+        )
+    if not target.is_file and target.listing.special:
+        raise RefusedError(
+            f"{shown(target.listing.special[0])} is no regular file of this model, so it cannot come along",
+            "move it out of the model directory",
+            "out.special",
+        )
+    final = target.final
+    with writing(final.name, final.parent, 0):
+        if target.is_file and final.suffix.lower() != SUFFIX:
+            raise DestinationError(
+                f"{shown(target.target.path)} does not end in .onnx, as the file to write does",
+                f"write {shown(final.name)}.onnx",
+                "out.suffix",
+            )
+        check_place(target.plan, target.target)
+        check_beside(target, store)
+        if target.in_place:
+            check_removal(target.listing, store.removed, store.graphs)
+        if (needed := target.bytes_needed(store)) > (free := free_bytes(final.parent)):
+            raise no_space(final.name, needed, free)
+
+
+def check_beside(target: GraphTarget, store: Store) -> None:
+    """Raise `DestinationError` where a file stands beside a lone graph that its data is to go to."""
+    if not target.is_file:
+        return
+    for file in store.data:
+        path = target.final.parent / file.name
+        # In place the name says what the data is made from: a file of it is what a killed run left.
+        if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
+            raise DestinationError(
+                f"{shown(target.final.parent / file.name)} exists, where the data of the graph is to go",
+                "give another -o",
+                "out.exists",
+            )

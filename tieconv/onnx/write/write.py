@@ -1,0 +1,292 @@
+"""Write graphs beside OUT, prove what was written, rename: all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tieconv.checkpoint.graph import SessionProof
+from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.errors import VerificationError
+from tieconv.execute import tree
+from tieconv.execute.contents.attributes import Like, first_like, inherit, inherit_directory, notes
+from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
+from tieconv.execute.contents.sync import Syncer
+from tieconv.execute.contents.write import Record, Writer
+from tieconv.execute.proof.verify import first_difference
+from tieconv.execute.publish import swap
+from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
+from tieconv.execute.publish.interrupts import Interrupts, interrupts
+from tieconv.execute.publish.owned import checked, owning
+from tieconv.execute.refusals import check_place, stale
+from tieconv.execute.staging import Staging
+from tieconv.execute.system_errors import writing
+from tieconv.onnx.write.data_placement import DataFile, Source, Store
+from tieconv.onnx.write.in_place import publish
+from tieconv.onnx.write.target import GraphTarget, check, check_beside
+from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
+from tieconv.sources.local.files import open_files
+from tieconv.text import shown
+
+Prove = Callable[[Path], tuple[SessionProof, ...]]
+Recheck = Callable[[], None]
+"""Raises `StalePlanError` where what was proved of the source no longer holds."""
+Progress = Callable[[int, int], None]
+
+
+def write(
+    target: GraphTarget,
+    store: Store,
+    prove: Prove,
+    progress: Progress | None = None,
+    recheck: Recheck | None = None,
+) -> Written:
+    """Write the store, prove it with ``prove(staged root)`` and give it its name, once ``recheck()`` passes too.
+
+    Raises a `TieconvError` and leaves OUT as it was where anything fails. A lone graph's data gets its name before
+    the graph does, so a graph is never there without its data.
+    """
+    final = target.final
+    with interrupts() as signals:
+        checked(final, lambda: check(target, store))
+        ticker = _ticker(target, store, progress)
+        return owning(
+            final, signals, lambda staging: _Job(target, store, final, staging, ticker, recheck).run(prove, signals)
+        )
+
+
+def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tick:
+    total = target.bytes_needed(store) * (2 if target.target.verify == "full" else 1)
+    done = 0
+
+    def tick(count: int) -> None:
+        nonlocal done
+        done = min(done + count, total)
+        if progress is not None:
+            progress(done, total)
+
+    return tick
+
+
+@dataclass(frozen=True)
+class Written:
+    """What sessions hold of the graphs that were written, and notes about attributes that could not be kept."""
+
+    proofs: tuple[SessionProof, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Job:
+    target: GraphTarget
+    store: Store
+    final: Path
+    staging: Staging
+    tick: Tick
+    recheck: Recheck | None = None
+    before: dict[str, FileState] = field(default_factory=dict)
+    record: Record = field(default_factory=Record)
+    replaced: os.stat_result | None = None
+
+    def run(self, prove: Prove, signals: Interrupts) -> Written:
+        new = self.staging.new
+        self.replaced = os.lstat(self.final) if os.path.lexists(self.final) else None
+        if self._swaps and not swap.can_exchange(self.staging.held):
+            raise swap.cannot_exchange(self.final)
+        os.mkdir(new)
+        syncer = Syncer()
+        try:
+            writer = self._write(syncer)
+            self._compare()
+            proofs = prove(new)
+            self._check_names()
+            syncer.finish()
+        finally:
+            syncer.stop()
+        for directory in tree.directories(new):
+            self._like_the_old(directory)
+            tree.sync_directory(directory)
+        self._look_again(writer)
+        with signals.shielded(), writing(self.final.name, self.staging.held, 0):
+            self.staging.check()
+            self._publish()
+        return Written(proofs, notes(self.record.lost))
+
+    def _write(self, syncer: Syncer) -> Writer:
+        root = Path(self.target.listing.root)
+        writer = Writer(root, self.staging.new, syncer, self.tick, self._like, self.record)
+        for name, data in self.store.graphs.items():
+            with self._created(name, syncer) as descriptor:
+                write_full(descriptor.number, data, 0)
+                self.tick(len(data))
+        for file in self.store.data:
+            self._write_data(file, syncer)
+        for name in self.target.companions(self.store):
+            writer.companion(name)
+        if self._swaps:
+            self._link_everything_else()
+        return writer
+
+    @property
+    def _swaps(self) -> bool:
+        """Whether the model's own directory is exchanged."""
+        return self.target.in_place and not self.target.is_file
+
+    @property
+    def _replaces(self) -> bool:
+        """Whether OUT is there and gives its mode to what takes its name."""
+        return self.target.in_place or (self.target.target.overwrite and self.replaced is not None)
+
+    def _link_everything_else(self) -> None:
+        """The directory as it is, ``.git`` and all, without what was written and what goes."""
+        written = {name for name, _ in tree.walk(self.staging.new)}
+        self.before = tree.states(self.final)
+        tree.link(self.final, self.staging.new, {*written, *self.store.removed})
+
+    def _like_the_old(self, directory: Path) -> None:
+        """A directory that replaces another keeps the mode and owner of the old one."""
+        name = directory.relative_to(self.staging.new)
+        if self._replaces and not self.target.is_file and (self.final / name).is_dir():
+            lost = inherit_directory(directory, Like(self.final / name, True))
+            if lost:
+                self.record.lost[f"{name}/"] = lost
+
+    def _write_data(self, file: DataFile, syncer: Syncer) -> None:
+        with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
+            os.ftruncate(made.number, file.size)
+            for offset, content in file.pieces:
+                if isinstance(content, ByteRange):
+                    source = sources.descriptor(content.file)
+                    copy_range(source, content.start, made.number, offset, content.size, self.tick)
+                else:
+                    write_turned(sources.descriptor(content.range.file), made.number, offset, content, self.tick)
+
+    def _created(self, name: str, syncer: Syncer) -> _Created:
+        path = self.staging.new / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        like = self._like(name)
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, like.creation_mode)
+        return _Created(name, number, syncer, like, self.record)
+
+    def _like(self, name: str) -> Like:
+        """The file whose mode and owner a written one takes over: one of OUT, or else of the source."""
+        listing = self.target.listing
+        alike = listing.named or (name if name in listing.entries else next(iter(self.store.graphs)))
+        source, replaced = Path(listing.root, alike), self.final if self.target.is_file else self.final / name
+        if self.target.in_place:
+            return Like(source, True)
+        return first_like(replaced if self._replaces else None, source) or Like(source, False)
+
+    def _compare(self) -> None:
+        """What was written reads back as what it was made from."""
+        with open_files(self.staging.new) as written, open_files(self.target.listing.root) as sources:
+            for name, data in self.store.graphs.items():
+                stored = bytearray(written.state(name).size)
+                read_full(written.descriptor(name), memoryview(stored), 0)
+                if stored != data:
+                    raise _differs(name, 0)
+                self.tick(len(data))
+            for file in self.store.data if self.target.target.verify == "full" else ():
+                for offset, content in file.pieces:
+                    at = self._difference(written.descriptor(file.name), offset, content, sources.descriptor)
+                    if at is not None:
+                        raise _differs(file.name, at)
+
+    def _difference(self, written: int, offset: int, content: Source, source: Callable[[str], int]) -> int | None:
+        if isinstance(content, ByteRange):
+            span = [(offset, offset + content.size)]
+            return first_difference(source(content.file), written, span, content.start - offset, self.tick)
+        return first_not_turned(source(content.range.file), written, offset, content, self.tick)
+
+    def _check_names(self) -> None:
+        written = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
+        planned = {*self.store.graphs, *(file.name for file in self.store.data)}
+        planned |= set(self.target.companions(self.store))
+        remaining = {name for name, state in self.before.items() if not tree.is_directory(state)}
+        planned |= remaining - set(self.store.removed)
+        if written != planned:
+            raise VerificationError(
+                f"written {shown(sorted(written ^ planned)[0])} was not planned, or is not there",
+                "nothing was changed; please report this",
+                "verify.names",
+            )
+
+    def _look_again(self, writer: Writer) -> None:
+        """Nothing that this was made from changed while it was written."""
+        root = Path(self.target.listing.root)
+        relinked = tree.relinked(self.staging.new)
+        for name, state in {**self.target.states, **writer.record.sources}.items():
+            if not state.is_still(tree.file_state_at(root / name), relinked):
+                raise stale(name)
+        if self.before:
+            check_unchanged(self.final, self.before)
+        if self.recheck is not None:
+            self.recheck()
+        check_place(self.target.plan, self.target.target)
+        check_beside(self.target, self.store)
+
+    def _publish(self) -> None:
+        if self._swaps:
+            with standing(self.final):
+                assert self.replaced is not None
+                exchange(self.staging.new, self.final, self.replaced, self.before)
+        elif not self.target.is_file:
+            if self.target.target.overwrite and self.replaced is not None:
+                self.staging.set_aside(self.replaced)
+                swap.publish_directory(self.staging.new, self.final, self.staging.old, self.replaced)
+            else:
+                swap.publish_new(self.staging.new, self.final)
+        elif self.target.in_place:
+            names = [file.name for file in self.store.data]
+            publish(self.staging.new, self.final, names, self.store.removed)
+        else:
+            self._publish_file()
+
+    def _publish_file(self) -> None:
+        """The data first, the graph last; the data goes again where the graph cannot follow."""
+        published: list[Path] = []
+        try:
+            for file in self.store.data:
+                self.staging.set_data(os.lstat(self.staging.new / file.name))
+                swap.publish_new(self.staging.new / file.name, self.final.parent / file.name)
+                published.append(self.final.parent / file.name)
+            replaces = self.target.target.overwrite and self.final.exists()
+            (swap.publish_file if replaces else swap.publish_new)(self.staging.new / self.final.name, self.final)
+        except BaseException:
+            for path in published:
+                path.unlink()
+            raise
+
+
+@dataclass
+class _Created:
+    """A file being written: handed to the syncer and closed at the end."""
+
+    name: str
+    number: int
+    syncer: Syncer
+    like: Like
+    record: Record
+
+    def __enter__(self) -> _Created:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                if lost := inherit(self.number, self.like):
+                    self.record.lost[self.name] = lost
+                self.syncer.add(self.number)
+        finally:
+            os.close(self.number)
+
+
+def _differs(name: str, position: int) -> VerificationError:
+    return VerificationError(
+        f"written {shown(name)} differs from its source at byte {position:,}",
+        "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it",
+        "verify.bytes",
+    )

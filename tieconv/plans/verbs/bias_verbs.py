@@ -1,0 +1,223 @@
+"""The head bias on its own: added, removed, made one, made as long as the head. The tie stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from tieconv.architectures import locate
+from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.dtypes import BITS, FLOATS
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
+from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.plans import biases
+from tieconv.plans.biases import BiasChoice
+from tieconv.plans.build import build, kept_promise
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
+from tieconv.text import count, shown
+
+IsZero = Callable[[TensorRecord], bool]
+"""A proof: whether every value of the record is zero."""
+
+_EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED, State.ABSENT})
+
+
+class BiasSurvivor(StrEnum):
+    """Whose values `bias unify` keeps where two copies differ."""
+
+    BIAS = "bias"  # the outer name, which transformers 4 reads
+    DECODER = "decoder"  # the inner name, which transformers 5 reads
+
+
+def plan_bias_zero(inspection: Inspection) -> Plan:
+    """The plan that adds an all-zero head bias where there is none. Raises `RefusedError`."""
+    guard_head(inspection, "bias zero")
+    head = inspection.head
+    like = head.output_head if head.output_head and head.output_head.shape else head.input_embedding
+    if like and like.dtype and like.dtype not in FLOATS:
+        refuse(
+            f"{shown(like.name)} has dtype {shown(like.dtype)}: a bias of that type would need scales",
+            "work on the unquantised checkpoint and quantise again",
+            "bias.dtype",
+        )
+    edits = Edits(inspection.checkpoint)
+    notes = biases.apply(edits, inspection, BiasChoice.ZERO, tied=inspection.config.effective)
+    return _plan("bias zero", inspection, edits, notes)
+
+
+def plan_bias_strip(inspection: Inspection) -> Plan:
+    """The plan that removes an all-zero head bias. Raises `RefusedError` for one that is not."""
+    guard_head(inspection, "bias strip")
+    edits = Edits(inspection.checkpoint)
+    notes = biases.apply(edits, inspection, BiasChoice.STRIP, tied=inspection.config.effective)
+    return _plan("bias strip", inspection, edits, notes)
+
+
+def plan_bias_unify(inspection: Inspection, survivor: BiasSurvivor | None = None) -> Plan:
+    """The plan that gives both names of a head bias one value, and stores the names that loaders read.
+
+    A tied model keeps the canonical name, an untied one both. Raises `RefusedError` where the copies differ and no
+    ``survivor`` is given, and for a class whose bias has one name.
+    """
+    guard_head(inspection, "bias unify")
+    tie = _pair(inspection)
+    edits = Edits(inspection.checkpoint)
+    differing = [member for member in tie.stored_members if member.state not in _EQUAL]
+    source = next(member.name for member in tie.members if member.state is State.CANONICAL)
+    notes = biases.found_half(inspection)
+    if differing:
+        if survivor is None:
+            refuse(
+                f"{shown(differing[0].name)} and {shown(source)} differ: {is_apart(differing[0])}; transformers 4 "
+                "reads the outer name, transformers 5 the one beside the head's weight",
+                f"say whose values survive: {again(inspection, 'bias unify', '--from bias')} (or --from decoder)",
+                "bias.copies-differ",
+            )
+        source, notes = _choose(tie, survivor)
+    _store(edits, inspection, tie, source, bool(differing))
+    return _plan("bias unify", inspection, edits, notes, {"from": survivor and str(survivor)})
+
+
+def _pair(inspection: Inspection) -> Tie:
+    """The bias group, of which at least one name is stored."""
+    label = inspection.family.architecture or "this architecture"
+    if not any(group.role is Role.OUTPUT_BIAS for group in inspection.family.groups):
+        refuse(f"{label} has no head bias with two names", inspect_hint(inspection), "bias.no-pair")
+    tie = next((tie for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS), None)
+    if tie is None:
+        refuse(
+            f"{shown(inspection.checkpoint.source)} stores no head bias",
+            f"add one: {again(inspection, 'bias zero')}",
+            "bias.absent",
+        )
+    return tie
+
+
+def _is_inner(name: str) -> bool:
+    return name.endswith("decoder.bias")
+
+
+def _choose(tie: Tie, survivor: BiasSurvivor) -> tuple[str, tuple[str, ...]]:
+    """The name whose values stay, and what that changes. Of two copies that differ, both are stored."""
+    inner = survivor is BiasSurvivor.DECODER
+    kept = next(member.name for member in tie.members if _is_inner(member.name) is inner)
+    lost = next(member.name for member in tie.members if member.name != kept)
+    version = 4 if inner else 5
+    return kept, (f"the values of {shown(lost)} are lost, which transformers {version} read until now",)
+
+
+def _store(edits: Edits, inspection: Inspection, tie: Tie, source: str, differing: bool) -> None:
+    tensors = inspection.checkpoint.tensors
+    shared = tie.declared and reading_v4(inspection) is not False
+    wanted = {tie.canonical} if shared else {member.name for member in tie.members}
+    moved = source not in wanted and tie.canonical not in tensors
+    for member in tie.members:
+        if member.name in wanted and member.name != source:
+            if not member.stored and not moved:
+                edits.copy(member.name, tensors[source])
+            elif member.stored and differing:
+                edits.replace_content(member.name, tensors[source])
+        elif member.stored and member.name not in wanted and not moved:
+            because = f"its values are stored as {tie.canonical}"
+            if differing or member.name == source:
+                edits.drop(member.name, because)
+            else:
+                edits.drop_equal(member.name, source, because)
+    if moved:
+        edits.rename(source, tie.canonical)
+
+
+def plan_bias_resize(inspection: Inspection, rows: int | None, is_zero: IsZero) -> Plan:
+    """The plan that gives every stored head bias ``rows`` entries (those of the head where ``None``).
+
+    Zeros are added at the end; an end is cut off only where ``is_zero`` proves it all zero. Raises `RefusedError`
+    for a bias that is absent, that has no rows, or whose end is not zero.
+    """
+    guard_head(inspection, "bias resize")
+    stored = _stored_biases(inspection)
+    if not stored:
+        refuse(
+            f"{shown(inspection.checkpoint.source)} stores no head bias",
+            f"add one: {again(inspection, 'bias zero')}",
+            "bias.absent",
+        )
+    own = head_rows(inspection)
+    target = own if rows is None else rows
+    if target is None:
+        refuse(f"{shown(inspection.checkpoint.source)} stores no head to size a bias by", "give --rows N", "bias.size")
+    edits = Edits(inspection.checkpoint)
+    for record in stored:
+        _resize(edits, record, target, is_zero, again(inspection, "bias resize"))
+    notes: tuple[str, ...] = ()
+    if own is not None and own != target:
+        notes = (f"the head has {count(own, 'row')}: a bias of {target:,} does not load beside it",)
+    return _plan("bias resize", inspection, edits, notes, {"rows": None if rows is None else str(rows)})
+
+
+def head_rows(inspection: Inspection) -> int | None:
+    """Rows of the head, or of the embedding that it is tied to; ``None`` where neither is stored."""
+    for part in (inspection.head.output_head, inspection.head.input_embedding):
+        if part is not None and part.shape:
+            return part.shape[0]
+    return None
+
+
+def _stored_biases(inspection: Inspection) -> list[TensorRecord]:
+    tensors, bias = inspection.checkpoint.tensors, inspection.head.output_bias
+    names = {locate(inspection.family, name, tensors) for name in inspection.family.output_biases}
+    if bias is not None and bias.state is not BiasState.ABSENT:
+        names.add(bias.name)
+    return [tensors[name] for name in sorted(name for name in names if name is not None)]
+
+
+def _resize(edits: Edits, record: TensorRecord, rows: int, is_zero: IsZero, command: str) -> None:
+    is_row = len(record.shape) == 2 and record.shape[0] == 1
+    if (len(record.shape) != 1 and not is_row) or BITS.get(record.dtype, 1) % 8 or record.stride is not None:
+        refuse(
+            f"{shown(record.name)} has shape {list(record.shape)} and dtype {shown(record.dtype)}, "
+            "which is no list of one number a row",
+            "change it by hand",
+            "bias.shape",
+        )
+    before = record.shape[-1]
+    if rows == before:
+        return
+    if rows < before and not is_zero(tail(record, rows)):
+        refuse(
+            f"{shown(record.name)} is not all zero from row {rows:,} on: cutting it to {count(rows, 'row')} "
+            f"loses trained values",
+            f"{command} --rows {before}",
+            "bias.nonzero",
+        )
+    edits.resize(record, (*record.shape[:-1], rows))
+
+
+def tail(record: TensorRecord, rows: int) -> TensorRecord:
+    """What lies behind the first ``rows`` entries of a bias, as a record of its own."""
+    width = BITS[record.dtype] // 8
+    span = ByteRange(record.range.file, record.range.start + rows * width, record.range.end)
+    return TensorRecord(record.name, record.dtype, (record.shape[-1] - rows,), span)
+
+
+def _plan(
+    command: str,
+    inspection: Inspection,
+    edits: Edits,
+    notes: tuple[str, ...],
+    options: dict[str, str | None] | None = None,
+) -> Plan:
+    """The plan of ``edits``; the config and what ties stay as they are."""
+    promises = Promises(
+        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in _left(inspection, edits))
+    )
+    return build(command, inspection, edits, tied=None, promises=promises, options=options or {}, notes=notes)
+
+
+def _left(inspection: Inspection, edits: Edits) -> list[Tie]:
+    """The groups of which something is still stored."""
+    after = edits.after()
+    return [tie for tie in inspection.ties if any(member.name in after for member in tie.members)]

@@ -1,0 +1,284 @@
+"""The same tensors in another format, or in shards of another size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any
+
+from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
+from tieconv.checkpoint.operation import DropTensor, KeepTensor, LinkFile, Operation
+from tieconv.checkpoint.output import Gathered, OutputStorage, OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.plans.guards import guard_layout, refuse
+from tieconv.plans.reading_order import order_notes
+from tieconv.plans.verbs.dedup import shared_groups, trimmed
+from tieconv.text import count, shown, size
+
+SHARD_SIZE = 5_000_000_000
+"""Bytes of a shard where the user names no other number; huggingface_hub's own."""
+
+
+class Format(StrEnum):
+    """What `convert` writes."""
+
+    SAFETENSORS = "safetensors"
+    TORCH = "torch"
+
+
+_FILES = {Format.SAFETENSORS: ("model", ".safetensors"), Format.TORCH: ("pytorch_model", ".bin")}
+
+
+def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD_SIZE) -> Plan:
+    """The plan that stores the model as ``to``, in shards of at most ``max_shard_size`` tensor bytes.
+
+    A tensor that is larger gets a shard of its own. Names that share one storage become one tensor where loaders
+    restore the others, else tensors of their own. Raises `RefusedError` where nobody can say what the model is and
+    where a file of the directory has the name of one to write.
+    """
+    guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
+    checkpoint = inspection.checkpoint
+    dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
+    shape = _dense if to is Format.SAFETENSORS else _Storages(checkpoint).output
+    tensors = [shape(record) for record in checkpoint.tensors.values() if record.name not in dropped]
+    whole = checkpoint.layout is Layout.FILE
+    groups = [tensors] if whole else list(_split(tensors, max_shard_size)) or [[]]
+    metadata, odd = _metadata(checkpoint, to)
+    weights = _weights(checkpoint, groups, to, metadata)
+    texts = () if len(weights) == 1 else (_index(checkpoint, weights, to),)
+    return _assemble(
+        inspection, to, weights, texts, dropped, (*_left_out(checkpoint), *notes, *odd, *order_notes(inspection))
+    )
+
+
+def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
+    """What a training checkpoint holds beside the model, and is not written."""
+    for caution in checkpoint.cautions:
+        if caution.code == TRAINING:
+            yield f"{caution.message}: only the model is written, and nothing of its training"
+
+
+def _dense(record: TensorRecord) -> OutputTensor:
+    """The tensor with its elements in order: a strided view is gathered."""
+    if record.stride is None:
+        return OutputTensor(record.name, record.dtype, record.shape, record.range)
+    content = Gathered(record.range, record.dtype, record.shape, record.stride)
+    return OutputTensor(record.name, record.dtype, record.shape, content)
+
+
+class _Storages:
+    """Storages of a torch file to write: those of the source, without the bytes that no tensor is a view of."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.homes: dict[tuple[str, str], OutputStorage] = {}
+        for file in checkpoint.files:
+            for storage in file.storages:
+                views = [record for record in file.tensors if record.storage == storage.key]
+                self.homes[file.name, storage.key] = trimmed(storage, views)
+
+    def output(self, record: TensorRecord) -> OutputTensor:
+        home = None if record.storage is None else self.homes[record.range.file, record.storage]
+        return OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
+
+
+def _storage(tensor: OutputTensor) -> object:
+    return tensor.storage or tensor
+
+
+def _split(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[OutputTensor]]:
+    """Greedy in the given order, as `huggingface_hub` splits a state dict: tensors of one storage stay together."""
+    blocks: dict[object, list[OutputTensor]] = {}
+    for tensor in tensors:
+        blocks.setdefault(_storage(tensor), []).append(tensor)
+    shard: list[OutputTensor] = []
+    total = 0
+    for block in blocks.values():
+        needed = block[0].storage.range.size if block[0].storage else block[0].nbytes
+        if needed > limit:
+            yield block
+            continue
+        if shard and total + needed > limit:
+            yield shard
+            shard, total = [], 0
+        shard += block
+        total += needed
+    if shard:
+        yield shard
+
+
+def _weights(
+    checkpoint: Checkpoint, groups: list[list[OutputTensor]], to: Format, metadata: Mapping[str, str] | None
+) -> tuple[OutputWeights, ...]:
+    stem, suffix = _FILES[to]
+    if checkpoint.layout is Layout.FILE:
+        names = [PurePath(checkpoint.files[0].name).stem + suffix]
+    elif len(groups) == 1:
+        names = [stem + suffix]
+    else:
+        names = [f"{stem}-{number:05d}-of-{len(groups):05d}{suffix}" for number in range(1, len(groups) + 1)]
+    return tuple(
+        OutputWeights(name, tuple(group if to is Format.TORCH else _aligned(group)), metadata)
+        for name, group in zip(names, groups, strict=True)
+    )
+
+
+def _aligned(tensors: list[OutputTensor]) -> list[OutputTensor]:
+    """Widest types first, so that each tensor starts on a multiple of its element: readers map them in place."""
+    return sorted(tensors, key=lambda tensor: -BITS.get(tensor.dtype, 8))
+
+
+def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
+    """What the source files say of themselves, in every file to write; where they disagree the first counts."""
+    if checkpoint.format != to:
+        # transformers 4 refuses a safetensors file without it; torch needs none.
+        return ({"format": "pt"} if to is Format.SAFETENSORS else None), ()
+    found = [file.metadata for file in checkpoint.files if file.metadata is not None]
+    if not found:
+        return None, ()
+    merged: dict[str, str] = {}
+    odd = []
+    for metadata in found:
+        odd += [key for key, value in metadata.items() if merged.setdefault(key, value) != value]
+    notes = (f"the files disagree on the metadata entry {shown(key)}: the first is kept" for key in sorted(set(odd)))
+    return merged, tuple(notes)
+
+
+def _index(checkpoint: Checkpoint, weights: tuple[OutputWeights, ...], to: Format) -> OutputText:
+    stem, suffix = _FILES[to]
+    old = checkpoint.index.value.get("metadata") if checkpoint.index else None
+    metadata: dict[str, Any] = dict(old) if isinstance(old, Mapping) else {}
+    metadata["total_size"] = sum(file.nbytes for file in weights)
+    entries = {tensor.name: file.name for file in weights for tensor in file.tensors}
+    text = json.dumps({"metadata": metadata, "weight_map": entries}, indent=2, sort_keys=True) + "\n"
+    return OutputText(f"{stem}{suffix}.index.json", text)
+
+
+def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Of names that are one tensor of one storage: those that loaders restore, and what becomes of the others."""
+    tensors = inspection.checkpoint.tensors
+    restored = {name: group.needed[0][0] for group in shared_groups(inspection) for name in group.restored}
+    dropped = {name: kept for name, kept in restored.items() if _same_bytes(tensors[name], tensors[kept])}
+    kept: dict[object, str] = {}
+    notes = []
+    for record in tensors.values():
+        if record.storage is None or record.name in dropped:
+            continue
+        first = kept.setdefault(_view(record), record.name)
+        if first != record.name:
+            notes.append(
+                f"{shown(record.name)} shares its storage with {shown(first)} and is written out as a tensor of its "
+                "own: safetensors has no shared storage, and no loader restores it"
+            )
+    return dropped, tuple(notes)
+
+
+def _view(record: TensorRecord) -> object:
+    return record.range, record.stride, record.dtype, record.shape
+
+
+def _same_bytes(one: TensorRecord, two: TensorRecord) -> bool:
+    return one.storage is not None and _view(one) == _view(two)
+
+
+def _assemble(
+    inspection: Inspection,
+    to: Format,
+    weights: tuple[OutputWeights, ...],
+    texts: tuple[OutputText, ...],
+    dropped: Mapping[str, str],
+    notes: tuple[str, ...],
+) -> Plan:
+    checkpoint = inspection.checkpoint
+    changed = tuple(output for output in weights if not _stands(checkpoint, output))
+    rewritten = tuple(text for text in texts if checkpoint.index is None or text != _document(checkpoint))
+    written = {output.name for output in changed} | {text.name for text in rewritten}
+    used = written | {output.name for output in weights} | {text.name for text in texts}
+    _check_free(checkpoint, used)
+    _check_named(checkpoint, used)
+    before = [file.name for file in checkpoint.files] + ([checkpoint.index.name] if checkpoint.index else [])
+    operations: tuple[Operation, ...] = tuple(
+        DropTensor(name, dropped[name] and f"loaders take its values from {dropped[name]}")
+        if name in dropped
+        else KeepTensor(name)
+        for name in checkpoint.tensors
+    )
+    return Plan(
+        command="convert",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=operations,
+        weights=changed,
+        texts=rewritten,
+        links=tuple(LinkFile(name, bytes_) for name, bytes_ in _links(checkpoint, before, used) if name not in written),
+        # A training checkpoint holds more than the new files: it stays what it is.
+        removed=() if any(_left_out(checkpoint)) else tuple(name for name in before if name not in used),
+        promises=_promises(inspection, dropped),
+        summary=_summary(to, weights, changed),
+        options={"to": str(to)},
+        notes=notes,
+    )
+
+
+def _stands(checkpoint: Checkpoint, output: OutputWeights) -> bool:
+    """Whether the source already has this very file."""
+    file = next((file for file in checkpoint.files if file.name == output.name), None)
+    if file is None or file.metadata != output.metadata:
+        return False
+    live = sum(storage.range.size for storage in file.storages)
+    if file.storages and live != output.nbytes:
+        return False
+    return [(tensor.name, tensor.content) for tensor in output.tensors] == [
+        (record.name, record.range) for record in file.tensors
+    ]
+
+
+def _document(checkpoint: Checkpoint) -> OutputText | None:
+    return OutputText(checkpoint.index.name, checkpoint.index.text) if checkpoint.index else None
+
+
+def _check_free(checkpoint: Checkpoint, used: set[str]) -> None:
+    taken = sorted(used & checkpoint.companions.keys())
+    if taken:
+        refuse(
+            f"{shown(checkpoint.source)} holds {shown(taken[0])} beside the model, where a file is to be written",
+            "move it out of the directory",
+            "convert.taken",
+        )
+
+
+def _check_named(checkpoint: Checkpoint, used: set[str]) -> None:
+    """A config that names a weight file would lead to one that is gone."""
+    named = checkpoint.config_values.get(WEIGHTS_KEY)
+    if checkpoint.layout is not Layout.FILE and isinstance(named, str) and named in checkpoint.states.keys() - used:
+        refuse(
+            f"config.json: {WEIGHTS_KEY} names {shown(named)}, which convert replaces by files of the usual names",
+            f"take {WEIGHTS_KEY} out of config.json, then try again",
+            "convert.named",
+        )
+
+
+def _links(checkpoint: Checkpoint, before: list[str], used: set[str]) -> Iterator[tuple[str, int]]:
+    names = {name: checkpoint.states[name].size for name in before if name in used}
+    if checkpoint.config is not None and checkpoint.layout is not Layout.FILE:
+        names[checkpoint.config.name] = checkpoint.states[checkpoint.config.name].size
+    yield from sorted({**names, **checkpoint.companions}.items())
+
+
+def _promises(inspection: Inspection, dropped: Mapping[str, str]) -> Promises:
+    ties = []
+    for tie in inspection.ties:
+        names = {member.name: member.stored and member.name not in dropped for member in tie.members}
+        stored = tuple(name for name, there in names.items() if there)
+        absent = tuple(name for name in names if name not in stored)
+        ties.append(TiePromise(tie.canonical, tie.declared, stored, absent))
+    return Promises(inspection.config.effective, tuple(ties))
+
+
+def _summary(to: Format, weights: tuple[OutputWeights, ...], changed: tuple[OutputWeights, ...]) -> str:
+    largest = max(file.nbytes for file in weights)
+    shape = f"{count(len(weights), f'{to} file')}" + (f" of at most {size(largest)}" if len(weights) > 1 else "")
+    return shape if changed else f"already stored as {shape}: nothing to change"

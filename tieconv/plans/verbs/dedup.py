@@ -1,0 +1,161 @@
+"""Every shared group stored once, in the way that the format and the architecture allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
+from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
+from tieconv.checkpoint.output import OutputStorage
+from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.plans.build import build, kept_promise
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import guard_layout
+from tieconv.plans.meaning import reads_false
+from tieconv.text import shown
+
+_EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
+_WIDEST = 16
+"""Bytes of the widest element."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedGroup:
+    """Stored tensors with the same bytes, type and shape.
+
+    ``restored`` are the names that loaders give their values without storing them, ``needed`` the others with the
+    reason; the first of ``needed`` is the one that the group is known by.
+    """
+
+    restored: tuple[str, ...]
+    needed: tuple[tuple[str, str], ...]
+
+
+def plan_dedup(inspection: Inspection) -> Plan:
+    """The plan that drops each copy that loaders restore by themselves; the config stays as it is.
+
+    A safetensors file has one range of bytes for each name, so a copy whose name a loader asks for stays, and the
+    plan's notes say so. A torch file keeps every name and stores one copy; bytes of its storages that no tensor
+    uses go. Raises `RefusedError` for a model of which nobody can say what it is.
+    """
+    guard_layout(inspection)
+    assert inspection.depth is Depth.FULL, "duplicates are looked for everywhere"
+    edits = Edits(inspection.checkpoint)
+    notes: list[str] = []
+    settle = _share if inspection.checkpoint.format == "torch" else _drop
+    _trim(edits)
+    for group in shared_groups(inspection):
+        notes += settle(edits, group)
+    notes += _placeholders(edits, inspection)
+    promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
+    return build("dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes))
+
+
+def _drop(edits: Edits, group: SharedGroup) -> list[str]:
+    """safetensors: a name that loaders restore goes, any other stays and is told."""
+    for name in group.restored:
+        edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
+    return [f"kept: {shown(name)}, {reason}" for name, reason in group.needed[1:]]
+
+
+def _share(edits: Edits, group: SharedGroup) -> list[str]:
+    """torch: every name stays, those of one file as views of one storage; across files as in safetensors."""
+    tensors, notes = edits.checkpoint.tensors, []
+    first: dict[str, TensorRecord] = {}
+    reasons = dict(group.needed)
+    for name in (*reasons, *group.restored):
+        record = tensors[name]
+        kept = first.setdefault(record.range.file, record)
+        if kept is not record and (kept.range.file, kept.storage) != (record.range.file, record.storage):
+            edits.share(name, kept)
+        elif kept is record and len(first) > 1:
+            if name in group.restored:
+                edits.drop_equal(name, group.needed[0][0], f"loaders take its values from {group.needed[0][0]}")
+            else:
+                notes.append(f"kept: {shown(name)}, {reasons[name]}, and no storage reaches over two files")
+    return notes
+
+
+def _trim(edits: Edits) -> None:
+    """Free the bytes of torch storages that no tensor is a view of."""
+    for file in edits.checkpoint.files:
+        for storage in file.storages:
+            views = [record for record in file.tensors if record.storage == storage.key]
+            output = trimmed(storage, views)
+            if views and output.range != storage.range:
+                edits.trim(views[0], output, storage.range.size - output.range.size)
+
+
+def trimmed(storage: Storage, views: Sequence[TensorRecord]) -> OutputStorage:
+    """The storage from the first to the last byte that one of ``views`` uses, on a border that fits any element."""
+    start = min((record.range.start for record in views), default=storage.range.start)
+    end = max((record.range.end for record in views), default=storage.range.end)
+    start -= (start - storage.range.start) % _WIDEST
+    span = ByteRange(storage.range.file, start, end)
+    return OutputStorage(span, storage.crc if span == storage.range else None)
+
+
+def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
+    """Groups of byte-identical tensors, tie groups first, each split into what may go and what is needed."""
+    ties = [group for group in (_tied(inspection, tie) for tie in inspection.ties) if group is not None]
+    named = {name for group in ties for name in group.restored}
+    others = [
+        SharedGroup((), tuple((name, _needed(name)) for name in found.tensors if name not in named))
+        for found in inspection.duplicates
+        if found.kind in _EQUAL
+    ]
+    return (*ties, *others)
+
+
+def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
+    """The equal members of one tie group; ``None`` where there is but one."""
+    equal = [member for member in tie.stored_members if member.state in _EQUAL and not member.relation.is_empty]
+    reference = next((member for member in tie.members if member.state is State.CANONICAL), None)
+    if not equal or reference is None:
+        return None
+    why = _not_restored(inspection, tie)
+    if why:
+        return SharedGroup((), ((reference.name, ""), *((member.name, why) for member in equal)))
+    return SharedGroup(tuple(member.name for member in equal), ((reference.name, ""),))
+
+
+def _not_restored(inspection: Inspection, tie: Tie) -> str:
+    """Why loaders would not restore a dropped member of the group; empty where they do."""
+    label = inspection.family.architecture or "the architecture"
+    if not inspection.family.trusted:
+        return f"the table does not know {shown(label)}, so a loader may need it"
+    if not tie.canonical_stored:
+        return f"{shown(tie.canonical)} is not stored: give it its name back with tieconv retie"
+    if not tie.declared:
+        return f"{label} reads it as a tensor of its own while the flag is false"
+    gated = tie.gated and inspection.family.tying is Tying.CAN and reading_v4(inspection) is False
+    if gated or (inspection.family.tying is Tying.ALWAYS and reads_false(inspection)):
+        return "transformers 4 reads the flag as false: tieconv retie writes it at every level"
+    return ""
+
+
+def _needed(name: str) -> str:
+    module = name.rpartition(".")[0] or name
+    return f"{shown(module)} needs it: no loader restores a copy of it from another name"
+
+
+def _placeholders(edits: Edits, inspection: Inspection) -> list[str]:
+    """Empty tensors that stand for a tied name go; others stay and are named."""
+    notes = []
+    for tie in inspection.ties:
+        for member in tie.stored_members:
+            if not _is_empty(inspection, member):
+                continue
+            why = _not_restored(inspection, tie)
+            if why:
+                notes.append(f"kept: {shown(member.name)}, which is empty: {why}")
+            else:
+                edits.drop(member.name, "it is empty")
+    return notes
+
+
+def _is_empty(inspection: Inspection, member: Member) -> bool:
+    return member.state is not State.CANONICAL and not inspection.checkpoint.tensors[member.name].elements

@@ -1,0 +1,230 @@
+"""The shard index, rebuilt from the headers of the shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
+from tieconv.checkpoint.operation import KeepTensor, LinkFile
+from tieconv.checkpoint.output import OutputText, OutputWeights
+from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.proof import Equal
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.formats.index import DIGITS, LIMIT
+from tieconv.formats.json import lossless as spelled_json
+from tieconv.formats.json.lossless import Number
+from tieconv.formats.json.strict import loads
+from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
+from tieconv.plans import named_format
+from tieconv.text import command, count, shown
+
+IsEqual = Callable[[TensorRecord, TensorRecord], bool]
+"""Whether two records hold the same bytes."""
+
+_LISTED = 6
+
+
+def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False, add_format: bool = False) -> Plan:
+    """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
+
+    ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none,
+    or another than loaders take. Raises `RefusedError` where one tensor stands in two shards with different bytes.
+    """
+    old = weight_map(checkpoint.index)
+    homes = _homes(checkpoint, old, equal)
+    totals = _totals(homes)
+    weights = _formatted(checkpoint) if add_format else ()
+    name = index_name(checkpoint)
+    carried = _carried(checkpoint)
+    text = _text(checkpoint, carried, homes, totals)
+    changed = checkpoint.index is None or text != checkpoint.index.text
+    strays = outside(checkpoint)
+    gone = strays if prune else ()
+    files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
+    if not changed:
+        files[name] = checkpoint.states[name].size
+    rewritten = {output.name for output in weights}
+    return Plan(
+        command="reindex",
+        checkpoint=checkpoint,
+        fingerprint=dict(checkpoint.states),
+        operations=(*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes)),
+        weights=weights,
+        texts=(OutputText(name, text),) if changed else (),
+        links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(gone)),
+        removed=gone,
+        promises=Promises(None, ()),
+        proofs=tuple(_proofs(checkpoint, homes)),
+        summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
+        options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_added_notes(old, homes)),
+    )
+
+
+def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
+    named_format.guard_named(checkpoint, command("inspect", checkpoint.source))
+    return named_format.with_format(checkpoint)
+
+
+def _both(index: str, shards: str, changed: bool) -> str:
+    """What becomes of the index and of the shards, as one summary."""
+    if not shards:
+        return index
+    return f"{index}; {shards}" if changed else shards
+
+
+def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> dict[str, TensorRecord]:
+    """Each tensor and the record that the index is to name, in file order."""
+    found: dict[str, TensorRecord] = {}
+    for file in checkpoint.files:
+        for record in file.tensors:
+            first = found.setdefault(record.name, record)
+            if first is record:
+                continue
+            _check_same(first, record, equal)
+            if old.get(record.name) == record.range.file:
+                found[record.name] = record
+    return found
+
+
+def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterator[Equal]:
+    """Repeated tensors that the index passes over, each equal to the one that it is to name."""
+    for file in checkpoint.files:
+        for record in file.tensors:
+            if record is not homes[record.name]:
+                yield Equal(record, homes[record.name])
+
+
+def _check_same(first: TensorRecord, second: TensorRecord, equal: IsEqual) -> None:
+    if (first.dtype, first.shape) == (second.dtype, second.shape) and equal(first, second):
+        return
+    raise RefusedError(
+        f"{shown(first.name)} stands in {shown(first.range.file)} and in {shown(second.range.file)} with different "
+        "bytes, so no index is right",
+        "move the shard that is not meant out of the directory",
+        "reindex.repeated",
+    )
+
+
+def _totals(homes: Mapping[str, TensorRecord]) -> tuple[int, int]:
+    """Tensor bytes, with names that are one view of one storage counted once, as transformers does, and each."""
+    once = {(record.range, record.stride): record.nbytes for record in homes.values()}
+    return sum(once.values()), sum(record.nbytes for record in homes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class _Carried:
+    """What the old index says beside its map and its total, numbers as they are spelled; ``lost`` is what it said
+    that a strict reader would refuse, with the reason.
+    """
+
+    value: dict[str, object] = field(default_factory=dict)
+    metadata: dict[str, object] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+
+
+def _carried(checkpoint: Checkpoint) -> _Carried:
+    index = checkpoint.index
+    if index is None:
+        return _Carried()
+    value = spelled_json.read(index.text.encode(), index.name, limit=LIMIT)
+    lost: list[str] = []
+    metadata = value.get("metadata", {})
+    if not isinstance(metadata, Mapping):
+        lost.append("metadata, which is no object")
+        metadata = {}
+    rest = {key: entry for key, entry in value.items() if key not in ("weight_map", "metadata")}
+    kept = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
+    said = {
+        key: entry for key, entry in metadata.items() if key == "total_size" or _is_kept(key, entry, lost, "metadata.")
+    }
+    order = [key for key in value if key in kept or key in ("weight_map", "metadata")]
+    return _Carried({key: kept.get(key) for key in order}, said, tuple(lost))
+
+
+def _is_kept(key: str, entry: object, lost: list[str], place: str = "") -> bool:
+    """Whether a strict reader takes the entry; what it refuses would make the new index unreadable too."""
+    try:
+        loads(spelled_json.write({key: entry}).encode(), "", limit=LIMIT, digits=DIGITS)
+    except UnreadableError as error:
+        lost.append(f"{place}{shown(key, 60)} ({error.message.partition(': ')[2]})")
+        return False
+    return True
+
+
+def _text(checkpoint: Checkpoint, carried: _Carried, homes: Mapping[str, TensorRecord], totals: tuple[int, int]) -> str:
+    """The index as transformers writes it; its text as it is where it already says so."""
+    index = checkpoint.index
+    old = weight_map(index)
+    new = {name: record.range.file for name, record in homes.items()}
+    declared = carried.metadata.get("total_size")
+    right = declared in [Number(str(total)) for total in totals]
+    strict = not any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
+    if index is not None and strict and right and index.value.get("weight_map") == new:
+        return index.text
+    in_order = list(old) == sorted(old)
+    places = {name: place for place, name in enumerate(old)}
+    names = sorted(new) if in_order else sorted(new, key=lambda name: places.get(name, len(places)))
+    value = dict(carried.value)
+    value["metadata"] = carried.metadata | {"total_size": declared if right else Number(str(totals[0]))}
+    value["weight_map"] = {name: new[name] for name in names}
+    return spelled_json.write(value, sort_keys=in_order) + "\n"
+
+
+def _summary(
+    checkpoint: Checkpoint,
+    old: Mapping[str, str],
+    homes: Mapping[str, TensorRecord],
+    totals: tuple[int, int],
+    changed: bool,
+) -> str:
+    if not changed:
+        return "the index already is right: nothing to change"
+    if not old:
+        return f"a new index of {count(len(homes), 'tensor')} in {count(len(checkpoint.files), 'shard')}"
+    moved = sum(name in old and old[name] != record.range.file for name, record in homes.items())
+    parts = [
+        f"{count(number, 'entry').replace('entrys', 'entries')} {word}"
+        for number, word in (
+            (len(homes.keys() - old.keys()), "added"),
+            (len(old.keys() - homes.keys()), "dropped"),
+            (moved, "moved"),
+        )
+        if number
+    ]
+    if parts:
+        return ", ".join(parts)
+    odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
+    return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
+
+
+def _added_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
+    """What loaders that follow the index see from now on."""
+    added = sorted(homes.keys() - old.keys()) if old else []
+    if added:
+        more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
+        yield (
+            f"not in the index until now: {', '.join(shown(name, 60) for name in added[:_LISTED])}{more}; transformers "
+            "4 did not see what the index left out, transformers 5 did"
+        )
+
+
+def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
+    """What becomes of that which no header knows, where the old index has it and a strict reader refuses it."""
+    for caution in checkpoint.cautions:
+        if caution.code == INDEX_UNREADABLE:
+            yield f"the old index cannot be read, so its metadata is not carried over: {caution.message}"
+        elif caution.code == INDEX_ODD:
+            what = "what else it holds" if carried.lost else "all that it holds beside the map"
+            yield f"the old index is no strict JSON, {what} is carried over: {caution.message}"
+    if carried.lost:
+        yield f"not carried over from the old index: {', '.join(carried.lost)}"
+
+
+def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
+    if strays:
+        listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
+        more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
+        what = "left out" if prune else "comes along (--prune leaves it out)"
+        yield f"outside the index: {listed}{more}; {what}"

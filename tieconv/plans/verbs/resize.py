@@ -1,0 +1,160 @@
+"""The plan that makes config, embedding, head and head bias agree on the size of the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+
+from tieconv.architectures import locate
+from tieconv.architectures.vocabulary import vocabulary_rows, vocabulary_sizes
+from tieconv.checkpoint.dtypes import BITS, FLOATS
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.operation import SetConfig
+from tieconv.checkpoint.output import OutputText
+from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.formats.json.edit import set_values
+from tieconv.plans.build import build, kept_promise
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
+from tieconv.text import count, shown
+
+MeanRow = Callable[[TensorRecord], bytes]
+"""The mean of a matrix's rows, rounded to its dtype."""
+
+
+_MOST_MEAN = 64 * 1024 * 1024
+"""Bytes of new rows that are held in memory."""
+
+
+class Fill(StrEnum):
+    """What new rows hold."""
+
+    ZEROS = "zeros"
+    MEAN = "mean"
+
+
+def plan_resize(inspection: Inspection, to: str, fill: Fill, mean_row: MeanRow) -> Plan:
+    """Return the plan that gives config and tensors one number of rows.
+
+    ``to`` is ``rows`` (the config follows the embedding), ``config`` (the tensors follow the config) or a number.
+    Raises `RefusedError` where a row that the tokenizer uses would be cut off, or where nobody can tell.
+    """
+    guard_head(inspection, "resize")
+    sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
+    if not sizes or not tables or inspection.checkpoint.config is None:
+        refuse(
+            f"{shown(inspection.checkpoint.source)}: tieconv cannot tell which config key counts the embedding's rows",
+            f"look at the config: {inspect_hint(inspection)}",
+            "resize.unknown",
+        )
+    target = _target(inspection, to, sizes, tables)
+    edits = Edits(inspection.checkpoint)
+    notes: list[str] = []
+    for record in _records(inspection):
+        notes += _resize(edits, inspection, record, target, fill, mean_row)
+    promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
+    options = {"to": to, "fill": str(fill)}
+    return build(
+        "resize",
+        inspection,
+        edits,
+        tied=None,
+        promises=promises,
+        options=options,
+        notes=tuple(notes),
+        document=_config(inspection, sizes, target),
+    )
+
+
+def _target(inspection: Inspection, to: str, sizes: dict[str, int], tables: dict[str, int]) -> int:
+    """The rows that everything gets."""
+    if to.isdecimal():
+        return int(to)
+    given = tables if to == "rows" else sizes
+    different = sorted(set(given.values()))
+    if len(different) > 1:
+        listed = ", ".join(f"{shown(name)} {rows:,}" for name, rows in list(given.items())[:4])
+        refuse(
+            f"{shown(inspection.checkpoint.source)}: the {to if to == 'config' else 'tables'} disagree: {listed}",
+            f"say how many: {again(inspection, 'resize', f'--to {different[-1]}')}",
+            "resize.disagree",
+        )
+    return different[0]
+
+
+def _records(inspection: Inspection) -> list[TensorRecord]:
+    """Every stored tensor with a row for each token: the tables of the word embedding, and the head's biases."""
+    tensors, head = inspection.checkpoint.tensors, inspection.head
+    names = {part.name for part in (head.input_embedding, head.output_head) if part and part.name in tensors}
+    if inspection.word_tie:
+        names |= {member.name for member in inspection.word_tie.stored_members}
+        shared = next((one for one in inspection.word_tie.members if one.state is State.ALIASED), None)
+        if shared:
+            refuse(
+                f"{shown(shared.name)} shares its storage with another name",
+                f"store it once first: {again(inspection, 'dedup', '-o OUT')}",
+                "resize.shared",
+            )
+    names |= {found for one in inspection.family.output_biases if (found := locate(inspection.family, one, tensors))}
+    return [tensors[name] for name in sorted(names)]
+
+
+def _resize(
+    edits: Edits, inspection: Inspection, record: TensorRecord, rows: int, fill: Fill, mean_row: MeanRow
+) -> list[str]:
+    axis = 1 if len(record.shape) == 2 and record.shape[0] == 1 else 0  # a bias may be stored as one row
+    before = record.shape[axis]
+    if before == rows:
+        return []
+    if record.dtype not in FLOATS or BITS[record.dtype] % 8 or record.stride is not None or len(record.shape) > 2:
+        refuse(
+            f"{shown(record.name)} has dtype {shown(record.dtype)} and shape {list(record.shape)}: "
+            "its rows cannot be counted byte by byte",
+            "resize it where it was made",
+            "resize.layout",
+        )
+    if rows < before:
+        _guard_cut(inspection, record, before, rows)
+    shape = (*record.shape[:axis], rows, *record.shape[axis + 1 :])
+    averaged = rows > before and fill is Fill.MEAN and len(record.shape) == 2 and axis == 0
+    if averaged and (rows - before) * (record.nbytes // before) > _MOST_MEAN:
+        refuse(
+            f"{shown(record.name)} would get {count(rows - before, 'row')}, more than tieconv fills with a mean",
+            f"fill them with zeros: {again(inspection, 'resize', f'--to {rows}')}",
+            "resize.mean",
+        )
+    edits.resize(record, shape, mean_row(record) if averaged else None, zero_end=False)
+    if rows < before:
+        return []
+    what = "the mean of its rows" if averaged else "zeros"
+    return [f"{shown(record.name)}: {count(rows - before, 'new row')} of {what} are not trained"]
+
+
+def _guard_cut(inspection: Inspection, record: TensorRecord, before: int, rows: int) -> None:
+    """Refuse to cut off a row that a token has."""
+    used = inspection.tokenizer_rows
+    if used is None:
+        unread = inspection.tokenizer_unread or "tieconv cannot read from a tokenizer that no token has them"
+        refuse(
+            f"{shown(record.name)} would lose {count(before - rows, 'row')}, and {unread}",
+            f"keep the rows and change the config: {again(inspection, 'resize', '--to rows')}",
+            "resize.no-tokenizer",
+        )
+    if used > rows:
+        refuse(
+            f"{shown(record.name)} would lose {count(before - rows, 'row')}, and the tokenizer has tokens up to "
+            f"row {used - 1:,}",
+            f"keep them: {again(inspection, 'resize', f'--to {used}')}",
+            "resize.used-rows",
+        )
+
+
+def _config(
+    inspection: Inspection, sizes: dict[str, int], rows: int
+) -> tuple[OutputText, tuple[SetConfig, ...]] | None:
+    document = inspection.checkpoint.config
+    assert document is not None  # guarded
+    changes = tuple(SetConfig(path, rows, size, True) for path, size in sizes.items() if size != rows)
+    text = set_values(document.text, [(change.path.split("."), rows) for change in changes])
+    return (OutputText(document.name, text), changes) if changes else None

@@ -1,0 +1,198 @@
+"""Re-tying: the redundant copies go, the canonical name stays, the config says tied."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NoReturn
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.plan import NormFold, Plan, Promises, TiePromise
+from tieconv.checkpoint.relation.proved import Scaled
+from tieconv.plans import biases
+from tieconv.plans.biases import BiasChoice
+from tieconv.plans.build import build
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import again, guard, guard_class, refuse
+from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_missing
+from tieconv.plans.verbs import average, folding
+from tieconv.text import shown
+
+EQUAL = frozenset({State.IDENTICAL, State.ALIASED})
+
+
+class Survivor(StrEnum):
+    """Whose values a forced re-tie keeps."""
+
+    EMBED = "embed"
+    HEAD = "head"
+    MEAN = "mean"
+
+
+def plan_retie(
+    inspection: Inspection,
+    *,
+    bias: BiasChoice = BiasChoice.KEEP,
+    survivor: Survivor | None = None,
+    force: bool = False,
+    fold: NormFold | None = None,
+) -> Plan:
+    """The plan that leaves one copy of each tied tensor.
+
+    Raises `RefusedError` where the copies are not bit-equal, unless ``force`` and a ``survivor`` say whose
+    values to keep, or ``fold`` proves that a norm can take up what is between them, and where setting the flag would
+    change the forward pass.
+    """
+    guard(inspection, "retie")
+    edits = Edits(inspection.checkpoint)
+    exponent = tied_exponent(inspection)
+    notes = [*told_missing(inspection), *biases.found_half(inspection)]
+    ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
+    for tie in ties:
+        notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
+    notes += biases.apply(edits, inspection, bias, tied=True)
+    promises = Promises(True, tuple(_promise(edits, tie) for tie in ties))
+    options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
+    options |= {"fold-norm": str(fold is not None).lower()}
+    return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
+
+
+def tied_exponent(inspection: Inspection) -> int:
+    """The power of two by which the logits are multiplied once the flag is true: 0 for most classes. Headers tell.
+
+    Raises `RefusedError` where no re-tie goes ahead, whatever the tensors hold.
+    """
+    guard_class(inspection, "retie")
+    flips = not inspection.config.effective or reads_false(inspection)
+    exponent = scaling_exponent(inspection, "retie") if flips else 0
+    if not inspection.config.effective:
+        guard_flip(inspection, "retie")
+    return exponent
+
+
+def _merge(
+    edits: Edits,
+    inspection: Inspection,
+    tie: Tie,
+    survivor: Survivor | None,
+    exponent: int,
+    fold: NormFold | None,
+) -> tuple[str, ...]:
+    """Drop the members of one group; keep, or give back, the canonical name."""
+    stored = [member for member in tie.members if member.stored]
+    reference = next(member for member in stored if member.state is State.CANONICAL)
+    odd = [
+        member for member in stored if member is not reference and not _fits(member, reference, exponent, inspection)
+    ]
+    note: tuple[str, ...] = ()
+    source = reference.name
+    if odd and fold is not None:
+        _guard_forced(inspection, tie, reference, odd, exponent)
+        return folding.merge(edits, inspection, tie, reference, odd, fold)
+    if odd and survivor is Survivor.MEAN:
+        _guard_forced(inspection, tie, reference, odd, exponent)
+        return average.merge(edits, inspection, tie, reference, odd)
+    if odd:
+        source, note = _settle(inspection, tie, reference, odd, survivor, exponent)
+    kept = tie.canonical
+    for member in stored:
+        if member.name in (kept, source):
+            continue
+        if member in odd or member is reference or member.relation.is_empty:
+            edits.drop(member.name, _because(member, kept))
+        else:
+            times = exponent if member.state is State.SCALED else 0
+            edits.drop_equal(member.name, reference.name, _because(member, kept), times)
+    if source != kept and tie.canonical_stored:
+        edits.replace_content(kept, inspection.checkpoint.tensors[source])
+        edits.drop(source, f"its values are stored as {kept}")
+    elif source != kept:
+        edits.rename(source, kept)
+    return note
+
+
+def _because(member: Member, kept: str) -> str:
+    if member.relation.is_empty:
+        return "it is empty"
+    if member.state is State.ALIASED:
+        return f"another name of the bytes of {kept}"
+    if member.state is State.IDENTICAL:
+        return f"equal to {kept}, byte for byte"
+    if isinstance(member.relation, Scaled):
+        return f"{kept} times {member.relation.factor}, which the tied forward pass applies itself"
+    return f"replaced by {kept}"
+
+
+def _fits(member: Member, reference: Member, exponent: int, inspection: Inspection) -> bool:
+    """Whether dropping ``member`` keeps the function. ``exponent``: the tied forward pass scales by 2**exponent.
+
+    A multiple of another type is a rounded one: the table itself would be read in its place.
+    """
+    if member.relation.is_empty:
+        return True
+    is_head = member.name == (inspection.head.output_head and inspection.head.output_head.name)
+    if not exponent or not is_head:
+        return member.state in EQUAL
+    tensors, relation = inspection.checkpoint.tensors, member.relation
+    alike = tensors[member.name].dtype == tensors[reference.name].dtype
+    return isinstance(relation, Scaled) and relation.exact and alike and relation.factor == 2.0**exponent
+
+
+def _settle(
+    inspection: Inspection,
+    tie: Tie,
+    reference: Member,
+    odd: list[Member],
+    survivor: Survivor | None,
+    exponent: int,
+) -> tuple[str, tuple[str, ...]]:
+    """Whose values survive where copies differ, by the user's word alone."""
+    if survivor is None:
+        _refuse_unequal(inspection, tie, reference, odd[0], exponent)
+    _guard_forced(inspection, tie, reference, odd, exponent)
+    head = inspection.head.output_head
+    others = {member.name for member in odd}
+    source = head.name if survivor is Survivor.HEAD and head and head.name in others else reference.name
+    lost = sorted((others | {reference.name}) - {source})
+    what = "; ".join(is_apart(member) for member in odd)
+    return source, (f"not function-preserving: {', '.join(map(shown, lost))} is lost ({what})",)
+
+
+def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, odd: list[Member], exponent: int) -> None:
+    """What no word of the user's ties: other roles, other shapes, logits that the tied class would rescale."""
+    tensors = inspection.checkpoint.tensors
+    shapes = {tensors[member.name].shape for member in (reference, *odd)}
+    if tie.role is not Role.WORD_EMBEDDING or len(shapes) > 1:
+        _refuse_unequal(inspection, tie, reference, odd[0], exponent)
+    if exponent:
+        refuse(
+            f"re-tying {shown(odd[0].name)} by force would also rescale the logits of this architecture",
+            "keep the head as it is",
+            "flag.forward",
+        )
+
+
+def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
+    sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
+    if exponent and member.state in EQUAL:
+        sentence = (
+            f"{shown(member.name)} equals {shown(reference.name)}, but the tied forward pass of this architecture "
+            f"multiplies the logits by 2**{exponent}, so re-tying would change them"
+        )
+    if tie.role is not Role.WORD_EMBEDDING:
+        refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
+    if member.relation.shape_differs:
+        refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
+    apart = "they are apart and may stay so"  # with the flag false, untie would change nothing
+    hint = f"leave them apart with: {again(inspection, 'untie')}" if inspection.config.effective else apart
+    if not exponent:
+        hint += f"; or choose the survivor: {again(inspection, 'retie', '--from embed --force')} (or --from head)"
+    refuse(sentence, hint, "retie.not-equal")
+
+
+def _promise(edits: Edits, tie: Tie) -> TiePromise:
+    after = edits.after()
+    names = [member.name for member in tie.members if member.name != tie.canonical]
+    stored = (tie.canonical,) if tie.canonical in after else ()
+    return TiePromise(tie.canonical, True, stored, tuple(name for name in names if name not in after))

@@ -1,0 +1,141 @@
+"""Untying: the head, and every other tied name the architecture then reads, as a tensor of its own."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.loaders.transformers.names5 import giver
+from tieconv.loaders.transformers.shared_tables import twin
+from tieconv.plans import biases
+from tieconv.plans.biases import BiasChoice
+from tieconv.plans.build import ALIKE, build
+from tieconv.plans.edits import Edits
+from tieconv.plans.guards import again, guard, inspect_hint, refuse
+from tieconv.plans.meaning import always_tied, guard_flip, reads_false, scaling_exponent, told_apart
+from tieconv.text import shown
+
+
+def plan_untie(
+    inspection: Inspection,
+    *,
+    bias: BiasChoice = BiasChoice.KEEP,
+    keep_flag: bool = False,
+) -> Plan:
+    """The plan that stores every name of the tied groups.
+
+    With ``keep_flag`` the config stays as it is and equal copies are written out. Raises `RefusedError` where
+    the flag changes the forward pass and no exact scaling of the head makes up for it.
+    """
+    guard(inspection, "untie")
+    edits = Edits(inspection.checkpoint)
+    flips = not keep_flag and inspection.config.effective and not reads_false(inspection)
+    exponent = scaling_exponent(inspection, "untie") if flips else 0
+    if inspection.config.effective and (not keep_flag or inspection.family.misfit):
+        guard_flip(inspection, "untie")
+    if flips and not exponent and (sentence := always_tied(inspection)):
+        refuse(sentence, f"write a copy and leave the flag: {again(inspection, 'untie', '--keep-flag')}", "tie.always")
+    notes = [*biases.found_half(inspection)]
+    for tie in inspection.ties:
+        notes += _separate(edits, inspection, tie, exponent)
+    if keep_flag and inspection.config.effective:
+        notes += _keep_copies(edits, inspection)
+    notes += biases.apply(edits, inspection, bias, tied=keep_flag and inspection.config.effective)
+    always = inspection.family.tying is Tying.ALWAYS
+    tied = inspection.config.effective if keep_flag or always else False
+    flag = None if keep_flag else False
+    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in inspection.ties))
+    options = {"bias": str(bias), "keep_flag": str(keep_flag).lower()}
+    return build("untie", inspection, edits, tied=flag, promises=promises, options=options, notes=tuple(notes))
+
+
+def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> tuple[str, ...]:
+    """Store the names of one group that are absent; those that the class shares anyway need no copy."""
+    tensors = inspection.checkpoint.tensors
+    source = tensors[next(member.name for member in tie.members if member.state is State.CANONICAL)]
+    head = inspection.head.output_head
+    notes: list[str] = []
+    for member in tie.members:
+        is_head = head is not None and member.name == head.name
+        empty = member.relation.is_empty
+        if member.state not in ALIKE and not empty:
+            notes += _already_apart(inspection, tie, member)
+        origin = _origin(inspection, tie, member, source)
+        if is_head and exponent:
+            _write_scaled(edits, inspection, member, origin, exponent)
+        elif (empty or not member.stored or member.state is State.ALIASED) and (tie.gated or is_head):
+            _guard_rows(inspection, member, origin)
+            edits.copy(member.name, origin)
+    return tuple(notes)
+
+
+def _keep_copies(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
+    """Mark the copies in the metadata; return how to tell `tieconv check` where there is no metadata."""
+    after, checkpoint = edits.after(), inspection.checkpoint
+    copies = [
+        member.name
+        for tie in inspection.ties
+        for member in tie.members
+        if tie.declared and tie.gated and member.state in ALIKE - {State.CANONICAL} and member.name in after
+    ]
+    if not copies:
+        return ()
+    if checkpoint.format == "safetensors" and all(file.metadata is not None for file in checkpoint.files):
+        for name in copies:
+            edits.keep_copy(name)
+        return ()
+    return (
+        "the file has no metadata to mark the copy as wanted: for `tieconv check` write into tieconv.toml "
+        'per-model = [{ model = "OUT", ignore = ["TIE002"], reason = "the copy is wanted" }]',
+    )
+
+
+def _origin(inspection: Inspection, tie: Tie, member: Member, source: TensorRecord) -> TensorRecord:
+    """The tensor whose values an absent name has: which of several that differ, transformers 5 tells while it ties."""
+    tensors, other = inspection.checkpoint.tensors, twin(inspection, tie, member.name)
+    if member.stored:
+        return source
+    if tie.declared:
+        return tensors[giver(inspection, tie, member.name) or source.name]
+    return tensors[other.name] if other else source
+
+
+def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) -> None:
+    """Refuse to write an encoder table of the decoder's rows: FSMT has a vocabulary for each, and one shape loads."""
+    rows = inspection.checkpoint.config_values.get("src_vocab_size")
+    if isinstance(rows, int) and "encoder" in member.name.split(".") and source.shape[:1] != (rows,):
+        refuse(
+            f"{shown(member.name)} has {rows:,} rows by the config's src_vocab_size and {shown(source.name)} has "
+            f"{source.shape[0] if source.shape else 0:,}: no loader takes the one under the name of the other",
+            inspect_hint(inspection),
+            "untie.shape",
+        )
+
+
+def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
+    if member.state is State.TRANSPOSED or member.relation.shape_differs:
+        refuse(
+            f"{shown(member.name)} cannot be loaded as it is stored: {is_apart(member)}",
+            "write it in the shape of the embedding first",
+            "untie.shape",
+        )
+    return told_apart(inspection, tie, member)
+
+
+def _write_scaled(edits: Edits, inspection: Inspection, member: Member, source: TensorRecord, exponent: int) -> None:
+    """The head that, without the flag's scaling, gives the tied logits: E × 2**exponent."""
+    if member.stored and member.state not in (State.IDENTICAL, State.ALIASED):
+        refuse(
+            f"{shown(member.name)} is stored and differs, and this architecture scales its logits by the flag",
+            "set the flag by hand once you know which head is meant",
+            "flag.forward",
+        )
+    edits.scale(member.name, source, exponent)
+
+
+def _promise(edits: Edits, tie: Tie, tied: bool) -> TiePromise:
+    after = edits.after()
+    names = (member.name for member in tie.members)
+    return TiePromise(tie.canonical, tied if tie.gated else True, tuple(name for name in names if name in after), ())

@@ -1,0 +1,182 @@
+"""How a model reads a window of a text, and which of its tokens it predicts: causal, masked or encoder-decoder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tieconv.errors import RefusedError
+from tieconv.reference.model import Batch, load_config, load_whole_config
+from tieconv.reference.packages import need
+from tieconv.text import shown
+
+EVERY = 7
+"""A masked model predicts one of so many tokens: about the 15 % that BERT was trained with."""
+
+_FROM_PADDING = ("roberta", "roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer", "esm", "ibert")
+"""How the model types end that number positions from that of the padding token on."""
+
+EXTRA, PURPOSE = "torch", "--text, which runs the model,"
+"""The extra that `--text` needs, and what for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """One window as the model gets it. ``places`` index the logits that predict ``targets``, ids: (n,)."""
+
+    batch: Batch
+    places: Any
+    targets: Any
+
+
+class Reading(Protocol):
+    """How windows of ids, one (length,) tensor each, are read."""
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """The ids that reading puts to those of the text."""
+        ...
+
+    def fed(self, window: Any) -> Fed:
+        """The window as a batch of one."""
+        ...
+
+    def predicted(self, length: int) -> int:
+        """How many tokens of a window of ``length`` are predicted."""
+        ...
+
+    def longest(self, places: int) -> int:
+        """The longest window of a model that has so many positions."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """Each token is predicted from those before it."""
+
+    added: tuple[int, ...] = ()
+
+    def fed(self, window: Any) -> Fed:
+        return Fed(_batch(window), slice(0, -1), window[1:])
+
+    def predicted(self, length: int) -> int:
+        return length - 1
+
+    def longest(self, places: int) -> int:
+        return places
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Every seventh token is masked and predicted from all the others, between the tokens that begin and end a text."""
+
+    mask: int
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        return (self.mask, *self.prefix, *self.suffix)
+
+    def fed(self, window: Any) -> Fed:
+        places = need("torch", EXTRA, PURPOSE).arange(EVERY // 2, len(window), EVERY)
+        masked = window.clone()
+        masked[places] = self.mask
+        return Fed(
+            _batch(_joined(self.prefix, masked, self.suffix), placed=False), places + len(self.prefix), window[places]
+        )
+
+    def predicted(self, length: int) -> int:
+        return len(range(EVERY // 2, length, EVERY))
+
+    def longest(self, places: int) -> int:
+        return places - len(self.prefix) - len(self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderDecoder:
+    """The encoder reads the first half of a window, the decoder predicts the second, token by token."""
+
+    start: int
+    suffix: tuple[int, ...]
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        return (self.start, *self.suffix)
+
+    def fed(self, window: Any) -> Fed:
+        half = len(window) // 2
+        read, targets = _joined((), window[:half], self.suffix), window[half:]
+        batch = _batch(read)
+        decoder = _joined((self.start,), targets[:-1], ())
+        return Fed(Batch(batch.ids, batch.mask, decoder_ids=decoder[None]), slice(None), targets)
+
+    def predicted(self, length: int) -> int:
+        return length - length // 2
+
+    def longest(self, places: int) -> int:
+        return 2 * (places - len(self.suffix))
+
+
+def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
+    """How the class reads a text. Raises `RefusedError` where it is no language model, or lacks a token for it."""
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")):
+        return Causal()
+    if architecture.endswith("ForMaskedLM"):
+        return _masked(directory, architecture, tokenizer)
+    if architecture.endswith(("ForConditionalGeneration", "MTModel")) and _reads_ids(architecture):
+        config = load_whole_config(directory)
+        if getattr(config, "is_encoder_decoder", False):
+            return _encoder_decoder(directory, config, tokenizer)
+    raise _refusal(
+        f"{shown(architecture or directory)} predicts no tokens of a text: it is no causal, masked or encoder-decoder "
+        "language model, which is what --text measures"
+    )
+
+
+def positions(directory: str) -> int | None:
+    """How many positions a model has by its config; ``None`` where it says nothing of them."""
+    config = load_config(directory)
+    number = getattr(config, "max_position_embeddings", None)
+    if not isinstance(number, int) or number < 1:
+        return None
+    padding = config.pad_token_id
+    counted = config.model_type.endswith(_FROM_PADDING) and isinstance(padding, int)
+    return number - padding - 1 if counted else number
+
+
+def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:
+    if tokenizer.mask_token_id is None:
+        raise _refusal(
+            f"{shown(directory)}: its tokenizer has no mask token, by which {shown(architecture)} is measured"
+        )
+    return Masked(tokenizer.mask_token_id, _ids(tokenizer.cls_token_id), _ids(tokenizer.sep_token_id))
+
+
+def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDecoder:
+    start = getattr(config, "decoder_start_token_id", None)
+    if start is None:
+        raise _refusal(f"{shown(directory)}: its config names no decoder_start_token_id, which a decoder begins with")
+    return EncoderDecoder(start, _ids(tokenizer.eos_token_id))
+
+
+def _reads_ids(architecture: str) -> bool:
+    """Whether the class reads ids, not sound or pictures."""
+    cls = getattr(need("transformers", EXTRA, PURPOSE), architecture, None)
+    return cls is None or getattr(cls, "main_input_name", "input_ids") == "input_ids"
+
+
+def _refusal(why: str) -> RefusedError:
+    return RefusedError(why, "analyse it without --text", "analyze.not-language")
+
+
+def _ids(token: int | None) -> tuple[int, ...]:
+    return () if token is None else (token,)
+
+
+def _joined(before: tuple[int, ...], ids: Any, after: tuple[int, ...]) -> Any:
+    return need("torch", EXTRA, PURPOSE).cat([ids.new_tensor(before), ids, ids.new_tensor(after)])
+
+
+def _batch(ids: Any, *, placed: bool = True) -> Batch:
+    return Batch(ids[None], ids.new_ones(1, len(ids)), placed=placed)

@@ -1,0 +1,73 @@
+"""The gate's answer for programs: schema `tieconv.check/1`, and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tieconv.checkpoint.finding import Finding, Level, Remedy
+from tieconv.checkpoint.results.checked import (
+    CHECK_SCHEMA,
+    CheckedFinding,
+    CheckedModel,
+    CheckReport,
+    Failure,
+    Fix,
+    Waiver,
+)
+
+
+def render(report: CheckReport) -> str:
+    """One JSON document in ASCII; names are those of the files, character for character."""
+    # A CI runner obeys `##[` anywhere in a line; only strings hold a `#`.
+    return str(report).replace("##", "#\\u0023")
+
+
+def read(text: str | bytes) -> CheckReport:
+    """The report that `render` wrote; ``ValueError`` for anything else."""
+    try:
+        document = json.loads(text)
+        if document["schema"] != CHECK_SCHEMA:
+            raise ValueError(f"its schema is not {CHECK_SCHEMA}")
+        models = tuple(_model_of(model) for model in document["models"])
+        return CheckReport(models, Level(document["fail_on"]), _texts(document["notes"]), _texts(document["rules"]))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"a key is missing or is no {CHECK_SCHEMA}: {error}") from error
+
+
+def _model_of(document: dict[str, Any]) -> CheckedModel:
+    failure = document["failure"]
+    reason = Failure(_text(failure["message"]), _text(failure["hint"])) if failure else None
+    fixes = tuple(Fix(_text(fix["command"]), _texts(fix["rules"]), _text(fix["refusal"])) for fix in document["fixes"])
+    output = None if document["output"] is None else _text(document["output"])
+    return CheckedModel(
+        _text(document["source"]),
+        tuple(map(_finding_of, document["findings"])),
+        reason,
+        fixes,
+        output,
+        _texts(document.get("unread", [])),
+    )
+
+
+def _finding_of(document: dict[str, Any]) -> CheckedFinding:
+    remedy, waived = document["remedy"], document["waiver"]
+    finding = Finding(
+        _text(document["rule"]),
+        Level(document["level"]),
+        _text(document["message"]),
+        _texts(document["tensors"]),
+        Remedy(_text(remedy["command"]), remedy["safe"] is True) if remedy else None,
+    )
+    waiver = Waiver(_text(waived["by"]), _text(waived["reason"])) if waived else None
+    return CheckedFinding(finding, _text(document["file"]), waiver)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError("text expected")
+    return value
+
+
+def _texts(values: list[object]) -> tuple[str, ...]:
+    return tuple(map(_text, values))

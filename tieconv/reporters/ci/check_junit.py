@@ -1,0 +1,93 @@
+"""The gate's answer as JUnit XML: a test suite a model, a test case for each rule that found something.
+
+Failures come first, and a clean model has one case that passes. A finding that reaches the level that fails is a
+failure, a milder one is output of a case that passes, a waived one skips its case. A model that could not be read is an
+error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree import ElementTree as ET
+
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.checks.registry import RULES
+from tieconv.reporters.ci import check_view as view
+from tieconv.text import count
+
+_PARTS = ("failure", "error", "skipped")
+
+
+def render(report: CheckReport) -> str:
+    """One XML 1.0 document in UTF-8; nothing in it depends on the clock."""
+    root = ET.Element("testsuites", name="tieconv check")
+    for model in report.models:
+        suite = ET.SubElement(root, "testsuite", name=view.line(model.source))
+        suite.extend(_cases(model, report))
+        _count(suite, suite)
+    _count(root, root)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode")
+
+
+def _count(element: ET.Element, within: ET.Element) -> None:
+    element.set("tests", str(len(list(within.iter("testcase")))))
+    for part, name in zip(_PARTS, ("failures", "errors", "skipped"), strict=True):
+        if element.tag == "testsuite" or part != "skipped":
+            element.set(name, str(len(list(within.iter(part)))))
+
+
+def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
+    if model.failure:
+        readable = _case(model, "readable")
+        error = ET.SubElement(readable, "error", type="unreadable", message=view.line(model.failure.message))
+        error.text = view.line(model.failure.hint)
+        yield readable
+        return
+    names = {rule.code: f"{rule.code} {rule.name}" for rule in RULES}
+    codes = [*names, *sorted({entry.finding.rule for entry in model.findings} - names.keys())]
+    cases = []
+    for code in codes:
+        entries = [entry for entry in model.findings if entry.finding.rule == code]
+        if entries:
+            case = _case(model, names.get(code, view.line(code)))
+            _judge(case, entries, report)
+            cases.append(case)
+    yield from sorted(cases, key=lambda case: case.find("failure") is None)
+    yield _case(model, f"{count(len(report.rules or names), 'rule')} applied")
+
+
+def _case(model: CheckedModel, name: str) -> ET.Element:
+    # Jenkins takes what stands before the last dot for a package.
+    return ET.Element("testcase", classname=f"tieconv.{view.line(model.source).replace('.', '_')}", name=name, time="0")
+
+
+def _judge(case: ET.Element, entries: list[CheckedFinding], report: CheckReport) -> None:
+    """At most one verdict a case, as Ant's schema wants it."""
+    counting = [entry for entry in entries if entry.waiver is None]
+    failing = [entry for entry in counting if report.counts(entry)]
+    if failing:
+        first = failing[0].finding
+        verdict = ET.SubElement(case, "failure", type=str(first.level), message=view.line(first.message))
+        verdict.text = _listed(counting)
+    elif counting:
+        ET.SubElement(case, "system-out").text = _listed(counting)
+    elif entries:
+        reasons = "; ".join(dict.fromkeys(_waiver(entry) for entry in entries))
+        ET.SubElement(case, "skipped", message=view.line(reasons))
+
+
+def _waiver(entry: CheckedFinding) -> str:
+    assert entry.waiver is not None
+    return f"waived by {entry.waiver.by}" + (f": {entry.waiver.reason}" if entry.waiver.reason else "")
+
+
+def _listed(entries: list[CheckedFinding]) -> str:
+    return "\n".join(text for entry in entries for text in _lines(entry))
+
+
+def _lines(entry: CheckedFinding) -> Iterator[str]:
+    where = f"{view.line(entry.file)}: " if entry.file else ""
+    yield f"{entry.finding.level} {where}{view.line(entry.finding.message)}"
+    if entry.finding.remedy:
+        yield f"next: {view.command(entry.finding.remedy.command)}"

@@ -1,0 +1,145 @@
+"""The gate's answer as GitHub-flavoured Markdown, for job summaries, comments and model cards.
+
+Text from a model is made of plain words, of code spans, and of entities where neither is safe: nothing in it becomes a
+tag, a link, a mention or a table cell.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.reporters.ci import check_view as view
+from tieconv.text import count
+
+_BYTES = 900_000  # a job summary holds 1 MiB, and may hold another step's
+_NOTES = 20
+_FINDINGS = 150  # of one model
+_MARKS = {Level.ERROR: "❌&nbsp;error", Level.WARNING: "⚠️&nbsp;warning", Level.NOTE: "ℹ️&nbsp;note"}
+_WORD = re.compile(r"[A-Za-z]+(?:['-][A-Za-z]+)*")  # letters alone: GH-1 and the like are links to GitHub
+_NUMBER = re.compile(r"\d+(?:[.,–]\d+)*%?")
+_TRIMMED = re.compile(r"([(\"']*)(.*?)([)\"',;:.]*)", re.DOTALL)
+
+
+def render(report: CheckReport) -> str:
+    """A table of the models, then the findings of each that has some, the worst first."""
+    blocks = [f"### {'❌' if report.failed else '✅'} tieconv check: {_prose(view.summary(report))}"]
+    models = view.worst_first(report.models)
+    if models:
+        blocks += ["", "| model | result | errors | warnings | notes | waived |", "|---|---|--:|--:|--:|--:|"]
+        blocks += _bounded((partial(_row, model, report) for model in models), _BYTES // 3, "model")
+    listed = [model for model in models if model.findings or model.failure or model.fixes]
+    blocks += _bounded((partial(_section, model, report) for model in listed), _BYTES * 2 // 3, "model")
+    blocks += [f"\n**note:** {_prose(view.line(note))}" for note in report.notes[:_NOTES]]
+    return "\n".join(blocks)
+
+
+def _bounded(parts: Iterable[Callable[[], str]], room: int, noun: str, more: int = 0) -> Iterator[str]:
+    """As many parts as there is room for, and how many are not there, ``more`` included; those are not made."""
+    left, full = more, False
+    for part in parts:
+        text = "" if full else part()
+        room -= len(text.encode())
+        if room < 0:
+            left, full = left + 1, True
+        else:
+            yield text
+    if left:
+        yield f"\n… and {count(left, f'more {noun}')}: see `tieconv check --format json`\n"
+
+
+def _row(model: CheckedModel, report: CheckReport) -> str:
+    counts = view.levels(model.open)
+    verdict = "❌ failed" if report.fails(model) else "✅ passed"
+    figures = [str(counts[level]) for level in Level]
+    if model.failure:
+        verdict, figures = f"❌ {view.trouble(model)}", [""] * len(figures)
+    return _cells(_name(view.line(model.source)), verdict, *figures, str(len(view.waived(model))))
+
+
+def _section(model: CheckedModel, report: CheckReport) -> str:
+    counts = view.levels(model.open)
+    title = view.trouble(model) if model.failure else view.counted(counts)
+    if view.waived(model):
+        title += f", {len(view.waived(model))} waived"
+    opened = " open" if report.fails(model) else ""
+    # Inside an HTML block nothing is Markdown, and what is escaped is text.
+    summary = f"<details{opened}><summary><code>{html.escape(view.line(model.source))}</code>: {title}</summary>"
+    return "\n".join(["", summary, "", *_details(model), "", "</details>"])
+
+
+def _details(model: CheckedModel) -> Iterator[str]:
+    if model.failure:
+        yield f"**error:** {_prose(view.line(model.failure.message))}"
+        if model.failure.hint:
+            yield f"\n**hint:** {_prose(view.line(model.failure.hint))}"
+        return
+    if model.findings:
+        yield "| level | rule | file | finding |\n|---|---|---|---|"
+    entries = [*model.open, *view.waived(model)]
+    shown = entries[:_FINDINGS]
+    yield from _bounded(
+        (partial(_finding, entry) for entry in shown), _BYTES // 4, "finding", len(entries) - len(shown)
+    )
+    for fix in model.fixes[:_NOTES]:
+        yield f"\n{_prose(view.fixed(fix))}"
+
+
+def _finding(entry: CheckedFinding) -> str:
+    finding = entry.finding
+    text = _prose(view.line(finding.message))
+    if finding.remedy:
+        text += f"<br>next: {_name(view.command(finding.remedy.command))}"
+        if not finding.remedy.safe:
+            text += " (yours to decide: it changes, or settles, what the model computes)"
+    level = _MARKS[finding.level]
+    if entry.waiver:
+        level = f"waived {finding.level}"
+        reason = f": {_prose(view.line(entry.waiver.reason))}" if entry.waiver.reason else ""
+        text += f"<br>waived by {_prose(view.line(entry.waiver.by))}{reason}"
+    return _cells(level, _name(view.line(finding.rule)), _name(view.line(entry.file)), text)
+
+
+def _cells(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _prose(text: str) -> str:
+    """A sentence with the names in it as code."""
+    return " ".join(_word(word) for word in text.split(" "))
+
+
+def _word(word: str) -> str:
+    match = _TRIMMED.fullmatch(word)
+    assert match is not None
+    before, inner, after = match.groups()
+    bare = not inner or _NUMBER.fullmatch(inner) or (_WORD.fullmatch(inner) and inner.lower() != "www")
+    return before + (inner if bare else _name(inner)) + after
+
+
+def _name(text: str) -> str:
+    """A code span, which nothing inside can end; entities for the few characters that it cannot hold in a table."""
+    if not text:
+        return ""
+    if re.search(r"[`|\\]", text) or text != text.strip():
+        return _entities(text)
+    return f"`{text}`"
+
+
+def _entities(text: str) -> str:
+    """Every character that Markdown, HTML or GitHub may read as more than itself, as an entity.
+
+    A mention is found after entities are: its sign is written as `shown` writes what cannot be shown.
+    """
+    return re.sub(r"[^A-Za-z0-9 ,;()\"'…-]", _entity, text)
+
+
+def _entity(match: re.Match[str]) -> str:
+    character = match.group()
+    if character == "@":
+        return "&#92;x40"
+    return f"&#{ord(character)};" if character.isascii() else character

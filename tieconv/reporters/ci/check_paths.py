@@ -1,0 +1,48 @@
+"""Where a finding is, for tools that look for the file in a repository."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from urllib.parse import quote
+
+_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".json")
+_REMOTE = "hf://"
+
+
+def path_of(source: str, file: str) -> str:
+    """The path of ``file`` of the model ``source``, which is a directory, one file of it, or on the Hub."""
+    folder, base = posixpath.split(source)
+    if not file or base == file:
+        return source
+    if base.endswith(_FILES) and not source.startswith(_REMOTE):
+        return posixpath.join(folder, file)
+    return file if source in ("", ".") else f"{source.rstrip('/')}/{file}"
+
+
+def relative(path: str) -> str | None:
+    """``path`` from the repository's root, which is $GITHUB_WORKSPACE or here; ``None`` for one outside of it."""
+    if path.startswith(_REMOTE):
+        return None
+    root = os.environ.get("GITHUB_WORKSPACE", "")
+    if not root and not path.startswith(("/", "..")):
+        return posixpath.normpath(path or ".")
+    inside = os.path.relpath(path or ".", root or os.curdir)
+    return None if inside == ".." or inside.startswith("../") else inside
+
+
+def uri(path: str) -> str:
+    """``path`` as a URI reference: relative within the repository, else `file:` or `hf:`."""
+    if path.startswith(_REMOTE):
+        return _REMOTE + quote(_bytes(path.removeprefix(_REMOTE)), safe="/@")
+    inside = relative(path)
+    if inside is None:
+        return "file://" + quote(_bytes(os.path.abspath(path)))
+    return quote(_bytes(inside))
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")  # as file names are decoded
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")

@@ -1,0 +1,159 @@
+"""The gate's answer as SARIF 2.1.0, as GitHub's code scanning and Jenkins' warnings plugin read it.
+
+Names are written as people may see them, escaped where they hold what cannot be shown; exact names are in the JSON
+format. Of the rules only those that ran are listed, each with the address of its documentation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
+from tieconv.checks.interface import Rule
+from tieconv.checks.registry import RULES
+from tieconv.reporters.ci import check_view as view
+from tieconv.reporters.ci.check_paths import path_of, relative, uri
+from tieconv.version import REPOSITORY, VERSION
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_RESULTS = 25_000  # GitHub refuses a run with more, and shows the 5,000 worst
+_TENSORS = 100  # named in one result; of as many locations GitHub keeps no more
+_UNREADABLE = "unreadable-model"
+_LEFT_OUT = "results-left-out"
+_Pair = tuple[CheckedModel, CheckedFinding]
+
+
+def render(report: CheckReport) -> str:
+    """One log with one run, in ASCII."""
+    log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(report)]}
+    return json.dumps(log, indent=2, ensure_ascii=True)
+
+
+def _run(report: CheckReport) -> dict[str, object]:
+    waived = [(model, entry) for model in report.models for entry in view.waived(model)]
+    pairs = [*view.open_findings(report), *waived]
+    seen: Counter[tuple[str, str]] = Counter()
+    ran = [rule for rule in RULES if not report.rules or rule.code in report.rules]
+    index = {rule.code: number for number, rule in enumerate(ran)}
+    return {
+        "tool": {"driver": _driver(ran)},
+        "originalUriBaseIds": {"%SRCROOT%": {"description": {"text": "The root of the repository."}}},
+        "invocations": [_invocation(report, len(pairs) - _RESULTS)],
+        "results": [_result(pair, seen, index) for pair in pairs[:_RESULTS]],
+    }
+
+
+def _driver(ran: list[Rule]) -> dict[str, object]:
+    return {
+        "name": "tieconv",
+        "version": VERSION,
+        "semanticVersion": VERSION,
+        "rules": [_rule(rule) for rule in ran],
+        "notifications": [
+            _notification(_UNREADABLE, "A model could not be read, so nothing is known about it."),
+            _notification(_LEFT_OUT, "There are more findings than GitHub takes, and the mildest are left out."),
+        ],
+    }
+
+
+def _notification(name: str, text: str) -> dict[str, object]:
+    parts = ("shortDescription", "fullDescription", "help")
+    return {"id": name, **{part: {"text": text} for part in parts}}
+
+
+def _rule(rule: Rule) -> dict[str, object]:
+    title, _, body = rule.told.partition("\n")
+    section = re.search(r"^## What it does\n(.*?)(?=^## |\Z)", body, re.MULTILINE | re.DOTALL)
+    return {
+        "id": rule.code,
+        "name": rule.name.title().replace("-", ""),
+        "shortDescription": {"text": title},
+        "fullDescription": {"text": view.line(" ".join((section[1] if section else title).split()))},
+        "helpUri": f"{REPOSITORY}/blob/v{VERSION}/docs/rules.md#{rule.code.lower()}-{rule.name}",
+        "help": {"text": body.strip(), "markdown": body.strip()},
+        "defaultConfiguration": {"level": str(rule.level)},
+        "properties": {
+            "tags": ["tied-embeddings", rule.code[:3].lower()],
+            "precision": "very-high",
+            "problem.severity": "recommendation" if rule.level is Level.NOTE else str(rule.level),
+        },
+    }
+
+
+def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) -> dict[str, object]:
+    model, entry = pair
+    finding = entry.finding
+    seen[model.source, entry.fingerprint] += 1
+    occurrence = seen[model.source, entry.fingerprint]
+    remedy = finding.remedy
+    properties = {"next": view.command(remedy.command), "safe": remedy.safe} if remedy else {}
+    text = view.line(finding.message)
+    if remedy and len(text) + len(remedy.command) < view.LIMIT:
+        text += f"; next: {view.command(remedy.command)}"
+    return {
+        "ruleId": view.line(finding.rule),
+        **({"ruleIndex": index[finding.rule]} if finding.rule in index else {}),
+        "level": str(finding.level),
+        "message": {"text": _message(text)},
+        "locations": [_location(model, entry)],
+        # GitHub reads only the first of the two; it adds rule and path itself.
+        "partialFingerprints": {
+            "primaryLocationLineHash": f"{entry.fingerprint}:{occurrence}",
+            "tieconv/v1": f"{entry.fingerprint}:{occurrence}",
+        },
+        "suppressions": list(_suppressions(entry)),
+        **({"properties": properties} if properties else {}),
+    }
+
+
+def _message(text: str) -> str:
+    """Without the form `[text](target)`, which would be a link."""
+    return text.replace("](", "] (")
+
+
+def _location(model: CheckedModel, entry: CheckedFinding) -> dict[str, object]:
+    names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema wants each once
+    named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
+    # GitHub wants a line, also of a file that has none.
+    physical = {"artifactLocation": _artifact(path_of(model.source, entry.file)), "region": {"startLine": 1}}
+    return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}
+
+
+def _artifact(path: str) -> dict[str, object]:
+    return {"uri": uri(path), **({} if relative(path) is None else {"uriBaseId": "%SRCROOT%"})}
+
+
+def _suppressions(entry: CheckedFinding) -> Iterator[dict[str, object]]:
+    if entry.waiver:
+        reason = f": {entry.waiver.reason}" if entry.waiver.reason else ""
+        yield {
+            "kind": "external",
+            "status": "accepted",
+            "justification": _message(view.line(f"{entry.waiver.by}{reason}")),
+        }
+
+
+def _invocation(report: CheckReport, left: int) -> dict[str, object]:
+    notices = [_unreadable(model) for model in report.models if model.failure]
+    if left > 0:
+        text = f"{left} findings are left out: GitHub takes no more than {_RESULTS} in a run."
+        notices.append({"level": "warning", "descriptor": {"id": _LEFT_OUT, "index": 1}, "message": {"text": text}})
+    return {
+        "executionSuccessful": all(model.failure is None for model in report.models),
+        "toolExecutionNotifications": notices,
+    }
+
+
+def _unreadable(model: CheckedModel) -> dict[str, object]:
+    assert model.failure is not None
+    hint = f"; hint: {view.line(model.failure.hint)}" if model.failure.hint else ""
+    return {
+        "level": "error",
+        "descriptor": {"id": _UNREADABLE, "index": 0},
+        "message": {"text": _message(f"{view.line(model.source)}: {view.line(model.failure.message)}{hint}")},
+        "locations": [{"physicalLocation": {"artifactLocation": _artifact(model.source)}}],
+    }

@@ -1,0 +1,128 @@
+"""A comparison for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from tieconv.checkpoint.phrases import measured
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    Relation,
+    Scaled,
+    Transposed,
+    Unread,
+)
+from tieconv.checkpoint.results.comparison import (
+    Comparison,
+    ConfigDifference,
+    Contrast,
+    ForwardScale,
+    OnlyHere,
+    Shapes,
+    TensorDifference,
+    Values,
+    Weight,
+)
+from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.text import count, shown, size
+
+_SHOWN = 20
+_WEIGHTS = {
+    Weight.COSMETIC: "cosmetic",
+    Weight.TENSORS: "judged by the tensors",
+    Weight.FUNCTION: "may change what is computed",
+}
+
+
+def render(comparison: Comparison, paint: Paint = plain, width: int | None = None) -> str:
+    """The whole report, without a newline at the end."""
+    blocks = ["\n".join(_title(comparison, paint, width))]
+    if comparison.tensors:
+        blocks.append("\n".join([paint("tensors", "heading"), *_limited(map(_tensor, comparison.tensors), width)]))
+    if comparison.config:
+        blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
+    if comparison.files:
+        rows = ((shown(file.name), str(file.contrast).replace("_", " ")) for file in comparison.files)
+        blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows, width)]))
+    blocks.append("\n".join(_verdict(comparison, paint, width)))
+    return "\n\n".join(blocks)
+
+
+def _title(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
+    for letter, side in (("A", comparison.a), ("B", comparison.b)):
+        architecture = shown(side.architecture) if side.architecture else "no known architecture"
+        amount = f"{count(side.tensors, 'tensor')}, {size(side.bytes_stored)}"
+        title = f"{paint(shown(side.source), 'heading')}: {architecture}, {side.format}, {amount}"
+        yield from wrapped(title, f"{letter}  ", width)
+
+
+def _limited(rows: Iterator[tuple[str, ...]], width: int | None) -> list[str]:
+    every = list(rows)
+    lines = columns(every[:_SHOWN], width=width)
+    left = len(every) - _SHOWN
+    return [*lines, f"  … and {left:,} more (--json lists them)"] if left > 0 else lines
+
+
+def _tensor(difference: TensorDifference) -> tuple[str, ...]:
+    loaders = "" if len(difference.loaders) > 1 else f" (as {difference.loaders[0]} loads it)"
+    return shown(difference.name), _contrast(difference) + loaders
+
+
+def _contrast(difference: TensorDifference) -> str:
+    match difference.evidence:
+        case OnlyHere(shape=shape, dtype=dtype):
+            return f"only in {'A' if difference.contrast is Contrast.ONLY_A else 'B'}: {list(shape)} {shown(dtype)}"
+        case Shapes(a=a, b=b):
+            return f"shape {list(a)} against {list(b)}"
+        case ForwardScale(reason=reason):
+            return shown(reason)
+        case Values(relation=relation):
+            return _relation(difference.contrast, relation)
+        case _:
+            assert_never(difference.evidence)
+
+
+def _relation(contrast: Contrast, relation: Relation) -> str:
+    match relation:
+        case Transposed():
+            return "transposed"
+        case Cast(exact=exact):
+            return f"equal after a cast, {exact} holds the full precision"
+        case Scaled(factor=factor):
+            return f"B is {factor} times A"
+        case Near() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample() | Unread():
+            return f"{contrast}: {measured(relation)}"
+        case Canonical() | Absent() | Aliased() | Identical():
+            return str(contrast)
+        case _:
+            assert_never(relation)
+
+
+def _config(difference: ConfigDifference) -> tuple[str, ...]:
+    old, new = _value(difference.a, difference.in_a), _value(difference.b, difference.in_b)
+    return shown(difference.path), f"{old} → {new}", _WEIGHTS[difference.weight]
+
+
+def _value(value: object, present: bool) -> str:
+    if not present:
+        return "absent"
+    return str(value).lower() if isinstance(value, bool) or value is None else shown(value, 60)
+
+
+def _verdict(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
+    yield f"{count(comparison.equal, 'parameter')} equal, {size(comparison.bytes_compared)} read to prove it"
+    for note in comparison.notes:
+        yield from wrapped(shown(note, 400), "note: ", width)
+    if comparison.same_function:
+        yield paint("the same function by construction", "good")
+    for reason in comparison.reasons:
+        yield from wrapped(shown(reason, 400), f"{paint('not the same', 'error')}: ", width)

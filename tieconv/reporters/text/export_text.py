@@ -1,0 +1,81 @@
+"""An export, planned or done, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.graph import SessionProof
+from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
+from tieconv.checkpoint.results.parity import Parity
+from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.text import count, shown, size
+
+
+def render(outcome: ExportOutcome, paint: Paint = plain, width: int | None = None) -> str:
+    """Return what an export will do, without a newline at the end; notes are wrapped to ``width`` columns."""
+    plan = outcome.plan
+    lines = wrapped(f"{paint('export', 'heading')} {shown(plan.source)}: {shown(plan.summary)}", "", width)
+    lines += columns([*_rows(plan), *_estimate(plan)], width=width)
+    return "\n".join([*lines, *_notes(plan.notes, paint, width)])
+
+
+def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = plain, width: int | None = None) -> str:
+    """Return what an export made and measured; of its notes those that the plan ``before`` did not have."""
+    lines = columns(_results(outcome), width=width)
+    lines += [_session(proof, paint) for proof in outcome.proofs]
+    if outcome.parity is not None:
+        lines.append(_parity(outcome.parity, paint))
+    new = tuple(note for note in outcome.plan.notes if note not in before.notes)
+    return "\n".join([*lines, *_notes(new, paint, width)])
+
+
+def _notes(notes: tuple[str, ...], paint: Paint, width: int | None) -> Iterator[str]:
+    for note in notes:
+        first, *rest = wrapped(shown(note, 400), "  note: ", width)
+        yield first.replace("note", paint("note", "warning"), 1)
+        yield from rest
+
+
+def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
+    for index, text in enumerate(plan.inputs):
+        yield "inputs" if index == 0 else "", text
+    for names in plan.tied:
+        yield "tied", shown(" = ".join(names), 300)
+    yield "head", f"as {plan.form}"
+    files = sorted(plan.copied)
+    text = shown(", ".join(files[:6]), 200) + (f" and {len(files) - 6} more" if len(files) > 6 else "")
+    yield "copy", f"{count(len(files), 'file')}, {size(plan.bytes_linked)}" + (f": {text}" if files else "")
+
+
+def _estimate(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
+    yield "bytes", f"{size(plan.bytes_read)} read, about {size(plan.bytes_written)} written"
+    yield "parity", f"measured on {plan.provider} before OUT gets its name" if plan.parity else "not measured"
+
+
+def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
+    for name, nbytes in outcome.files.items():
+        yield "wrote" if outcome.executed else "made", f"{shown(name)}, {size(nbytes)}"
+    for matrix in outcome.matrices:
+        if matrix.done:
+            form = f"{matrix.dtype} {list(matrix.shape)}"
+            yield "stored", f"{shown(matrix.initializer)} once: {size(matrix.stored_after)}, {form}"
+        elif matrix.left:
+            yield "left", shown(matrix.left, 300)
+
+
+def _session(proof: SessionProof, paint: Paint) -> str:
+    if not proof.proved:
+        return f"  {paint('not proved', 'warning')} in a session: {shown(proof.why_not, 300)}"
+    held = ", ".join(f"{shown(name)} {'once' if n == 1 else f'{n} times'}" for name, n in proof.copies)
+    return f"  {paint('proved', 'good')}: a session {f'holds {held}' if held else 'of it can be made'}"
+
+
+def _parity(report: Parity, paint: Paint) -> str:
+    style = {"passed": "good", "failed": "error"}.get(report.verdict, "warning")
+    failed = [gate.sentence for gate in report.gates if not gate.passed]
+    values = {gate.name: gate.value for gate in report.gates}
+    ratio = values.get("rms_ratio")
+    text = shown(failed[0], 300) if failed else shown(report.reason, 300)
+    if report.verdict == "passed" and ratio is not None:
+        text = f"error {ratio:.2f} of torch's own in this precision, {report.provider.active}"
+    return f"  parity {paint(str(report.verdict), style)}: {text}"

@@ -1,0 +1,70 @@
+"""A plan for graphs, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.graph import GraphOutcome, GraphPlan, SharedMatrix
+from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.text import count, shown, size
+
+
+def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
+    """Return the plan without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
+    plan = outcome.plan
+    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}", "", width)
+    lines += columns(_rows(plan), width=width)
+    for note in plan.notes:
+        first, *rest = wrapped(shown(note, 400), "  note: ", width)
+        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
+    """Return what sessions of the written graphs hold, a line each; empty where no session was made."""
+    lines: list[str] = []
+    for proof in outcome.proofs:
+        if proof.proved:
+            held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)
+            lines.append(f"  {paint('proved', 'good')}: a session of {shown(proof.graph)} holds {held}")
+            lines += [
+                f"  note: to compute with {shown(name)} the CPU provider casts it to a wider type, a copy of its own"
+                for name in proof.casts
+            ]
+        else:
+            first, *rest = wrapped(shown(f"{proof.graph}: {proof.why_not}", 400), "  not proved: ", width)
+            lines += [first.replace("not proved", paint("not proved", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def _times(copies: int) -> str:
+    return "once" if copies == 1 else f"{copies} times"
+
+
+def _rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
+    for matrix in plan.matrices:
+        if matrix.done:
+            yield from _matrix(plan, matrix)
+    for name in plan.changed:
+        yield "rewrite", shown(name), "graph"
+    yield "on disk", size(plan.bytes_before), f"becomes {size(plan.bytes_after)}"
+    before = sum(matrix.held_before for matrix in plan.matrices)
+    after = sum(matrix.held_after for matrix in plan.matrices)
+    if before != after:
+        yield "in session", size(before), f"of these matrices become {size(after)}"
+    figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
+    yield "bytes", figures
+
+
+def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
+    form = f"{matrix.dtype} {list(matrix.shape)}"
+    own = matrix.stored_before if plan.command == "untie" else matrix.stored_after
+    yield "keep", shown(matrix.initializer), f"{size(own)}, {form}"
+    for name in matrix.dropped:
+        if plan.command == "untie":
+            yield "add", shown(name), f"a transposed copy of {shown(matrix.initializer)}"
+        else:
+            yield "drop", shown(name), f"{' and '.join(matrix.kinds)} of {shown(matrix.initializer)}"
+    if matrix.nodes:
+        head_form = f", head as {matrix.form}" if matrix.form else ""
+        yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"

@@ -1,0 +1,204 @@
+"""An inspection for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.checkpoint.family import Family, Knowledge, Role
+from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
+from tieconv.text import count, listed, shown, size
+
+_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
+_SHOWN_TIES = 8
+_SHOWN_LEVELS = 16
+_SHOWN_FINDINGS = 40
+_UNRUN = "(from source, not run)"
+
+
+def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
+    """The whole report, without a newline at the end; sentences are wrapped to ``width`` columns where it is given."""
+    blocks = [_title(inspection, paint, width), "\n".join(columns(_facts(inspection), width=width))]
+    blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
+    if inspection.duplicates:
+        blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection, width)]))
+    if inspection.consumers:
+        blocks.append("\n".join([paint("consumers", "heading"), *_consumers(inspection, width)]))
+    blocks.append("\n".join([paint("findings", "heading"), *_findings(inspection, paint, width)]))
+    return "\n\n".join(blocks)
+
+
+def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
+    checkpoint, config = inspection.checkpoint, inspection.config
+    named = listed(config.architectures, 3) or shown(config.model_type)
+    architecture = named or "no architecture declared"
+    files = count(len(checkpoint.files), "weight file")
+    title = f"{paint(shown(checkpoint.source), 'heading')}: {architecture}, {checkpoint.format}, {files}"
+    first = "\n".join(wrapped(title, "", width))
+    tensors = checkpoint.tensors
+    parameters = sum(tensor.elements for tensor in tensors.values())
+    amount = (
+        f"{count(len(tensors), 'tensor')}, {count(parameters, 'parameter')}, {size(inspection.bytes_stored)} stored"
+    )
+    if checkpoint.unread:
+        left = count(len(checkpoint.unread), "shard")
+        return f"{first}\n{amount} in the shards that were read; {left} without a tied name not read"
+    wasted = inspection.bytes_stored - inspection.bytes_unique
+    if wasted:
+        amount += f", {size(inspection.bytes_unique)} unique ({size(wasted)} stored twice)"
+    return "\n".join([first, *wrapped(amount, "", width)])
+
+
+def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    shared = not inspection.config.known and any(_shares_storage(tie) for tie in inspection.ties)
+    if shared:
+        yield "effect", inspection.config.why
+    yield embedding_row(inspection)
+    yield output_row(inspection)
+    yield bias_row(inspection)
+    declared = inspection.config.declared
+    for entry in declared[:_SHOWN_LEVELS]:
+        value = "absent" if entry.value is None else _json(entry.value)
+        yield "config", shown(entry.path), value
+    if len(declared) > _SHOWN_LEVELS:
+        yield "config", f"… and {count(len(declared) - _SHOWN_LEVELS, 'more level')} (--json lists them)"
+    if inspection.checkpoint.config is None and not inspection.checkpoint.read_only:
+        yield "config", "no config.json"
+    yield from _adapter(inspection)
+    yield from _storage(inspection)
+    if not shared:
+        yield "effect", inspection.config.effect or inspection.config.why
+    yield from _graphs(inspection)
+    if inspection.checkpoint.revision:
+        yield "commit", inspection.checkpoint.revision
+    if inspection.family.knowledge is not Knowledge.TABLE and not inspection.checkpoint.graphs:
+        yield "knowledge", _knowledge(inspection.family)
+
+
+def _knowledge(family: Family) -> str:
+    """How much of what ties is a guess."""
+    if family.knowledge is Knowledge.NONE:
+        return "none: no tensor has the name of an embedding or a head"
+    project = f" (as in {family.convention})" if family.convention else ""
+    return f"pattern: what ties is guessed from names{project} and shapes"
+
+
+def _shares_storage(tie: Tie) -> bool:
+    return tie.role is Role.WORD_EMBEDDING and any(member.state is State.ALIASED for member in tie.members)
+
+
+def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    storage = inspection.storage
+    if storage is None:
+        return
+    shared = sum(len(overlap.tensors) for overlap in storage.overlaps)
+    parts = [f"{size(storage.stored)} in {count(storage.storages, 'storage')}"]
+    if shared:
+        parts.append(f"{count(shared, 'tensor')} share bytes")
+    if storage.unused:
+        parts.append(f"{size(storage.unused)} used by no tensor")
+    yield "storage", ", ".join(parts)
+
+
+def _graphs(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    for graph in inspection.checkpoint.graphs[:_SHOWN_TIES]:
+        extra = sum(latent.nbytes for latent in graph.latent if latent.extra)
+        session = f"{size(graph.session_bytes)} in a session" + (
+            f", {size(extra)} of it folded copies" if extra else ""
+        )
+        yield "graph", shown(graph.file), f"opset {graph.opset}, {count(graph.nodes, 'node')}, {session}"
+
+
+def _adapter(inspection: Inspection) -> Iterator[tuple[str, ...]]:
+    adapter = inspection.checkpoint.adapter
+    if adapter is None:
+        return
+    where = "not here"
+    if inspection.base is not None:
+        where = inspection.base.config.verdict
+    yield "adapter of", shown(adapter.base or "no named base model"), where
+    if adapter.targets:
+        yield "changes", listed(adapter.targets)
+    if adapter.saved:
+        yield "replaces", listed(adapter.saved)
+
+
+def _ties(inspection: Inspection, width: int | None) -> list[str]:
+    ties = inspection.ties or inspection.wrapped_ties
+    if not ties:
+        return ["  none known for this architecture"]
+    rows: list[tuple[str, ...]] = []
+    for tie in ties[:_SHOWN_TIES]:
+        for index, member in enumerate(tie.members[:_SHOWN_LEVELS]):
+            label = str(tie.role).replace("_", " ") if index == 0 else ""
+            rows.append((label, shown(member.name), _member(tie, member)))
+        if len(tie.members) > _SHOWN_LEVELS:
+            rows.append(("", f"… and {count(len(tie.members) - _SHOWN_LEVELS, 'more name')} (--json lists them)"))
+    lines = columns(rows, width=width)
+    left = len(ties) - _SHOWN_TIES
+    return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
+
+
+def _member(tie: Tie, member: Member) -> str:
+    text = str(member.state)
+    if member.state is State.ABSENT:
+        shared = tie.declared and any(sibling.stored for sibling in tie.members)
+        text = "absent, takes the tied values" if shared else "absent"
+    elif member.state is State.CANONICAL and member.name != tie.canonical:
+        text = "stored in place of the canonical name" if tie.declared else "stored, the others are compared with it"
+    elif member.state is not State.CANONICAL:
+        from tieconv.checkpoint.phrases import figures  # a tied model compares nothing
+
+        text = ": ".join(part for part in (text, figures(member.relation)) if part)
+    if member.loads_as:
+        text += f" (loads as {shown(member.loads_as)})"
+    return text
+
+
+def _duplicates(inspection: Inspection, width: int | None) -> list[str]:
+    rows = []
+    for duplicate in inspection.duplicates[:_SHOWN_TIES]:
+        names = ", ".join(shown(name) for name in duplicate.tensors[:3])
+        more = f", … ({len(duplicate.tensors)} in all)" if len(duplicate.tensors) > 3 else ""
+        rows.append((str(duplicate.kind), size(duplicate.bytes_wasted), names + more))
+    left = len(inspection.duplicates) - _SHOWN_TIES
+    lines = columns(rows, width=width)
+    return [*lines, f"  … and {count(left, 'more group')} (--json lists them)"] if left > 0 else lines
+
+
+def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
+    """One line a loader; the sentence comes last, and is broken under its start where a width is given."""
+    cells = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
+    names, outcomes = (max(len(row[column]) for row in cells) for column in (0, 1))
+    for (name, outcome), entry in zip(cells, inspection.consumers, strict=True):
+        detail = entry.detail if entry.measured or entry.outcome == "unknown" else f"{entry.detail} {_UNRUN}"
+        yield from wrapped(detail, f"  {name.ljust(names)}  {outcome.ljust(outcomes)}  ", width)
+
+
+def _findings(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
+    if not inspection.findings:
+        yield f"  {paint('none', 'good')}"
+    for finding in inspection.findings[:_SHOWN_FINDINGS]:
+        yield from _finding(finding, paint, width)
+    left = len(inspection.findings) - _SHOWN_FINDINGS
+    if left > 0:
+        yield f"  … and {count(left, 'more finding')} (--json lists them)"
+
+
+def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]:
+    level = str(finding.level)
+    lead = f"  {level.ljust(7)}  {finding.rule}  "
+    first, *rest = wrapped(finding.message, lead, width)
+    yield first.replace(level, paint(level, _STYLES[level]), 1)
+    yield from rest
+    if finding.remedy:
+        yield f"{' ' * len(lead)}next: {finding.remedy.command}"
+        if not finding.remedy.safe:
+            phrase = "(yours to decide: it changes, or settles, what the model computes)"
+            yield from wrapped(phrase, " " * len(lead), width)
+
+
+def _json(value: object) -> str:
+    return {True: "true", False: "false"}.get(value, shown(value)) if isinstance(value, bool) else shown(value)

@@ -1,0 +1,158 @@
+"""A plan for people: what is kept, dropped, added; bytes read, written, linked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import assert_never
+
+from tieconv.checkpoint import kept_copies
+from tieconv.checkpoint.operation import (
+    AverageTensor,
+    CopyTensor,
+    DropFile,
+    DropTensor,
+    FillTensor,
+    KeepTensor,
+    LinkFile,
+    Operation,
+    RenameTensor,
+    ResizeTensor,
+    ScaleTensor,
+    SetConfig,
+    SetMetadata,
+    SetTensor,
+    ShareTensor,
+    TrimStorage,
+)
+from tieconv.checkpoint.plan import Outcome, Plan
+from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.text import count, shown, size
+
+_REMOVED = {"convert": "its tensors are in the new files", "reindex": "outside the index"}
+
+
+def render(
+    outcome: Outcome,
+    paint: Paint = plain,
+    width: int | None = None,
+    *,
+    hardlink: bool = False,
+    in_place: bool = False,
+) -> str:
+    """Return the plan without a newline at the end.
+
+    Notes are wrapped to ``width`` columns where it is given. Files are said to be removed only ``in_place``: with an
+    output of its own the source keeps them.
+    """
+    plan = outcome.plan
+    lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}", "", width)
+    lines += columns(_rows(plan, hardlink, in_place), width=width)
+    for note in plan.notes:
+        first, *rest = wrapped(shown(note, 400), "  note: ", width)
+        lines += [first.replace("note", paint("note", "warning"), 1), *rest]
+    return "\n".join(lines)
+
+
+def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+    unchanged, moved = 0, _moved(plan)
+    if moved:
+        yield (
+            "rename",
+            count(len(moved), "tensor"),
+            f"{shown(moved[0].to.removesuffix(moved[0].name))} before each name, byte for byte",
+        )
+    for operation in plan.operations:
+        if isinstance(operation, KeepTensor):
+            unchanged += 1
+        elif operation not in moved:
+            yield _row(plan, operation)
+    if unchanged or not moved:
+        yield "keep", count(unchanged, "tensor"), "byte for byte"
+    yield from _files(plan, hardlink, in_place)
+
+
+def _moved(plan: Plan) -> list[RenameTensor]:
+    """The renamings that only put one prefix before names; nothing where they are few enough to be told one by one."""
+    renamed = [operation for operation in plan.operations if isinstance(operation, RenameTensor)]
+    starts = {
+        operation.to.removesuffix(operation.name) for operation in renamed if operation.to.endswith(operation.name)
+    }
+    is_common = (
+        len(renamed) > 2 and len(starts) == 1 and all(operation.to.endswith(operation.name) for operation in renamed)
+    )
+    return renamed if is_common else []
+
+
+def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
+    match operation:
+        case DropTensor(name, because):
+            return "drop", shown(name), f"{size(plan.checkpoint.tensors[name].nbytes)}, {shown(because)}"
+        case CopyTensor(name, source):
+            return "add", shown(name), f"{size(plan.checkpoint.tensors[source].nbytes)}, a copy of {shown(source)}"
+        case RenameTensor(name, to):
+            return "rename", shown(name), f"to {shown(to)}"
+        case FillTensor(name, dtype, shape):
+            return "add", shown(name), f"all zero, {list(shape)} {dtype}"
+        case ScaleTensor(name, source, exponent):
+            return "add", shown(name), f"{shown(source)} times 2**{exponent}, exact"
+        case AverageTensor(name, first, second):
+            return "mean", shown(name), f"of {shown(first)} and {shown(second)}, each element rounded once"
+        case SetTensor(name, because):
+            return "change", shown(name), shown(because)
+        case ResizeTensor(name, before, after):
+            return "resize", shown(name), f"{list(before)} becomes {list(after)}, {_resized(before, after)}"
+        case ShareTensor(name, source):
+            return (
+                "share",
+                shown(name),
+                f"{size(plan.checkpoint.tensors[name].nbytes)}, stored once with {shown(source)}",
+            )
+        case TrimStorage(name, freed):
+            return "trim", shown(name), f"{size(freed)} of its storage that no tensor uses"
+        case SetConfig(path, value, before, present):
+            old = _json(before) if present else "absent"
+            return "config", shown(path), f"{old} becomes {_json(value)}"
+        case SetMetadata(file, kept_copies.KEY, None):
+            return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is not stored any more"
+        case SetMetadata(file, key, None):
+            return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
+        case SetMetadata(file, kept_copies.KEY, value):
+            names = ", ".join(map(shown, sorted(kept_copies.names_in({kept_copies.KEY: value or ""}))))
+            return "metadata", shown(file), f"{kept_copies.KEY} marks {names} as stored twice on purpose"
+        case SetMetadata(file, key, value):
+            return "metadata", shown(file), f"{shown(key)} becomes {shown(value)}"
+        case KeepTensor(name):
+            return "keep", shown(name), "byte for byte"
+        case DropFile(name, bytes_):
+            return "drop", shown(name), f"{size(bytes_)}, a model in another format, which would stay behind as it was"
+        case LinkFile(name, bytes_):
+            return "bring", shown(name), size(bytes_)
+    assert_never(operation)
+
+
+def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
+    old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
+    rows = count(abs(new - old), "row" if len(before) == 2 and before[0] > 1 else "element")
+    return f"{rows} added at its end" if new > old else f"{rows} cut off its end"
+
+
+def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
+    before = {file.name for file in plan.checkpoint.files}
+    for output in plan.weights:
+        verb = "rewrite" if output.name in before else "create"
+        yield verb, shown(output.name), size(output.nbytes)
+    for text in plan.texts:
+        verb = "rewrite" if text.name in plan.checkpoint.states else "create"
+        yield verb, shown(text.name), size(len(text.text.encode()))
+    dropped = {operation.name for operation in plan.operations if isinstance(operation, DropFile)}
+    for name in (name for name in plan.removed if name not in dropped):
+        yield "remove" if in_place else "leave out", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
+    if plan.links:
+        how_linked = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
+        yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how_linked}"
+    figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
+    yield "bytes", figures
+
+
+def _json(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else shown(value)

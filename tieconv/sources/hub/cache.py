@@ -1,0 +1,135 @@
+"""The cache of huggingface_hub: snapshots that are read where they lie, and fetched there. Never written into."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.file_download import repo_folder_name
+
+from tieconv.checkpoint.model_files import Listing
+from tieconv.errors import UnreadableError
+from tieconv.sources import is_hub
+from tieconv.sources.hub.blobs import blob_name, verify
+from tieconv.sources.hub.client import url_of
+from tieconv.sources.hub.errors import MALFORMED, Transport, malformed, translate
+from tieconv.sources.hub.listing import Snapshot, Stored
+from tieconv.sources.hub.repo_path import RepoPath, parse
+from tieconv.sources.hub.session import file_key
+from tieconv.sources.hub.transfer_settings import transferring
+from tieconv.sources.local.files import locate
+from tieconv.sources.threads import interruptible
+from tieconv.text import shell_word, shown
+from tieconv.version import VERSION
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def snapshot(repo: str, commit: str) -> str:
+    """Where the cache keeps a commit, be it there or not."""
+    return os.path.join(_folder(repo), "snapshots", commit)
+
+
+def _folder(repo: str) -> str:
+    return os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
+
+
+def locate_cached(source: str, repo_path: RepoPath) -> tuple[Listing, str]:
+    """The snapshot that the cache holds of a model, and its commit; no request is made. Raises `UnreadableError`."""
+    commit = _resolve(repo_path)
+    directory = snapshot(repo_path.repo, commit) if commit else ""
+    if commit is None or not os.path.isdir(directory):
+        at = f" at {shown(repo_path.revision)}" if repo_path.revision else ""
+        raise UnreadableError(
+            f"hf://{repo_path.repo}{at} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
+            f"unset HF_HUB_OFFLINE, or fetch it first: hf download {shell_word(repo_path.repo)}",
+            "hub.not-cached",
+        )
+    path = os.path.join(directory, repo_path.path) if repo_path.path else directory
+    if not os.path.exists(path):
+        raise UnreadableError(
+            f"{shown(source)} is not in the local cache, and HF_HUB_OFFLINE forbids the network",
+            "unset HF_HUB_OFFLINE, or fetch it first: "
+            f"hf download {shell_word(repo_path.repo)} {shell_word(repo_path.path)}",
+            "hub.not-cached",
+        )
+    return replace(locate(path), source=source), commit
+
+
+def _resolve(repo_path: RepoPath) -> str | None:
+    """The commit of a revision as the cache last saw it."""
+    revision = repo_path.revision or constants.DEFAULT_REVISION
+    if _COMMIT.fullmatch(revision):
+        return revision
+    try:
+        with open(os.path.join(_folder(repo_path.repo), "refs", revision), encoding="ascii") as file:
+            commit = file.read(64).strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def fetch(listing: Listing, repo_path: RepoPath, files: Mapping[str, str]) -> str:
+    """The model in the cache, ``files`` of it (their hashes by the listing) fetched there, every byte hashed.
+
+    An empty hash stands for the one that the cache names the file's blob by. Raises `UnreadableError`.
+    """
+    inside = repo_path.path if listing.named is None else os.path.dirname(repo_path.path)
+    wanted = [_literal(os.path.join(inside, name)) for name in files]
+    label = shown(listing.source)
+    listed = parse(listing.root).revision if is_hub(listing.root) else None
+    served = {
+        file_key(url_of(repo_path.repo, os.path.join(inside, name), listed)): digest
+        for name, digest in files.items()
+        if listed is not None
+    }
+    try:
+        with transferring(max(listing.entries.values(), default=0), served):
+            root = interruptible(
+                partial(
+                    snapshot_download,
+                    repo_path.repo,
+                    revision=repo_path.revision,
+                    allow_patterns=wanted,
+                    library_name="tieconv",
+                    library_version=VERSION,
+                )
+            )
+    except Transport as error:
+        raise translate(error, label) from None
+    except MALFORMED as error:
+        raise malformed(label) from error
+    if listed is not None and os.path.basename(root) != listed:  # the names may not be those of the new commit
+        raise UnreadableError(f"{label} has moved on since it was listed", "try again", "hub.moved")
+    verify(repo_path.repo, os.path.join(root, inside), files)
+    return os.path.join(root, repo_path.path) if repo_path.path else str(root)
+
+
+def _literal(name: str) -> str:
+    """A pattern that fits the name alone."""
+    return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def cached_root(remote: Snapshot) -> str:
+    """Where the cache keeps the directory that ``remote`` is about, be it there or not."""
+    return os.path.join(snapshot(remote.repo, remote.commit), remote.below).removesuffix("/")
+
+
+def cached_files(remote: Snapshot) -> frozenset[str]:
+    """The files of the commit that the local cache holds whole."""
+    root = cached_root(remote)
+    if not os.path.isdir(root):
+        return frozenset()
+    return frozenset(name for name, stored in remote.stored.items() if _is_cached(os.path.join(root, name), stored))
+
+
+def _is_cached(path: str, stored: Stored) -> bool:
+    """Whether the cache has a file of this size at ``path``, and names its blob, where it has one, by this hash."""
+    try:
+        return os.stat(path).st_size == stored.size and blob_name(path) in (None, stored.digest)
+    except OSError:
+        return False

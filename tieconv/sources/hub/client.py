@@ -1,0 +1,224 @@
+"""Requests to the Hub through huggingface_hub's own session: its login, endpoint, proxies and offline mode.
+
+This module and those named `hub_*` beside it are the only ones that import huggingface_hub.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from threading import Lock
+from typing import Any, TypeVar
+
+from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+from tieconv.checkpoint.value_type import record
+from tieconv.errors import UnreadableError
+from tieconv.sources.hub.errors import LONGEST_WAIT, MALFORMED, Transport, malformed, retry_after, retryable, translate
+from tieconv.sources.hub.session import LARGEST_ANSWER, file_key, limits
+from tieconv.text import shown
+from tieconv.version import VERSION
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+"""Requests for one thing before it is given up."""
+FORGIVEN = 8 << 20
+"""Bytes that make up for one failure of a long answer."""
+FIRST_PAUSE, SPREAD = 0.3, 0.25
+"""Seconds before the second request for a thing, doubled before each further one; up to SPREAD more are added."""
+CHUNK = 64 * 1024
+_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+
+
+def is_offline() -> bool:
+    """Whether the user forbade the network (HF_HUB_OFFLINE)."""
+    return bool(constants.is_offline_mode())
+
+
+@record
+class RemoteFile:
+    """A file of a commit as the listing has it: its address, how errors name it, its size and its hash."""
+
+    url: str
+    label: str
+    size: int
+    commit: str
+    digest: str
+
+
+class Client:
+    """Ranged reads with retries; ``requests`` and ``bytes`` count what was asked and what arrived of files."""
+
+    def __init__(self) -> None:
+        self.api = HfApi(library_name="tieconv", library_version=VERSION)
+        self.requests = 0
+        self.bytes = 0
+        self._lock = Lock()
+
+    def count(self, requests: int = 0, bytes: int = 0) -> None:
+        with self._lock:
+            self.requests += requests
+            self.bytes += bytes
+
+    def call(self, label: str, ask: Callable[[], T]) -> T:
+        """The answer of one of `HfApi`'s methods, asked again where the server is busy. Raises `UnreadableError`."""
+        for attempt in range(1, ATTEMPTS + 1):
+            self.count(requests=1)
+            try:
+                with limits(LARGEST_ANSWER):
+                    return ask()
+            except Transport as error:
+                again(error, attempt, label)
+            except MALFORMED as error:
+                raise malformed(label) from error
+        raise AssertionError("the last attempt raises")
+
+    def open(self, file: RemoteFile, start: int, end: int) -> Body:
+        """The bytes ``start`` to ``end`` of a file, as they arrive."""
+        return Body(self, file, start, end)
+
+    def read(self, file: RemoteFile, start: int, end: int) -> bytes:
+        """Those bytes at once. Raises `UnreadableError`."""
+        data = bytearray(end - start)
+        body = self.open(file, start, end)
+        try:
+            body.read_into(memoryview(data))
+        finally:
+            body.close()
+        return bytes(data)
+
+
+def again(error: Exception, attempt: int, label: str) -> None:
+    """Wait before the next attempt, as long as the server asks; raise where there is to be none."""
+    asked = retry_after(getattr(error, "response", None))
+    if attempt >= ATTEMPTS or not retryable(error) or (asked or 0) > LONGEST_WAIT:
+        raise translate(error, label, attempt) from None  # the cause's text may hold a signed address
+    pause = asked if asked is not None else FIRST_PAUSE * 2 ** (attempt - 1)
+    time.sleep(pause + random.uniform(0, SPREAD))  # noqa: S311 - spreads clients, hides nothing
+
+
+class Body:
+    """Bytes ``start`` to ``end`` of a file, asked for when they are first needed and again where they break off."""
+
+    def __init__(self, client: Client, file: RemoteFile, start: int, end: int) -> None:
+        self.position, self.end = start, end
+        self._start, self._failures = start, 0
+        self._client, self._file, self._label = client, file, file.label
+        self._answer: AbstractContextManager[Any] | None = None
+        self._chunks: Iterator[bytes] = iter(())
+        self._left = memoryview(b"")
+
+    def read_into(self, buffer: memoryview) -> None:
+        """Fill ``buffer``. Raises `UnreadableError` where the server does not give what it said it has."""
+        done = 0
+        while done < len(buffer):
+            if not self._left:
+                try:
+                    self._next()
+                except Transport as error:
+                    self.close()
+                    self._failures += 1
+                    again(error, self._failures - (self.position - self._start) // FORGIVEN, self._label)
+                    continue
+            piece = self._left[: len(buffer) - done]
+            buffer[done : done + len(piece)] = piece
+            self._left = self._left[len(piece) :]
+            self.position += len(piece)
+            done += len(piece)
+
+    def _next(self) -> None:
+        """The next chunk, from a new answer where there is none."""
+        if self._answer is None:
+            self._open()
+        chunk = next(self._chunks, b"")
+        self._client.count(bytes=len(chunk))
+        if not chunk:
+            raise Interrupted("the answer ended early")
+        if len(chunk) > self.end - self.position:
+            raise UnreadableError(
+                f"{self._label}: the server sent more bytes than were asked for", _DISTRUST, "hub.too-many-bytes"
+            )
+        self._left = memoryview(chunk)
+
+    def _open(self) -> None:
+        headers = build_hf_headers(library_name="tieconv", library_version=VERSION)
+        whole = self.position == 0 and self.end == self._file.size
+        if not whole:
+            headers["Range"] = f"bytes={self.position}-{self.end - 1}"
+        self._answer = get_session().stream(
+            "GET", self._file.url, headers=headers, timeout=float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+        )
+        try:
+            with limits(self._file.size, {file_key(self._file.url): self._file.digest}):
+                response = self._answer.__enter__()
+        except BaseException:
+            self._answer = None  # nothing was entered
+            self._client.count(requests=1)
+            raise
+        self._client.count(requests=1 + len(response.history))
+        self._check(response)
+        self._chunks = response.iter_raw(CHUNK)
+
+    def _check(self, response: Any) -> None:
+        """Whether the answer is the one that was asked for: its range, the file's size, the commit."""
+        hf_raise_for_status(response)
+        commits = {_commit_of(answer) for answer in (*response.history, response)} - {None, self._file.commit}
+        for named in commits:
+            raise UnreadableError(
+                f"{self._label}: the server answers for commit {shown(named, 48)}, not {self._file.commit}",
+                _DISTRUST,
+                "hub.commit",
+            )
+        if response.status_code == 206:
+            self._check_range(response.headers.get("Content-Range", ""))
+        elif response.status_code != 200 or self.position or self.end != self._file.size:
+            raise UnreadableError(
+                f"{self._label}: the server sends the whole file where a part was asked for",
+                "fetch the model, then name its directory: hf download",
+                "hub.range-ignored",
+            )
+        length = response.headers.get("Content-Length")
+        if length is not None and length != str(self.end - self.position):
+            raise self._lies(f"it sends {shown(length, 24)} bytes where {self.end - self.position:,} were to come")
+
+    def _check_range(self, header: str) -> None:
+        match = _RANGE.fullmatch(header.strip())
+        if match is None or (int(match[1]), int(match[2])) != (self.position, self.end - 1):
+            raise UnreadableError(
+                f"{self._label}: the server answers with other bytes than were asked for",
+                _DISTRUST,
+                "hub.content-range",
+            )
+        if int(match[3]) != self._file.size:
+            raise self._lies(f"the file has {int(match[3]):,} bytes where the listing says {self._file.size:,}")
+
+    def _lies(self, reason: str) -> UnreadableError:
+        return UnreadableError(f"{self._label}: the server contradicts itself: {reason}", _DISTRUST, "hub.size")
+
+    def close(self) -> None:
+        """Let go of the connection. What was not read is not waited for."""
+        answer, self._answer, self._chunks, self._left = self._answer, None, iter(()), memoryview(b"")
+        if answer is not None:
+            answer.__exit__(None, None, None)
+
+
+_DISTRUST = "is a proxy in between? Fetch the model with hf download and inspect the directory"
+
+
+class Interrupted(ConnectionError):
+    """An answer that ended before all of its bytes had arrived."""
+
+
+def _commit_of(response: Any) -> str | None:
+    commit = response.headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT)
+    return str(commit) if commit else None
+
+
+def url_of(repo: str, name: str, commit: str) -> str:
+    """The address of a file of a commit, at the endpoint that the user chose."""
+    return str(hf_hub_url(repo, name, revision=commit))

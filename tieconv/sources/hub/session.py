@@ -1,0 +1,216 @@
+"""Limits on every request that huggingface_hub makes for tieconv: its time, its size, its encoding, its etag."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from threading import Lock
+from typing import Any
+from urllib.parse import unquote
+
+from httpx2 import SyncByteStream
+from huggingface_hub import constants, set_client_factory
+from huggingface_hub.utils import _http, get_session
+
+from tieconv.sources.hub.errors import BUSY, LONGEST_WAIT, AnswerError, postponed, retry_after
+from tieconv.sources.threads import interruptible
+from tieconv.text import shown, size
+
+PATIENCE = 6
+"""Times HF_HUB_DOWNLOAD_TIMEOUT: the seconds that an answer's headers may take, and each `STRETCH` of its bytes."""
+STRETCH = 1 << 20
+LARGEST_ANSWER = 128 << 20
+"""The most bytes of an answer that is read at once, such as a listing."""
+_LIMIT = "tieconv.limit"
+_FILE = re.compile(r"/([^/]+/[^/]+/resolve/[^/]+/.+)", re.DOTALL)
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+
+_lock = Lock()
+_scopes: list[tuple[int, Mapping[str, str]]] = []
+_free_at: dict[str, float] = {}
+
+
+def patience() -> float:
+    """The seconds in which an answer must begin, and in which each MiB of it must arrive."""
+    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT) * PATIENCE
+
+
+@contextmanager
+def limits(largest: int, hashes: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Within it requests through huggingface_hub are limited; a streamed answer has at most ``largest`` bytes.
+
+    ``hashes`` gives, by `file_key`, the hashes that the listing has. Outside of it huggingface_hub is as it was.
+    """
+    _install()
+    scope = (largest, hashes or {})
+    with _lock:
+        _scopes.append(scope)
+    try:
+        yield
+    finally:
+        with _lock:
+            _scopes.remove(scope)
+
+
+def file_key(address: str) -> str:
+    """What a file's address has in common at every endpoint; empty for another address."""
+    match = _FILE.search(unquote(address))
+    return match[1] if match else ""
+
+
+def is_limited() -> bool:
+    """Whether tieconv is at work with the Hub."""
+    return bool(_scopes)
+
+
+def _install() -> None:
+    """Have the current client of huggingface_hub limited, and each that follows it after a failed connection."""
+    factory = getattr(_http, "_GLOBAL_CLIENT_FACTORY", _http.default_client_factory)
+    with _lock:
+        if not isinstance(factory, _Factory):
+            set_client_factory(_Factory(factory))
+    _limited(get_session())
+
+
+class _Factory:
+    """The factory that was there before, its clients limited."""
+
+    def __init__(self, inner: Callable[[], Any]) -> None:
+        self._inner = inner
+
+    def __call__(self) -> Any:
+        return _limited(self._inner())
+
+
+def _limited(client: Any) -> Any:
+    if not isinstance(client.send, partial):
+        client.event_hooks["request"].append(_ask_plainly)
+        client.event_hooks["response"].append(_receive)
+        client.send = partial(_send, client.send)
+    return client
+
+
+def _send(send: Callable[..., Any], request: Any, *, stream: bool = False, **more: Any) -> Any:
+    """The answer of a request, its headers (and what is not streamed of it) within the deadline."""
+    if not _scopes:
+        return send(request, stream=stream, **more)
+    wait = _free_at.get(request.url.host, 0) - time.monotonic()
+    if wait > 0:
+        time.sleep(wait)
+    request.extensions[_LIMIT] = max(largest for largest, _ in list(_scopes)) if stream else LARGEST_ANSWER
+    length = request.headers.get("Content-Length", "0")
+    stretches = 1 + (int(length) // STRETCH if length.isdigit() else 0)
+    return interruptible(partial(send, request, stream=stream, **more), patience() * stretches, overdue, _close)
+
+
+def _close(response: Any) -> None:
+    response.close()
+
+
+def overdue() -> AnswerError:
+    """The error of an answer that drips."""
+    return AnswerError(
+        f"the Hub did not send {size(STRETCH)}, or the rest, within {patience():.0f} seconds",
+        "try again, or allow more time: HF_HUB_DOWNLOAD_TIMEOUT=60",
+        "hub.deadline",
+    )
+
+
+def _ask_plainly(request: Any) -> None:
+    """Ask for no compression: what is compressed can inflate without limit."""
+    if _scopes:
+        request.headers["Accept-Encoding"] = "identity"
+
+
+def _receive(response: Any) -> None:
+    """Refuse an answer, redirects included, before a byte of its body is read."""
+    if not _scopes:
+        return
+    if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise AnswerError(
+            "the server compresses its answer, which nobody asked for",
+            "check HF_ENDPOINT and proxies",
+            "hub.encoding",
+        )
+    if response.status_code >= 400:
+        _heed(response)
+        response.stream.close()
+        response.stream = _Nothing()  # what it says of an error is never repeated, and so not read
+        return
+    _check_file(response)
+    response.stream = _Timed(response.stream, int(response.request.extensions.get(_LIMIT, LARGEST_ANSWER)))
+
+
+def _heed(response: Any) -> None:
+    """Send nothing to a busy server before the time that it names; raise where that is too far away."""
+    wait = retry_after(response) if response.status_code in BUSY else None
+    if wait is None:
+        return
+    if wait > LONGEST_WAIT:
+        raise postponed(wait)
+    _free_at[response.request.url.host] = time.monotonic() + wait
+
+
+def _check_file(response: Any) -> None:
+    key = file_key(response.request.url.path)
+    for _, hashes in list(_scopes):
+        if key in hashes and (why := contradiction(response, hashes[key])):
+            name = f"{shown(key.split('/', 4)[-1])}: " if len(hashes) > 1 else ""
+            raise AnswerError(f"{name}{why}", "check HF_ENDPOINT and proxies", "hub.etag")
+
+
+def contradiction(response: Any, known: str) -> str:
+    """How an answer's etag contradicts the hash ``known`` of the listing; empty where it does not.
+
+    The storage that the Hub redirects to has etags of its own kind, which say nothing.
+    """
+    linked = _normal(response.headers.get(constants.HUGGINGFACE_HEADER_X_LINKED_ETAG))
+    etag = linked
+    if etag is None and constants.HUGGINGFACE_HEADER_X_REPO_COMMIT in response.headers:
+        etag = _normal(response.headers.get("ETag"))
+    if etag is None or etag == known:
+        return ""
+    if linked is None and (not _HASH.fullmatch(etag) or len(etag) != len(known)):
+        return ""  # the etag of a mirror that makes its own
+    return f"the server offers the file {shown(etag, 64)} where the listing has {known}"
+
+
+def _normal(etag: str | None) -> str | None:
+    return etag.strip().removeprefix("W/").strip('"').lower() if etag else None
+
+
+class _Nothing(SyncByteStream):
+    """The body of an answer that is not read."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
+
+
+class _Timed(SyncByteStream):
+    """A body that arrives in time and has no more than ``limit`` bytes. Time that its reader takes does not count."""
+
+    def __init__(self, inner: Any, limit: int) -> None:
+        self._inner, self._limit = inner, limit
+
+    def __iter__(self) -> Iterator[bytes]:
+        total, stretch, began = 0, 0, time.monotonic()
+        for piece in self._inner:
+            total += len(piece)
+            stretch += len(piece)
+            if total > self._limit:
+                raise AnswerError(
+                    f"the server sends more than {self._limit:,} bytes", "check HF_ENDPOINT and proxies", "hub.too-long"
+                )
+            if time.monotonic() - began > patience():
+                raise overdue()
+            if stretch >= STRETCH:
+                stretch, began = 0, time.monotonic()
+            paused = time.monotonic()
+            yield piece
+            began += time.monotonic() - paused
+
+    def close(self) -> None:
+        self._inner.close()

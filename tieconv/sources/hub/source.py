@@ -1,0 +1,115 @@
+"""Models on the Hub: how they are opened. huggingface_hub is imported when one is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.model_files import Listing
+from tieconv.errors import RefusedError, TieconvError, UnreadableError
+from tieconv.install import install_command
+from tieconv.sources import is_hub
+from tieconv.sources.hub.repo_path import RepoPath, parse
+from tieconv.text import path_word, shell_word, shown
+
+if TYPE_CHECKING:
+    from tieconv.sources.hub.files import HubFiles, Tick
+    from tieconv.sources.local.files import FileSet
+
+
+class MissingProviderError(TieconvError):
+    """A package that only some commands need is not installed."""
+
+
+def require() -> None:
+    """Raise `MissingProviderError` where huggingface_hub is not installed, or too old."""
+    try:
+        from tieconv.sources.hub import client as hub_client  # noqa: F401
+    except ImportError as error:
+        if (error.name or "").startswith("tieconv"):
+            raise
+        raise MissingProviderError(
+            "models on the Hub need the package huggingface_hub (2.4 or newer), which is not installed",
+            install_command("hub"),
+            "hub.provider",
+        ) from error
+
+
+def guard_push(directory: str, repo_path: RepoPath, pull_request: bool) -> None:
+    """Raise `RefusedError` for a push that means something else than it says."""
+    if repo_path.path:
+        raise RefusedError(
+            f"{repo_path} is a part of a repository, and a push compares the whole",
+            f"tieconv push {path_word(directory)} hf://{repo_path.repo}",
+            "push.path",
+        )
+    if is_hub(directory):
+        raise RefusedError(
+            f"{shown(directory)} is on the Hub: a push starts from a directory", "write it with -o first", "push.source"
+        )
+    if pull_request and repo_path.revision not in (None, "main"):
+        raise RefusedError(
+            f"{repo_path} names a branch, and a pull request goes to main",
+            "leave the branch out, or add --no-pr",
+            "push.branch",
+        )
+
+
+def fetch(listing: Listing, reader: object, names: Iterable[str]) -> str:
+    """The model in the local cache, the files ``names`` of it fetched there, and each held against its hash.
+
+    ``reader`` is the one that `open_model` gave with ``listing``. Raises as `open_model` does.
+    """
+    repo_path = parse(listing.source)
+    require()
+    from tieconv.sources.hub import cache as hub_cache
+
+    known = getattr(reader, "known_hash", None)
+    return hub_cache.fetch(listing, repo_path, {name: known(name)[1] if known else "" for name in names})
+
+
+@contextmanager
+def _complete(repo_path: RepoPath) -> Iterator[None]:
+    """Within it a shard that is not there was not fetched: an index is not to be rebuilt without it."""
+    try:
+        yield
+    except UnreadableError as error:
+        if error.code != "index.absent-shard":
+            raise
+        revision = f" --revision {shell_word(repo_path.revision)}" if repo_path.revision else ""
+        hint = f"unset HF_HUB_OFFLINE, or fetch the rest first: hf download {shell_word(repo_path.repo)}{revision}"
+        raise UnreadableError(
+            f"{repo_path} is not complete in the local cache: {error.message}", hint, error.code
+        ) from None
+
+
+@contextmanager
+def open_model(
+    source: str, tick: Tick | None = None, *, proving: bool = False
+) -> Iterator[tuple[Listing, HubFiles | FileSet, str]]:
+    """What lies there, a reader of it, and the commit; from the local cache alone in offline mode.
+
+    ``tick(done, total)`` is told of headers that arrive; with ``proving`` tensors are to be compared, not sampled.
+    Raises `UnreadableError` where there is no such model or it may not be read, `MissingProviderError` without
+    huggingface_hub.
+    """
+    repo_path = parse(source)
+    require()
+    from tieconv.sources.hub import cache as hub_cache
+    from tieconv.sources.hub import client as hub_client
+
+    if hub_client.is_offline():
+        from tieconv.sources.local.files import open_files
+
+        listing, commit = hub_cache.locate_cached(source, repo_path)
+        with open_files(listing.root) as cached, _complete(repo_path):
+            yield listing, cached, commit
+        return
+    from tieconv.sources.hub.files import HubFiles
+    from tieconv.sources.hub.listing import look_up
+
+    client = hub_client.Client()
+    snapshot = look_up(client, source, repo_path)
+    with HubFiles(client, snapshot, tick, proving=proving) as files:
+        yield snapshot.listing, files, snapshot.commit

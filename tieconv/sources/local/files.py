@@ -1,0 +1,286 @@
+"""Local files: which ones make up MODEL, and reading them without being led elsewhere."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NoReturn
+
+from tieconv.checkpoint.git_files import LARGEST, check_git_file
+from tieconv.checkpoint.model_files import ByteRange, FileState, Listing, WeightFile
+from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.sources.sums import Sums
+
+AnyPath = str | os.PathLike[str]
+
+
+def open_regular(path: AnyPath, root: AnyPath) -> int:
+    """A read-only descriptor of the regular file at ``path``; the caller closes it.
+
+    A symbolic link is followed only to a file under ``root``, under the hub repository's own ``blobs/``, or
+    under the hub cache's shared blobs. FIFOs, devices and sockets are refused without waiting on them.
+    """
+    target = _resolve(os.fspath(path), os.fspath(root))
+    try:
+        descriptor = os.open(target, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UnsafePathError(
+            f"{shown(path)} is {_kind(mode)}, not a regular file",
+            "move it out of the model directory",
+            "path.not-regular",
+        )
+    return descriptor
+
+
+def _unreadable(path: AnyPath, error: OSError) -> UnreadableError:
+    if error.errno in (errno.ENXIO, errno.ELOOP):
+        return UnsafePathError(
+            f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
+        )
+    reason = (error.strerror or "unknown error").lower()
+    hint = _HINTS.get(error.errno or 0, "check the path and the disk")
+    if error.errno == errno.ENOENT and os.path.islink(path):
+        hint = "the link leads nowhere: fetch the file again, or remove the link"
+    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", hint, "path.unreadable")
+
+
+_HINTS = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "ask its owner for permission to read it",
+    errno.EPERM: "ask its owner for permission to read it",
+    errno.EMFILE: "allow more open files: ulimit -n 8192",
+}
+
+
+def _kind(mode: int) -> str:
+    kinds = {
+        stat.S_IFIFO: "a FIFO",
+        stat.S_IFCHR: "a character device",
+        stat.S_IFBLK: "a block device",
+        stat.S_IFSOCK: "a socket",
+        stat.S_IFDIR: "a directory",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a special file")
+
+
+def _resolve(path: str, root: str) -> str:
+    if not os.path.islink(path):
+        return path
+    from tieconv.sources.local.links import follow  # most models have no links
+
+    return follow(path, root)
+
+
+def file_state(descriptor: int) -> FileState:
+    """What identifies the open file's content."""
+    status = os.fstat(descriptor)
+    return FileState(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+class FileSet:
+    """Open weight files of one checkpoint; a `ByteReader`. ``bytes_read`` counts what was read of tensors."""
+
+    def __init__(self, root: AnyPath) -> None:
+        self._root = os.fspath(root)
+        self._sums: Sums | None = None
+        self._descriptors: dict[str, int] = {}
+        self.bytes_read = 0
+
+    def descriptor(self, name: str) -> int:
+        """The descriptor of the file ``name`` (relative to the root), opened once."""
+        if name not in self._descriptors:
+            self._descriptors[name] = open_regular(self._path(name), self._root)
+        return self._descriptors[name]
+
+    def state(self, name: str) -> FileState:
+        return file_state(self.descriptor(name))
+
+    def pread(self, name: str, size: int, offset: int) -> bytes:
+        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file.
+
+        Raises `UnreadableError` where Git left a pointer or the text of a link in place of the file.
+        """
+        descriptor = self.descriptor(name)
+        try:
+            data = os.pread(descriptor, size, offset)
+        except OSError as error:
+            raise _unreadable(self._path(name), error) from error
+        if not offset and 0 < len(data) <= LARGEST:
+            check_git_file(name, data, os.fstat(descriptor).st_size)
+        return data
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset`` of ``span``; ``UnreadableError`` where the file ends early."""
+        descriptor = self.descriptor(span.file)
+        position, done = span.start + offset, 0
+        while done < len(buffer):
+            try:
+                got = os.preadv(descriptor, [buffer[done:]], position + done)
+            except OSError as error:
+                raise _unreadable(self._path(span.file), error) from error
+            if not got:
+                raise UnreadableError(
+                    f"{shown(span.file)} ended while it was read", "is another program writing it?", "path.shrank"
+                )
+            done += got
+        self.bytes_read += done
+        if self._sums is not None:
+            self._sums.seen(span.file, position, buffer)
+
+    def expect(self, weights: Iterable[WeightFile]) -> None:
+        """Hold the storages of ``weights`` to their checksums where `read_into` reads them from end to end."""
+        self.sums.expect(weights)
+
+    @property
+    def sums(self) -> Sums:
+        """How far storages were read."""
+        if self._sums is None:
+            from tieconv.sources.sums import Sums  # most formats have no checksums
+
+            self._sums = Sums()
+        return self._sums
+
+    def next_data(self, span: ByteRange, offset: int) -> int:
+        """The first offset within ``span``, from ``offset`` on, whose byte may be other than zero; its size at the end.
+
+        Bytes before it are a hole, which the file system knows to be zeros. Where it has no such knowledge, ``offset``.
+        """
+        descriptor = self.descriptor(span.file)
+        try:
+            data_offset = os.lseek(descriptor, span.start + offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO or os.fstat(descriptor).st_size < span.end:
+                return offset  # reading it says what is wrong
+            return span.size
+        return min(data_offset - span.start, span.size)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._root, name)
+
+    def close(self) -> None:
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+
+@contextmanager
+def open_files(root: AnyPath) -> Iterator[FileSet]:
+    """The files under ``root``, closed at the end."""
+    files = FileSet(root)
+    try:
+        yield files
+    finally:
+        files.close()
+
+
+def _is_skipped(directory: str) -> bool:
+    """Version control, and what a killed write left behind: no part of the model."""
+    return directory == ".git" or (directory.startswith(".") and directory.endswith(".tieconv-staging"))
+
+
+def locate(source: str) -> Listing:
+    """Resolve MODEL to what lies there. Raises `UnreadableError` where nothing does.
+
+    An index file stands for the directory that it lies in.
+    """
+    try:
+        os.lstat(source)
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in _ABSENT:
+            raise _unreadable(source, error) from error
+        problem = f"{shown(source) or 'an empty name'}: no such file or directory"
+        raise UnreadableError(problem, _hint_for_missing(source), "path.absent") from None
+    if os.path.isdir(source):
+        root, named = os.path.abspath(source), None
+    else:
+        root, named = os.path.split(os.path.abspath(source))
+        _check_regular(os.path.join(root, named), root)
+    entries, special = _walk(root, deep=named is None or named.endswith(".index.json"))
+    return Listing(source, root, named, entries, special)
+
+
+def _check_regular(path: str, root: str) -> None:
+    try:
+        os.close(open_regular(path, root))
+    except UnsafePathError as error:
+        if error.code != "path.not-regular":
+            raise
+        raise UnsafePathError(error.message, _WANTED, error.code) from error  # it was named: nothing is to be moved
+
+
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""What the system says of a name that nothing has or can have."""
+_WANTED = "give a model directory, a weight file or an index"
+_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
+
+
+_REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
+
+
+def _hint_for_missing(source: str) -> str:
+    if page := _PAGE.fullmatch(source):
+        return f"for the model on the Hub write hf://{shown(page[1])}"
+    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILES):
+        return f"for the model on the Hub write hf://{shown(source)}"
+    return _WANTED
+
+
+def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Regular files (with their bytes) and others under ``root``; only the top level unless ``deep``."""
+    regular: dict[str, int] = {}
+    special: list[str] = []
+    for directory, subdirectories, files in os.walk(root, onerror=_raise_unreadable):
+        _check_extent(root, directory, len(regular) + len(special) + len(files))
+        subdirectories[:] = sorted(name for name in subdirectories if deep and not _is_skipped(name))
+        for name in list(subdirectories):
+            if os.path.islink(os.path.join(directory, name)):
+                subdirectories.remove(name)
+                files.append(name)
+        for name in files:
+            path = os.path.join(directory, name)
+            relative = path.removeprefix(root).lstrip(os.sep)
+            size = _regular_size(path, root)
+            if size is None:
+                special.append(relative)
+            else:
+                regular[relative] = size
+    return dict(sorted(regular.items())), tuple(sorted(special))
+
+
+MAX_FILES = 100_000
+MAX_LEVELS = 64
+"""The most files and nested directories under MODEL: beyond, it is no model directory."""
+
+
+def _check_extent(root: str, directory: str, files: int) -> None:
+    levels = directory.count(os.sep) - root.count(os.sep)
+    if files <= MAX_FILES and levels <= MAX_LEVELS:
+        return
+    problem = f"more than {MAX_FILES:,} files" if files > MAX_FILES else f"directories more than {MAX_LEVELS} deep"
+    raise UnreadableError(
+        f"{shown(root)} holds {problem}", "give the directory that the weights lie in", "path.too-large"
+    )
+
+
+def _raise_unreadable(error: OSError) -> NoReturn:
+    raise _unreadable(str(error.filename), error)
+
+
+def _regular_size(path: str, root: str) -> int | None:
+    try:
+        status = os.lstat(_resolve(path, root))
+    except (UnsafePathError, OSError):
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
