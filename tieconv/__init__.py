@@ -66,12 +66,12 @@ __all__ = [
 
 
 _HOMES = {
-    "Analysis": "checkpoint.analysis",
+    "Analysis": "checkpoint.results.analysis",
     "TieconvError": "errors",
     "PlannedWrite": "planned",
-    "Comparison": "checkpoint.comparison",
-    "CheckReport": "checkpoint.checked",
-    "Parity": "checkpoint.parity",
+    "Comparison": "checkpoint.results.comparison",
+    "CheckReport": "checkpoint.results.checked",
+    "Parity": "checkpoint.results.parity",
 }
 
 

@@ -101,7 +101,7 @@ def _within(
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
-        note = check_kl_budget(evidence, files, survivor, max_kl, text)
+        note = check_kl_budget(evidence, files, plans.forecast_retie(evidence), survivor, max_kl, text)
     return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
 
 

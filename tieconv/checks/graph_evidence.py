@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.finding import Action, Remedy
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, GraphRecord
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
 from tieconv.checkpoint.relation.proved import Cast, Transposed
 from tieconv.checkpoint.value_type import record
@@ -27,11 +27,6 @@ def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
 def is_copy(member: Member) -> bool:
     """Whether a head holds just what the embedding holds: byte for byte, transposed, or cast without a loss."""
     return member.state in _EQUAL or (isinstance(member.relation, Cast) and member.relation.lossless)
-
-
-def graph_of(inspection: Inspection, name: str) -> GraphRecord:
-    """The graph that an initializer belongs to."""
-    return next(graph for graph in inspection.checkpoint.graphs if name in graph.names)
 
 
 @record
@@ -68,7 +63,9 @@ def answer(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
 
     Copies with a NaN are found while there are two: `check --fix` must not store them once and so end the finding.
     """
-    outcome = shared(inspection.checkpoint.tensors, graph_of(inspection, next(iter(copies))), copies)
+    first = next(iter(copies))
+    graph = next(graph for graph in inspection.checkpoint.graphs if first in graph.names)
+    outcome = shared(inspection.checkpoint.tensors, graph, copies)
     if outcome.why:
         return Answer(None, outcome.why)
     if outcome.rounds:

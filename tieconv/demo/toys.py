@@ -113,7 +113,9 @@ def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Sectio
     chances = (text.counts + 0.5) / (text.counts + 0.5).sum()
     table = table_of(subject, stored, role)
     words = Table(role, len(text.words), table.width, table.read)
-    return plane(words, {"log p": np.log(chances)}, f"Map: {role}")
+    section = plane(words, {"log p": np.log(chances)}, f"Map: {role}")
+    assert section is not None  # a table of the demo has hundreds of rows
+    return section
 
 
 def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Section:

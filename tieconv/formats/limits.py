@@ -1,10 +1,14 @@
-"""Limits that several formats share: more than any model has, and what half a gigabyte of memory holds."""
+"""Names and limits that several formats share; the limits are what half a gigabyte of memory holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from sys import getsizeof
 
+INDEX_SUFFIX = ".index.json"
+"""End of the name of a shard index."""
+WINDOW = 1 << 20
+"""Bytes of a JSON text that is parsed at once; a larger one is read in parts."""
 MAX_TENSORS = 500_000
 """Tensors of one file, and names of one index. The largest mixtures of experts store a tenth of this."""
 MAX_METADATA = 100_000

@@ -8,8 +8,9 @@ from typing import NoReturn, cast
 
 from tieconv.analysis.certificate.allowance import Allowance
 from tieconv.checkpoint.model_files import Files
-from tieconv.formats.json.members import BEHIND_NUMBERS, WINDOW, Items, Members, Pread
+from tieconv.formats.json.members import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.json.strict import collector_paused, loads, refuse
+from tieconv.formats.limits import WINDOW
 
 Batch = Mapping[str, object] | list[object]
 """Some members of an object, or some items of a list."""

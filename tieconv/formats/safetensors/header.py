@@ -17,9 +17,8 @@ from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.json.members import WINDOW, Members
 from tieconv.formats.json.strict import collector_paused, loads, refuse
-from tieconv.formats.limits import MAX_METADATA, NameCount, Shapes
+from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes
 from tieconv.text import count, shown
 
 SUFFIX = ".safetensors"
@@ -52,6 +51,8 @@ def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]
     if length <= WINDOW:
         yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
         return
+    from tieconv.formats.json.members import Members  # few headers are large
+
     members = Members(lambda size, offset: _whole(pread(size, offset), size, name), 8, 8 + length, title)
     yield from members.batches()
     members.finish()

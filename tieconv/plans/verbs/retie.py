@@ -10,11 +10,14 @@ from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import NormFold, Plan, Promises, TiePromise
 from tieconv.checkpoint.relation.proved import Scaled
+from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.errors import RefusedError
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
+from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import again, guard, guard_class, refuse
+from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_missing
 from tieconv.plans.verbs import average, folding
 from tieconv.text import shown
@@ -46,7 +49,7 @@ def plan_retie(
     """
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
-    exponent = tied_exponent(inspection)
+    exponent = _tied_exponent(inspection)
     notes = [*told_missing(inspection), *biases.found_half(inspection)]
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
@@ -58,14 +61,33 @@ def plan_retie(
     return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
 
 
-def tied_exponent(inspection: Inspection) -> int:
+def forecast_retie(inspection: Inspection) -> RetieForecast:
+    """Return what a re-tie does besides that both ends read one table; headers are enough."""
+    exponent, refused, before = 0, "", ""
+    try:
+        exponent = _tied_exponent(inspection)
+    except RefusedError as error:
+        refused = error.reason
+    try:
+        guard_layout(inspection)
+        guard_lone_config(inspection, bool(set_flag(inspection, True)[1]))
+    except RefusedError as error:
+        before = f"{error.hint}: {error.reason}"
+    return RetieForecast(_sets_flag(inspection), exponent, refused, before)
+
+
+def _sets_flag(inspection: Inspection) -> bool:
+    """Whether some loader takes the two tables for two, so that a re-tie sets the flag."""
+    return not inspection.config.effective or reads_false(inspection)
+
+
+def _tied_exponent(inspection: Inspection) -> int:
     """The power of two by which the logits are multiplied once the flag is true: 0 for most classes. Headers tell.
 
     Raises `RefusedError` where no re-tie goes ahead, whatever the tensors hold.
     """
     guard_class(inspection, "retie")
-    flips = not inspection.config.effective or reads_false(inspection)
-    exponent = scaling_exponent(inspection, "retie") if flips else 0
+    exponent = scaling_exponent(inspection, "retie") if _sets_flag(inspection) else 0
     if not inspection.config.effective:
         guard_flip(inspection, "retie")
     return exponent

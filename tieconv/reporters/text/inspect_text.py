@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge, Role
-from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
 from tieconv.text import count, listed, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.finding import Finding
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 _SHOWN_TIES = 8

@@ -222,17 +222,17 @@ def _check_regular(path: str, root: str) -> None:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """What the system says of a name that nothing has or can have."""
 _WANTED = "give a model directory, a weight file or an index"
-_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
+_PAGE = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?"
 
 
-_REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+_REPOSITORY = r"(?a:(?!\.)[\w.-]+/(?!\.)[\w.-]+)"
 _FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:
-    if page := _PAGE.fullmatch(source):
+    if page := re.fullmatch(_PAGE, source):
         return f"for the model on the Hub write hf://{shown(page[1])}"
-    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILES):
+    if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
     return _WANTED
 
