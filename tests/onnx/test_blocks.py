@@ -222,7 +222,7 @@ def test_packed_is_not_looked_for_in_pieces(tmp_path: Path) -> None:
 
 def test_nothing_to_look_for_reads_nothing() -> None:
     """Where every tensor stands whole, no weight is hashed."""
-    assert find_blocks({}, {"w": Weight("FLOAT", None)}).how == {}
+    assert find_blocks({}, {"w": Weight("FLOAT", None)}).forms == {}
 
 
 def test_what_samples_refute_is_no_try(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def diff(a: str | Path, b: str | Path, *, embed: str | None = None, head: str | 
 
     refuse_graphs(a, b)
     with opened(str(a)) as model_a, opened(str(b)) as model_b:
-        one = _comparable(inspected(model_a, Depth.CANDIDATES, embed, head))
-        two = _comparable(inspected(model_b, Depth.CANDIDATES, embed, head))
-        return compare(one, two, model_a[1], model_b[1])
+        evidence_a = _comparable(inspected(model_a, Depth.CANDIDATES, embed, head))
+        evidence_b = _comparable(inspected(model_b, Depth.CANDIDATES, embed, head))
+        return compare(evidence_a, evidence_b, model_a[1], model_b[1])
 
 
 def _comparable(evidence: Inspection) -> Inspection:
@@ -48,9 +48,9 @@ def _comparable(evidence: Inspection) -> Inspection:
         )
     storages = sum(len(file.storages) for file in checkpoint.files)
     if len(checkpoint.tensors) + storages > MAX_COMPARED:
-        what = count(len(checkpoint.tensors), "tensor") + (f" and {count(storages, 'storage')}" if storages else "")
+        contents = count(len(checkpoint.tensors), "tensor") + (f" and {count(storages, 'storage')}" if storages else "")
         raise RefusedError(
-            f"{shown(checkpoint.source)} holds {what}, and diff compares models of at most {MAX_COMPARED:,}",
+            f"{shown(checkpoint.source)} holds {contents}, and diff compares models of at most {MAX_COMPARED:,}",
             _ONE_BY_ONE,
             "diff.tensors",
         )

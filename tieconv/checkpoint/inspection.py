@@ -284,7 +284,7 @@ class Inspection(Printed):
             "head": self.head.to_dict(),
             "ties": [tie.to_dict() for tie in self.ties],
             **({"wrapped_ties": [tie.to_dict() for tie in self.wrapped_ties]} if self.wrapped_ties else {}),
-            "duplicates": [found.to_dict() for found in self.duplicates],
+            "duplicates": [duplicate.to_dict() for duplicate in self.duplicates],
             "storage": self.storage.to_dict() if self.storage else None,
             "consumers": [prediction.to_dict() for prediction in self.consumers],
             **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),

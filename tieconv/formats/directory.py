@@ -12,7 +12,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.interface import prepare
-from tieconv.formats.layout import Naming, WeightSet, note_orphans, require_regular
+from tieconv.formats.weight_set import Naming, WeightSet, note_orphans, require_regular
 from tieconv.text import count, path_word, shown
 
 ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]

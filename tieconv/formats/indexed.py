@@ -9,7 +9,7 @@ from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Lis
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.layout import Naming, WeightSet, note_orphans, require_regular
+from tieconv.formats.weight_set import Naming, WeightSet, note_orphans, require_regular
 from tieconv.text import command, count, shown
 
 

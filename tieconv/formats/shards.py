@@ -24,12 +24,12 @@ from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.json.lossless import read
-from tieconv.formats.layout import Naming
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.peft.reader import NEXT_STEP, PEFT
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
 from tieconv.formats.torch.model import TORCH
+from tieconv.formats.weight_set import Naming
 from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"

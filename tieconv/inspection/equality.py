@@ -36,8 +36,8 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
 
 def is_known_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     """Whether the reader keeps that two ranges were found equal before."""
-    kept: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
-    return bool(kept) and frozenset((a, b)) in kept
+    equal_ranges: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
+    return bool(equal_ranges) and frozenset((a, b)) in equal_ranges
 
 
 def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
@@ -72,10 +72,10 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
 def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
     """Compare two ranges in one read each: a model may hold hundreds of thousands of such tensors."""
     announce(reader, [(a, 0, a.size), (b, 0, b.size)])
-    one = read(reader, a, 0, a.size)
-    if one != read(reader, b, 0, b.size):
+    data = read(reader, a, 0, a.size)
+    if data != read(reader, b, 0, b.size):
         return False
-    watch(one)
+    watch(data)
     return True
 
 

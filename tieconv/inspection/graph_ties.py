@@ -44,7 +44,7 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     ties = tuple(_ties(checkpoint.graphs, tensors, reader, depth, config))
     duplicates = tuple(_duplicates(checkpoint, tensors, ties, reader, depth))
     stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
-    wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
+    wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     return Inspection(
         checkpoint=checkpoint,
         family=family,
@@ -123,35 +123,35 @@ def _wasted(members: list[Member], tensors: Tensors) -> int:
 
 def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader: ByteReader, depth: Depth) -> Relation:
     """What the head is to the embedding, as stored; ``transposed`` where it was compared the other way round."""
-    one, two = tensors[embedding.name], tensors[head.name]
-    if one.range == two.range and one.dtype == two.dtype and one.shape == two.shape:
+    left, right = tensors[embedding.name], tensors[head.name]
+    if left.range == right.range and left.dtype == right.dtype and left.shape == right.shape:
         return Aliased()
     if depth is Depth.HEADER:
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
-        return _sampled(reader, one, two, turned=embedding.turned != head.turned)
+        return _sampled(reader, left, right, turned=embedding.turned != head.turned)
     from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
     from tieconv.inspection.view_reader import one_way
 
     if embedding.turned == head.turned:
-        return _with_nan(relate(reader, one, two), one, reader)
-    found = relate(reader, one, two) if one.shape == two.shape[::-1] and one.dtype == two.dtype else None
-    if not isinstance(found, Transposed):
-        found = relate(reader, *one_way(one, two))
-        if isinstance(found, Identical):
-            found = Transposed()
-        if not isinstance(found, Aliased):
-            found = replace(found, transposed=True)
-    return _with_nan(found, one, reader)
+        return _with_nan(relate(reader, left, right), left, reader)
+    relation = relate(reader, left, right) if left.shape == right.shape[::-1] and left.dtype == right.dtype else None
+    if not isinstance(relation, Transposed):
+        relation = relate(reader, *one_way(left, right))
+        if isinstance(relation, Identical):
+            relation = Transposed()
+        if not isinstance(relation, Aliased):
+            relation = replace(relation, transposed=True)
+    return _with_nan(relation, left, reader)
 
 
-def _sampled(reader: ByteReader, one: TensorRecord, two: TensorRecord, *, turned: bool) -> Relation:
+def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, turned: bool) -> Relation:
     """What samples tell; of a head that reads its matrix the other way round nothing."""
     from tieconv.inspection.sampled import HINT, relate_sampled  # of graphs on the Hub alone
 
     if turned:
         return Unread(transposed=True, reason=f"it would be compared transposed: {HINT}")
-    return relate_sampled(reader, one, two)
+    return relate_sampled(reader, left, right)
 
 
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
@@ -175,10 +175,10 @@ def _duplicates(
 
     known = [frozenset(member.name for member in tie.members) for tie in ties]
     homes = {name: graph.file for graph in checkpoint.graphs for name in graph.names}
-    for found in find_duplicates(reader, candidates, known=known):
+    for duplicate in find_duplicates(reader, candidates, known=known):
         # Of two graphs in two precisions one is the cast of the other on purpose.
-        if found.kind is not State.CAST or len({homes[name] for name in found.tensors}) == 1:
-            yield found
+        if duplicate.kind is not State.CAST or len({homes[name] for name in duplicate.tensors}) == 1:
+            yield duplicate
 
 
 def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, depth: Depth) -> tuple[TensorRecord, ...]:
@@ -197,12 +197,12 @@ def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, de
 
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
     """Of the first graph with a head, else of the first with an embedding."""
-    found = [graph for graph in graphs if graph.head or quantised_pair(graph)]
-    found = found or [graph for graph in graphs if graph.embedding]
-    if not found:
+    with_roles = [graph for graph in graphs if graph.head or quantised_pair(graph)]
+    with_roles = with_roles or [graph for graph in graphs if graph.embedding]
+    if not with_roles:
         return Head(None, None, None)
-    embedding, head, bias = found[0].embedding, found[0].head, found[0].bias
-    pair = quantised_pair(found[0])
+    embedding, head, bias = with_roles[0].embedding, with_roles[0].head, with_roles[0].bias
+    pair = quantised_pair(with_roles[0])
     if pair is not None:
         embedding, head = (MatrixRead(read.name, False) for read in pair)
     view = output = None

@@ -17,29 +17,29 @@ _BLOCKS = {"embedding": "GatherBlockQuantized", "head": "MatMulNBits"}
 
 def quantised_pair(graph: GraphRecord) -> tuple[QuantisedRead, QuantisedRead] | None:
     """The embedding and the head, where a GatherBlockQuantized and a MatMulNBits compute with them."""
-    found = {read.role: read for read in graph.quantised if read.parts and read.operator == _BLOCKS[read.role]}
-    if len(found) < len(_BLOCKS):
+    by_role = {read.role: read for read in graph.quantised if read.parts and read.operator == _BLOCKS[read.role]}
+    if len(by_role) < len(_BLOCKS):
         return None
-    embedding, head = found["embedding"], found["head"]
+    embedding, head = by_role["embedding"], by_role["head"]
     return None if embedding.name == head.name and not _same(embedding, head) else (embedding, head)
 
 
-def _same(one: QuantisedRead, two: QuantisedRead) -> bool:
-    return (one.parts, one.bits, one.block) == (two.parts, two.bits, two.block)
+def _same(left: QuantisedRead, right: QuantisedRead) -> bool:
+    return (left.parts, left.bits, left.block) == (right.parts, right.bits, right.block)
 
 
 def relate_quantised(
-    one: QuantisedRead, two: QuantisedRead, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
+    left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
 ) -> Aliased | Identical | Unread | None:
     """What the head is to the embedding; ``None`` where they read the same initializers.
 
     Two quantisations that differ say nothing of the matrices that were quantised: they are not compared.
     """
-    if _same(one, two):
+    if _same(left, right):
         return None
-    if (one.bits, one.block, len(one.parts)) != (two.bits, two.block, len(two.parts)):
+    if (left.bits, left.block, len(left.parts)) != (right.bits, right.block, len(right.parts)):
         return Unread(reason="they are quantised in two ways")
-    pairs = [(tensors[a], tensors[b]) for a, b in zip(one.parts, two.parts, strict=True)]
+    pairs = [(tensors[a], tensors[b]) for a, b in zip(left.parts, right.parts, strict=True)]
     if all(a.range == b.range for a, b in pairs):
         return Aliased()
     if depth is Depth.HEADER or is_sampled(reader):
@@ -51,17 +51,17 @@ def relate_quantised(
 
 def wasted(
     relation: Aliased | Identical | Unread | None,
-    one: QuantisedRead,
-    two: QuantisedRead,
+    left: QuantisedRead,
+    right: QuantisedRead,
     tensors: Mapping[str, TensorRecord],
 ) -> int:
     """Bytes of equal scales and zero points that are stored twice."""
     if not isinstance(relation, Identical):
         return 0
-    return sum(_twice(one, two, tensors))
+    return sum(_twice(left, right, tensors))
 
 
-def _twice(one: QuantisedRead, two: QuantisedRead, tensors: Mapping[str, TensorRecord]) -> Iterator[int]:
-    for a, b in zip(one.parts[1:], two.parts[1:], strict=True):
+def _twice(left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord]) -> Iterator[int]:
+    for a, b in zip(left.parts[1:], right.parts[1:], strict=True):
         if tensors[a].range != tensors[b].range:
             yield tensors[b].nbytes

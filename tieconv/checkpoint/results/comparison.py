@@ -159,11 +159,11 @@ class Comparison(Printed):
             "reasons": list(self.reasons),
             "tensors": {
                 "equal": self.equal,
-                "different": [_tensor(found) for found in self.tensors],
+                "different": [_tensor(entry) for entry in self.tensors],
                 "bytes_compared": self.bytes_compared,
             },
-            "config": [_config(found) for found in self.config],
-            "files": [{"name": found.name, "state": str(found.contrast)} for found in self.files],
+            "config": [_config(entry) for entry in self.config],
+            "files": [{"name": entry.name, "state": str(entry.contrast)} for entry in self.files],
             "notes": list(self.notes),
         }
 
@@ -178,21 +178,21 @@ def _side(side: Side) -> dict[str, object]:
     }
 
 
-def _tensor(found: TensorDifference) -> dict[str, object]:
+def _tensor(difference: TensorDifference) -> dict[str, object]:
     return {
-        "name": found.name,
-        "a": found.a,
-        "b": found.b,
-        "state": str(found.contrast),
-        "loaders": list(found.loaders),
-        "detail": found.evidence.to_dict(),
+        "name": difference.name,
+        "a": difference.a,
+        "b": difference.b,
+        "state": str(difference.contrast),
+        "loaders": list(difference.loaders),
+        "detail": difference.evidence.to_dict(),
     }
 
 
-def _config(found: ConfigDifference) -> dict[str, object]:
-    document: dict[str, object] = {"path": found.path, "judgement": str(found.weight)}
-    if found.in_a:
-        document["a"] = plain(found.a)
-    if found.in_b:
-        document["b"] = plain(found.b)
+def _config(difference: ConfigDifference) -> dict[str, object]:
+    document: dict[str, object] = {"path": difference.path, "judgement": str(difference.weight)}
+    if difference.in_a:
+        document["a"] = plain(difference.a)
+    if difference.in_b:
+        document["b"] = plain(difference.b)
     return document

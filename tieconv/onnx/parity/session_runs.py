@@ -11,8 +11,8 @@ from tieconv.onnx.parity.free_run import free_runs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.parity.measured_pair import Subject
 from tieconv.onnx.parity.passes import GraphPass, Work, run_graph
-from tieconv.onnx.parity.subject import Subject
 from tieconv.onnx.session.open_ import open_session
 from tieconv.onnx.session.provider import CUDA
 

@@ -12,9 +12,9 @@ from tieconv.onnx.parity.free_memory import reference_dtype
 from tieconv.onnx.parity.gates import identity_gates, structure_gates
 from tieconv.onnx.parity.judge import Judged, judge
 from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.parity.measured_pair import Subject, graph_file, open_subject
 from tieconv.onnx.parity.passes import make_work
 from tieconv.onnx.parity.session_runs import run_sessions
-from tieconv.onnx.parity.subject import Subject, graph_file, open_subject
 from tieconv.onnx.parity.torch_runs import identity_of, run_torch
 from tieconv.onnx.parity.weights.suspects import suspects, uncounted
 from tieconv.reference import Reference
