@@ -100,19 +100,19 @@ def remove_keys(text: str, path: Sequence[str], keys: Collection[str]) -> str:
     entries = list(_entries(text, start))
     for key in set(keys).difference(entry.key for entry in entries):
         raise KeyError(key)
-    kept = [position for position, entry in enumerate(entries) if entry.key not in keys]
-    if len(kept) == len(entries):
+    remaining = [position for position, entry in enumerate(entries) if entry.key not in keys]
+    if len(remaining) == len(entries):
         return text
-    last = entries[-1].value_end
-    if not kept:
+    end = entries[-1].value_end
+    if not remaining:
         # Keys that follow their `{` directly may have been put into an empty object: its white space stays.
-        return text[: start + 1] + text[last if entries[0].key_start == start + 1 else _skip(text, last) :]
+        return text[: start + 1] + text[end if entries[0].key_start == start + 1 else _skip(text, end) :]
     done, parts = 0, list[str]()
-    for position in range(kept[-1]):
+    for position in range(remaining[-1]):
         if entries[position].key in keys:
             parts.append(text[done : entries[position].key_start])
             done = entries[position + 1].key_start
-    return "".join((*parts, text[done : entries[kept[-1]].value_end], text[last:]))
+    return "".join((*parts, text[done : entries[remaining[-1]].value_end], text[end:]))
 
 
 def _object_at(text: str, path: Sequence[str]) -> int:
