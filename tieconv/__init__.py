@@ -66,12 +66,12 @@ __all__ = [
 
 
 _HOMES = {
-    "Analysis": "checkpoint.analysis",
+    "Analysis": "checkpoint.results.analysis",
     "TieconvError": "errors",
     "PlannedWrite": "planned",
-    "Comparison": "checkpoint.comparison",
-    "CheckReport": "checkpoint.checked",
-    "Parity": "checkpoint.parity",
+    "Comparison": "checkpoint.results.comparison",
+    "CheckReport": "checkpoint.results.checked",
+    "Parity": "checkpoint.results.parity",
 }
 
 
@@ -81,4 +81,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
     from importlib import import_module
 
+    import_module("tieconv.errors").require_posix()
     return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)
