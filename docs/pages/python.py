@@ -45,4 +45,6 @@ def _sections() -> Iterator[str]:
         yield f"## {title}\n"
         for name, value in names.items():
             if belongs(name, value):
-                yield f"::: {value.__module__}.{value.__qualname__}\n    options:\n      heading: tieconv.{name}\n"
+                members = "      members: true\n" if inspect.isclass(value) else ""
+                home = f"{value.__module__}.{value.__qualname__}"
+                yield f"::: {home}\n    options:\n      heading: tieconv.{name}\n{members}"
