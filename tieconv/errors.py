@@ -9,14 +9,17 @@ class TieconvError(Exception):
     """A failure that a user can read.
 
     ``message`` is one sentence that names the file and the tensor it is about, ``hint`` the next
-    thing to do, ``code`` a stable identifier that tests and scripts may match.
+    thing to do, ``code`` a stable identifier that tests and scripts may match. With ``source`` the message starts with
+    that model, and ``reason`` is what follows.
     """
 
     exit_code = 2
 
-    def __init__(self, message: str, hint: str = "", code: str = "") -> None:
+    def __init__(self, reason: str, hint: str = "", code: str = "", *, source: str = "") -> None:
+        message = f"{source}: {reason}" if source else reason
         super().__init__(message)
         self.message = message
+        self.reason = reason
         self.hint = hint
         self.code = code or type(self).__name__
 

@@ -29,10 +29,10 @@ thread that is linked, and not run. In rows of a load report runs of spaces stan
 """
 
 _RESULT = {
-    Status.FOUND: "",
+    Status.REPORTED: "",
     Status.LEGAL: "The file is right, and nothing is reported.",
     Status.SILENT: "Nothing is wrong, and nothing is reported.",
-    Status.OTHER: "Not to be seen in one checkpoint.",
+    Status.ANOTHER_COMMAND: "Not to be seen in one checkpoint.",
     Status.LATER: "Not to be seen in these files.",
 }
 

@@ -20,6 +20,7 @@ from tieconv.analysis.model.last_norm import KNOWN
 from tieconv.checkpoint.inspection import Depth
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
+from tieconv.plans import forecast_retie
 from tieconv.sources.local.files import locate, open_files
 
 STEPS = 12
@@ -39,7 +40,8 @@ def certificates(folder: Path) -> Findings:
     """What `tieconv analyze` says of a model directory."""
     with open_files(folder) as files:
         checkpoint = read_checkpoint(locate(str(folder)), files)
-        return find(inspect_checkpoint(checkpoint, files, Depth.HEADER), files)
+        evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER)
+        return find(evidence, files, None, forecast_retie(evidence))
 
 
 def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from tieconv.analysis.alignment.plane import plane
-from tieconv.analysis.alignment.tables import Table
+from tieconv.analysis.alignment.token_tables import Table
 from tieconv.checkpoint.results.analysis import POINTS
-from tieconv.errors import RefusedError
 
 
 @pytest.fixture
@@ -62,11 +61,9 @@ def test_marked_rows_are_shown_first(chance: np.random.Generator) -> None:
 
 def test_too_few_rows() -> None:
     """Two rows make no plane."""
-    with pytest.raises(RefusedError):
-        plane(Table.of("t", np.ones((2, 4), np.float32)))
+    assert plane(Table.of("t", np.ones((2, 4), np.float32))) is None
 
 
 def test_what_float32_cannot_sum_is_not_drawn(chance: np.random.Generator) -> None:
     """Rows so long that their products overflow have no map, and are no error."""
-    with pytest.raises(RefusedError, match="too few to align"):
-        plane(Table.of("t", (chance.normal(size=(300, 16)) * 1e36).astype(np.float32)))
+    assert plane(Table.of("t", (chance.normal(size=(300, 16)) * 1e36).astype(np.float32))) is None

@@ -147,6 +147,40 @@ def safetensors_equal(home: Path) -> None:
     )
 
 
+_EXPERTS = '{"model_type":"mixtral","architectures":["MixtralForCausalLM"],"tie_word_embeddings":false}'
+
+
+@_input
+def safetensors_experts_read(home: Path) -> None:
+    """As many tensors as `diff` compares, named as those of a mixture of experts; each model has other values."""
+    count, size = 250_000, 16
+    names = (f"model.layers.{i // 3000}.mlp.experts.{i // 3 % 1000}.{'abc'[i % 3]}.weight" for i in range(count))
+    header = {name: entry("F32", [2, 2], [i * size, i * size + size]) for i, name in enumerate(names)}
+    values = os.urandom(4 * count)
+    data = b"".join(b"\0" + values[i : i + 2] + b"\x3f" for i in range(0, 4 * count, 4)) * 4
+    _header(home, json.dumps(header, separators=(",", ":")).encode(), data)
+    (home / "config.json").write_text(_EXPERTS)
+
+
+@_input
+def torch_tensors_read(home: Path) -> None:
+    """As many tensors with storages of their own as `torch.save` writes into 90 MB."""
+    _torch_tensors(home, 280_000)
+
+
+@_input
+def torch_compared_read(home: Path) -> None:
+    """As many tensors with storages of their own as `diff` compares."""
+    _torch_tensors(home, 125_000)
+
+
+def _torch_tensors(home: Path, number: int) -> None:
+    import torch
+
+    state = {f"model.layers.{i // 1000}.mlp.experts.{i % 1000}.weight": torch.zeros(1) for i in range(number)}
+    torch.save(state, home / "pytorch_model.bin")
+
+
 @_input
 def safetensors_candidates(home: Path) -> None:
     """Sixty thousand matrices of the head's shape, equal but for their last bytes."""
@@ -261,16 +295,31 @@ def config_levels(home: Path) -> None:
 
 @_input
 def config_levels_read(home: Path) -> None:
-    """As many sub-configs as are read."""
-    levels = (f'"s{i}":{{"tie_word_embeddings":false}},' for i in range(240_000))
+    """As many levels with a flag as are read."""
+    levels = (f'"s{i}":{{"tie_word_embeddings":false}},' for i in range(999))
     _config(home, f'{{{_LLAMA},"tie_word_embeddings":true,{"".join(levels)}"z":0}}'.encode())
 
 
 @_input
 def config_flags_read(home: Path) -> None:
-    """As many sub-configs with a flag of the wrong type as are read: each one is a finding."""
+    """As many levels with a flag of the wrong type as are read: each one is a finding."""
+    levels = (f'"s{i}":{{"tie_word_embeddings":"x"}},' for i in range(999))
+    _config(home, f'{{{_LLAMA},{"".join(levels)}"z":0}}'.encode())
+
+
+@_input
+def config_flags_small(home: Path) -> None:
+    """Levels with a flag whose values fit into memory."""
     levels = (f'"s{i}":{{"tie_word_embeddings":"x"}},' for i in range(240_000))
     _config(home, f'{{{_LLAMA},{"".join(levels)}"z":0}}'.encode())
+
+
+@_input
+def config_parts_read(home: Path) -> None:
+    """As many sub-configs without a flag as fit into memory, beside as many as are read with one."""
+    levels = (f'"s{i}":{{"a":0}},' for i in range(220_000))
+    flags = (f'"t{i}":{{"tie_word_embeddings":false}},' for i in range(998))
+    _config(home, f'{{{_LLAMA},"tie_word_embeddings":true,{"".join(levels)}{"".join(flags)}"z":0}}'.encode())
 
 
 @_input

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -116,7 +117,6 @@ def test_inspect(name: str, tmp_path: Path) -> None:
     assert_bounded(run("inspect", make(name, tmp_path)))
 
 
-LARGE_DIFFS = {"safetensors-equal": "two models of 500,000 tensors take 730 MiB and 20 s (docs/safety.md)"}
 OTHERS = [name for name in COMMANDS if name != "inspect"]
 
 
@@ -131,10 +131,41 @@ def calls() -> Iterator[object]:
 def test_other_commands(name: str, command: str, tmp_path: Path) -> None:
     home = make(name, tmp_path)
     verb, *options = COMMANDS[command]
-    if verb == "diff" and name in LARGE_DIFFS:
-        pytest.skip(f"{name}: {LARGE_DIFFS[name]}")
     models = [home, home] if verb == "diff" else [home]
     assert_bounded(run(verb, *models, *options))
+
+
+@pytest.mark.parametrize("kind", ["copy", pytest.param("other values", marks=pytest.mark.slow)])
+def test_diff_of_as_many_tensors_as_are_compared(kind: str, tmp_path: Path) -> None:
+    """Each tensor is read in both models; where all differ, the differences take memory too."""
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.mkdir()
+    make("safetensors-experts-read", a)
+    if kind == "copy":
+        shutil.copytree(a, b)
+    else:
+        b.mkdir()
+        make("safetensors-experts-read", b)
+    took = run("diff", a, b)
+    assert_bounded(took)
+    assert took.code == (0 if kind == "copy" else 1)
+
+
+@pytest.mark.slow
+def test_diff_of_torch_files(tmp_path: Path) -> None:
+    """The records of a torch file are larger: its storages are kept."""
+    took = run("diff", make("torch-compared-read", tmp_path), tmp_path)
+    assert_bounded(took)
+    assert took.code == 0
+
+
+def test_diff_refuses_more_tensors(tmp_path: Path) -> None:
+    home = make("safetensors-equal", tmp_path)
+    took = run("diff", home, home)
+    assert_bounded(took)
+    assert took.code == 2
+    assert "holds 500,000 tensors, and diff compares models of at most 250,000" in took.stderr
+    assert "one by one" in took.stderr
 
 
 @pytest.mark.parametrize("name", often(lambda name: name.startswith(TOKENIZERS)))

@@ -30,8 +30,8 @@ def test_every_case_has_an_entry() -> None:
 def test_an_entry_says_what_to_do(name: str) -> None:
     """What is reported names its rule; what is not says what helps, unless nothing is wrong."""
     case = CASES[name]
-    assert bool(case.rules) == (case.status is Status.FOUND)
-    assert case.build is not None or case.status is Status.OTHER
+    assert bool(case.rules) == (case.status is Status.REPORTED)
+    assert case.build is not None or case.status is Status.ANOTHER_COMMAND
     assert case.remedy or case.fix or case.status is Status.SILENT
 
 

@@ -29,6 +29,7 @@ from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, State
+from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checks import run_checks
 from tieconv.checks.states import DEFAULT_TIED, OUTPUT_BIAS, WORD_EMBEDDING, Column, Row, Table
 
@@ -94,7 +95,7 @@ def _aliased(inspection: Inspection, table: Table) -> Inspection:
         replace(
             tie,
             members=tuple(
-                replace(member, state=State.ALIASED) if member.state is State.IDENTICAL else member
+                replace(member, relation=Aliased()) if member.state is State.IDENTICAL else member
                 for member in tie.members
             ),
         )

@@ -313,7 +313,7 @@ def test_an_interrupt_is_no_answer(models: Path, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tieconv.cli.commands.check.run_gate", interrupted)
+    monkeypatch.setattr("tieconv.cli.check_run.run_gate", interrupted)
     result = run("check", models / "t5")
     assert (result.exit_code, result.stdout, result.stderr) == (130, "", "interrupted\n")
 

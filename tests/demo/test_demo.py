@@ -18,8 +18,8 @@ from tieconv import api
 from tieconv.analysis.alignment.models import align_models, opened
 from tieconv.checkpoint.results.analysis import Section
 from tieconv.demo.corpus import PASSAGE, ROLES, grammar, sample
-from tieconv.demo.settings import REFERENCE, VOCABULARY, WORDS
-from tieconv.demo.text import generate
+from tieconv.demo.generated_text import generate
+from tieconv.demo.toy_settings import REFERENCE, VOCABULARY, WORDS
 from tieconv.errors import RefusedError
 from tieconv.install import install_command
 

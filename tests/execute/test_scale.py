@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieconv.errors import RefusedError
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
 
 SHAPES = {"F16": (5, 10), "BF16": (8, 7), "F32": (8, 23), "F64": (11, 52)}
 

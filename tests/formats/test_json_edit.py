@@ -9,7 +9,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tieconv.formats.json.edit import remove_key, set_value
+from tests.patience import prompt
+from tieconv.formats.json.edit import remove_keys, set_value, set_values
+
+
+def remove_key(text: str, path: tuple[str, ...]) -> str:
+    """Remove one key."""
+    return remove_keys(text, path[:-1], (path[-1],))
+
 
 space = st.text(" \t\n\r", max_size=3)
 characters = st.characters(exclude_categories=["Cs"])
@@ -167,3 +174,54 @@ def test_repeated_keys(text: str, set_: str, removed: str) -> None:
 def test_a_new_key_looks_like_its_neighbours(before: str, after: str) -> None:
     assert set_value(before, ("b",), True) == after
     assert remove_key(after, ("b",)) == before
+
+
+@given(texts(), st.dictionaries(keys, st.one_of(scalars, st.dictionaries(keys, scalars, max_size=3)), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_set_several(text: str, wanted: dict[str, Any]) -> None:
+    """As one after the other, also inside of objects."""
+    before = json.loads(text)
+    changes: list[tuple[tuple[str, ...], Any]] = []
+    for key, value in wanted.items():
+        inner = value if isinstance(value, dict) and isinstance(before.get(key), dict) else None
+        changes += [((key,), value)] if inner is None else [((key, each), inner[each]) for each in inner]
+    expected = text
+    for path, value in sorted(changes, key=lambda change: not holds(before, change[0])):
+        expected = set_value(expected, path, value)
+    assert set_values(text, changes) == expected
+
+
+def holds(value: Any, path: tuple[str, ...]) -> bool:
+    """Whether every key of the path is there: what is new is added behind what is changed."""
+    for key in path:
+        if not isinstance(value, dict) or key not in value:
+            return False
+        value = value[key]
+    return True
+
+
+def test_set_several_below_no_object() -> None:
+    with pytest.raises(KeyError):
+        set_values('{"a": 1}', [(("a", "b"), 1)])
+
+
+@given(texts(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_remove_several(text: str, data: st.DataObject) -> None:
+    """As one after the other, in any order."""
+    gone = data.draw(st.lists(st.sampled_from(sorted(json.loads(text)) or [""]), unique=True))
+    gone = [key for key in gone if key in json.loads(text)]
+    expected = text
+    for key in gone:
+        expected = remove_key(expected, (key,))
+    assert remove_keys(text, (), gone) == expected
+
+
+def test_large_texts_are_edited_in_one_pass() -> None:
+    """Ten thousand of either would take minutes one by one."""
+    count = 10_000
+    text = json.dumps({f"k{i}": {"flag": False} for i in range(count)})
+    with prompt(2):
+        changed = set_values(text, [((f"k{i}", "flag"), True) for i in range(count)])
+        assert remove_keys(text, (), [f"k{i}" for i in range(count)]) == "{}"
+    assert changed == text.replace("false", "true")

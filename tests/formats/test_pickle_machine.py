@@ -19,8 +19,8 @@ from tests.patience import prompt
 from tieconv.formats.torch import shortcut as torch_shortcut
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle import machine as pickle_machine
-from tieconv.formats.torch.pickle import state as pickle_state
-from tieconv.formats.torch.pickle.state import Machine, allowance
+from tieconv.formats.torch.pickle import machine_state as pickle_state
+from tieconv.formats.torch.pickle.machine_state import Machine, allowance
 from tieconv.formats.torch.pickle.values import Pairs, PickleProblem
 
 

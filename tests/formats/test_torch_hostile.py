@@ -15,7 +15,7 @@ from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
 from tieconv.checkpoint.model_files import WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.torch.pickle.names import opcode_name
+from tieconv.formats.torch.pickle.opcode_names import opcode_name
 from tieconv.formats.torch.reader import read_torch_file
 
 CANARY = Path("/nonexistent") / "canary"

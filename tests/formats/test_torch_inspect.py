@@ -39,7 +39,7 @@ def inspect(folder: Path, state: Any, depth: str = "candidates") -> Inspection:
 def head(inspection: Inspection) -> tuple[State, Any]:
     (tie,) = inspection.ties
     member = next(member for member in tie.members if member.name == HEAD)
-    return member.state, dict(member.detail)
+    return member.state, member.relation.to_dict()
 
 
 @pytest.mark.parametrize("depth", ["header", "candidates", "full"])

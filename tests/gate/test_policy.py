@@ -13,7 +13,7 @@ from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Che
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Entry
 from tieconv.gate.policy import Policy
-from tieconv.gate.selection import Selection
+from tieconv.gate.rule_selection import Selection
 from tieconv.gate.settings import ModelIgnore, Settings
 
 A, B = "/repo/models/a", "/repo/models/b"

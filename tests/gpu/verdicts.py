@@ -16,7 +16,7 @@ from tests.onnx.table import FAULTS
 from tieconv.checkpoint.results.exported import PRECISIONS
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.validate import _weight_gathers
+from tieconv.onnx.parity.session_runs import weight_gathers
 from tieconv.onnx.session.open_ import open_session
 
 PRECISION = {dtype: precision for precision, dtype in PRECISIONS.items()}
@@ -122,7 +122,7 @@ def short(value: float | None) -> float | None:
 
 def placement(graph: Path, provider: str, dtype: str) -> dict[str, Any]:
     """Operators by provider, and how many of those on the CPU look rows of a weight up."""
-    gathers = _weight_gathers(read_graph(str(graph)))
+    gathers = weight_gathers(read_graph(str(graph)))
     session = open_session(graph, provider, precision=dtype, weight_gathers=gathers)
     found: dict[str, Any] = {}
     for part in session.inner.get_provider_graph_assignment_info():

@@ -85,7 +85,7 @@ def test_filters(org: Hub, tieconv: Run) -> None:
 
 def test_models_of_another_owner() -> None:
     """A listing that names models of somebody else is not followed there."""
-    from tieconv.sources.hub.models import _matching
+    from tieconv.sources.hub.owner_models import _matching
 
     assert list(_matching(iter(["org/a", "other/a", "orga"]), "org", "*")) == ["hf://org/a"]
     assert list(_matching(iter(["other/a"]), "org", "*")) == []

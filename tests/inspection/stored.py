@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.inspection.blocks import CountingReader
+from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
 
 Array = npt.NDArray[Any]
 
@@ -19,6 +18,23 @@ FLOAT_DTYPES = ("F16", "BF16", "F32", "F64")
 MANTISSA = {"F16": 10, "BF16": 7, "F32": 23, "F64": 52}
 LEAST_EXPONENT = {"F16": -14, "BF16": -126, "F32": -126, "F64": -1022}
 INFINITY = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F80_0000, "F64": 0x7FF0 << 48}
+
+
+class CountingReader:
+    """A `ByteReader` that passes reads on and counts them: ``bytes_read`` and ``reads``."""
+
+    __slots__ = ("bytes_read", "inner", "reads")
+
+    def __init__(self, inner: ByteReader) -> None:
+        self.inner = inner
+        self.bytes_read = 0
+        self.reads = 0
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``span``; raises what the wrapped reader raises."""
+        self.inner.read_into(span, offset, buffer)
+        self.bytes_read += len(buffer)
+        self.reads += 1
 
 
 class Memory:

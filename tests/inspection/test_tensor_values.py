@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.inspection.blocks import BLOCK
-from tieconv.inspection.values import all_zero, bias_summary, has_nan
+from tieconv.inspection.tensor_values import all_zero, bias_summary, has_nan
 
 from .stored import FLOAT_DTYPES, INFINITY, Array, Memory, value_of
 

@@ -66,12 +66,12 @@ def test_cast() -> None:
     reader = Counted(narrow=narrow, wide=wide)
     found = relate_cast(reader, *(dense(r) for r in (record("narrow", narrow), record("wide", wide, turned=True))))
     assert found is None  # a reader of views is what understands such a range
-    from tieconv.inspection.views import readable
+    from tieconv.inspection.view_reader import readable
 
     views, pair = readable(reader, (record("narrow", narrow), record("wide", wide, turned=True)))
     reader.read = 0
     found = relate_cast(views, *pair)
-    assert found is not None and found.detail["lossless"]
+    assert found is not None and found.lossless
     assert reader.read <= 2 * (narrow.nbytes + wide.nbytes)
 
 
@@ -107,7 +107,7 @@ def test_runs(shape: tuple[int, ...], data: st.DataObject, limit: int, run: int)
 
 def test_both_ways() -> None:
     """The sides are given in either order: the tall form is compared, so that stretches stay long."""
-    from tieconv.inspection.views import one_way
+    from tieconv.inspection.view_reader import one_way
 
     array = matrix()
     lies = np.ascontiguousarray(array.T)

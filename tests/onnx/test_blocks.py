@@ -16,8 +16,8 @@ from tieconv import inspect
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.onnx.parity.graph.file import read_graph
-from tieconv.onnx.parity.weights.blocks import Weight, find_blocks
 from tieconv.onnx.parity.weights.identity import weight_identity
+from tieconv.onnx.parity.weights.packed_weights import Weight, find_blocks
 from tieconv.sources.local.files import FileSet, open_files
 
 
@@ -222,7 +222,7 @@ def test_packed_is_not_looked_for_in_pieces(tmp_path: Path) -> None:
 
 def test_nothing_to_look_for_reads_nothing() -> None:
     """Where every tensor stands whole, no weight is hashed."""
-    assert find_blocks({}, {"w": Weight("FLOAT", None)}).how == {}
+    assert find_blocks({}, {"w": Weight("FLOAT", None)}).forms == {}
 
 
 def test_what_samples_refute_is_no_try(tmp_path: Path) -> None:

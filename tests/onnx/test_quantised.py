@@ -186,7 +186,7 @@ def test_quantised_copies_are_compared(tmp_path: Path, name: str) -> None:
         assert tie.bytes_wasted == 2048 * (H // 2 + 4 + 1)
         assert not any(one.done for one in api.plan_graph_dedup(path).plan.matrices if "Q4" in one.initializer)
     else:
-        assert found.findings == () and "differ" in str(tie.members[1].detail["reason"])
+        assert found.findings == () and "differ" in str(tie.members[1].relation.to_dict()["reason"])
 
 
 def test_a_dynamically_quantised_head_is_named(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
 from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.graph.forward import as_tensor
+from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.passes import Work, run_graph
-from tieconv.onnx.parity.store import LogitStore
 from tieconv.onnx.session.diagnosis import UNKNOWN, Cause
 from tieconv.onnx.session.open_ import open_session
 from tieconv.onnx.session.provider import CPU, CUDA

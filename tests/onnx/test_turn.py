@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Gathered
-from tieconv.onnx.write import transpose as graph_turn
-from tieconv.onnx.write.transpose import first_not_turned, write_turned
+from tieconv.onnx.write import transposed_write as graph_turn
+from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
 
 sides = st.integers(1, 11)
 

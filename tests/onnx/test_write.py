@@ -308,7 +308,7 @@ def test_beyond_what_a_graph_can_hold(tmp_path: Path, monkeypatch: pytest.Monkey
     """An untied graph with its weights inside that would pass 2 GiB is refused with the way out; nothing is written."""
     source = build("by_node", tmp_path / "in" / "model.onnx", external=False)
     if encodes:
-        monkeypatch.setattr("tieconv.onnx.write.store.LIMIT", 100)
+        monkeypatch.setattr("tieconv.onnx.write.data_placement.LIMIT", 100)
     else:
         make = ir.serde.serialize_model
         monkeypatch.setattr(ir.serde, "serialize_model", lambda model: _Huge(make(model)))

@@ -16,6 +16,7 @@ from tieconv.analysis.retie_cost.cost import Costs, costs
 from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
+from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.sources.local.files import FileSet
 
 if TYPE_CHECKING:
@@ -36,11 +37,11 @@ class Findings:
 
 
 @np.errstate(all="ignore")  # NaN and infinity are counted and told, not warned of
-def find(evidence: Inspection, files: FileSet, text: str | None = None) -> Findings:
+def find(evidence: Inspection, files: FileSet, text: str | None, forecast: RetieForecast) -> Findings:
     """Measure one model. Raises `UnreadableError` where there is no table of floats; with ``text``, where the model
     cannot be run, and `RefusedError` where it is none that a text says something about.
     """
-    subject = open_subject(evidence, files)
+    subject = open_subject(evidence, files, forecast)
     related = relate_tables(subject.embed, subject.head) if subject.head else None
     costs_found = costs(subject, related) if related else None
     if text is None:

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tieconv.api.analysis import analyze as analyze
+    from tieconv.api.baselines import write_baseline as write_baseline
     from tieconv.api.biases import plan_bias as plan_bias
     from tieconv.api.comparison import diff as diff
+    from tieconv.api.demonstration import demo_table as demo_table
+    from tieconv.api.demonstration import run_demo as run_demo
     from tieconv.api.evidence import inspect as inspect
     from tieconv.api.exports import export as export
     from tieconv.api.exports import parity as parity
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from tieconv.api.fixes import preview_fixes as preview_fixes
     from tieconv.api.gate import check as check
     from tieconv.api.gate import expand as expand
+    from tieconv.api.gate import find_policy as find_policy
     from tieconv.api.gate import run_gate as run_gate
     from tieconv.api.graphs import is_graph as is_graph
     from tieconv.api.graphs import plan_graph_dedup as plan_graph_dedup
@@ -29,41 +33,92 @@ if TYPE_CHECKING:
     from tieconv.api.hub import plan_push as plan_push
     from tieconv.api.hub import push as push
     from tieconv.api.remedies import plan_action as plan_action
+    from tieconv.api.reports import guard_report as guard_report
+    from tieconv.api.reports import write_report as write_report
     from tieconv.api.resizing import plan_resize as plan_resize
+    from tieconv.api.rule_catalogue import find_rule as find_rule
+    from tieconv.api.rule_catalogue import rules as rules
+    from tieconv.api.rule_catalogue import select_rules as select_rules
     from tieconv.api.shards import plan_reindex as plan_reindex
     from tieconv.api.storage import plan_convert as plan_convert
     from tieconv.api.storage import plan_dedup as plan_dedup
     from tieconv.api.ties import plan_retie as plan_retie
     from tieconv.api.ties import plan_set_tie as plan_set_tie
     from tieconv.api.ties import plan_untie as plan_untie
+    from tieconv.checkpoint.graph import GraphOutcome as GraphOutcome
+    from tieconv.checkpoint.inspection import Fetched as Fetched
+    from tieconv.checkpoint.plan import Outcome as Outcome
+    from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
+    from tieconv.checkpoint.results.checked import CheckReport as CheckReport
+    from tieconv.checkpoint.results.exported import ExportOutcome as ExportOutcome
+    from tieconv.checkpoint.results.parity import Parity as Parity
+    from tieconv.checkpoint.results.parity import Verdict as Verdict
+    from tieconv.checks.interface import Rule as Rule
+    from tieconv.gate.policy import Policy as Policy
+    from tieconv.onnx.export.plan import PlannedExport as PlannedExport
+    from tieconv.onnx.write.plan import PlannedGraphs as PlannedGraphs
+    from tieconv.planned import PlannedWrite as PlannedWrite
+    from tieconv.planned import Verify as Verify
+    from tieconv.planned import WriteOptions as WriteOptions
+    from tieconv.sources import is_hub as is_hub
+    from tieconv.sources.hub.repo_path import is_pattern as is_pattern
+    from tieconv.sources.threads import anything_waits as anything_waits
 
 _HOMES = {
-    "analyze": "analysis",
-    "plan_bias": "biases",
-    "diff": "comparison",
-    "inspect": "evidence",
-    "export": "exports",
-    "parity": "exports",
-    "plan_export": "exports",
-    "fix": "fixes",
-    "preview_fixes": "fixes",
-    "check": "gate",
-    "expand": "gate",
-    "run_gate": "gate",
-    "is_graph": "graphs",
-    "plan_graph_dedup": "graphs",
-    "plan_graph_untie": "graphs",
-    "plan_push": "hub",
-    "push": "hub",
-    "plan_action": "remedies",
-    "plan_resize": "resizing",
-    "plan_reindex": "shards",
-    "plan_convert": "storage",
-    "plan_dedup": "storage",
-    "plan_retie": "ties",
-    "plan_set_tie": "ties",
-    "plan_untie": "ties",
+    "analyze": "api.analysis",
+    "write_baseline": "api.baselines",
+    "plan_bias": "api.biases",
+    "diff": "api.comparison",
+    "demo_table": "api.demonstration",
+    "run_demo": "api.demonstration",
+    "inspect": "api.evidence",
+    "export": "api.exports",
+    "parity": "api.exports",
+    "plan_export": "api.exports",
+    "fix": "api.fixes",
+    "preview_fixes": "api.fixes",
+    "check": "api.gate",
+    "expand": "api.gate",
+    "find_policy": "api.gate",
+    "run_gate": "api.gate",
+    "is_graph": "api.graphs",
+    "plan_graph_dedup": "api.graphs",
+    "plan_graph_untie": "api.graphs",
+    "plan_push": "api.hub",
+    "push": "api.hub",
+    "plan_action": "api.remedies",
+    "guard_report": "api.reports",
+    "write_report": "api.reports",
+    "plan_resize": "api.resizing",
+    "find_rule": "api.rule_catalogue",
+    "rules": "api.rule_catalogue",
+    "select_rules": "api.rule_catalogue",
+    "plan_reindex": "api.shards",
+    "plan_convert": "api.storage",
+    "plan_dedup": "api.storage",
+    "plan_retie": "api.ties",
+    "plan_set_tie": "api.ties",
+    "plan_untie": "api.ties",
+    "GraphOutcome": "checkpoint.graph",
+    "Fetched": "checkpoint.inspection",
+    "Outcome": "checkpoint.plan",
+    "CheckReport": "checkpoint.results.checked",
+    "CheckedModel": "checkpoint.results.checked",
+    "ExportOutcome": "checkpoint.results.exported",
+    "Parity": "checkpoint.results.parity",
+    "Verdict": "checkpoint.results.parity",
+    "Rule": "checks.interface",
+    "Policy": "gate.policy",
+    "PlannedExport": "onnx.export.plan",
+    "PlannedGraphs": "onnx.write.plan",
+    "PlannedWrite": "planned",
+    "Verify": "planned",
+    "WriteOptions": "planned",
+    "is_hub": "sources",
+    "is_pattern": "sources.hub.repo_path",
+    "anything_waits": "sources.threads",
 }
+"""The module of each name below `tieconv`: what a use case does, and what it takes and gives."""
 
 
 def __getattr__(name: str) -> object:
@@ -72,4 +127,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'tieconv.api' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"tieconv.api.{_HOMES[name]}"), name)
+    return getattr(import_module(f"tieconv.{_HOMES[name]}"), name)

@@ -39,6 +39,7 @@ def analyze(
     has no meaning.
     """
     from tieconv.analysis import find, report
+    from tieconv.plans import forecast_retie
 
     words = None if text is None else read_text(str(text))
     refuse_graphs(path)
@@ -47,7 +48,7 @@ def analyze(
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
         evidence = inspect_checkpoint(checkpoint, files, Depth.HEADER, embed=embed, head=head)
-        findings = find(evidence, files, words)
+        findings = find(evidence, files, words, forecast_retie(evidence))
         if against is None and second is None and not maps:
             return report(findings)
         from tieconv.analysis.alignment.models import extended

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.planning import planned_write
 from tieconv.checkpoint.inspection import BiasState, Depth, Inspection
-from tieconv.inspection.values import bias_summary
+from tieconv.inspection.tensor_values import bias_summary
 from tieconv.opened import reading
 from tieconv.plans.verbs import bias_verbs
 

@@ -54,6 +54,46 @@ def check(
     return run_gate(policy, expand(map(str, several)), embed=embed, head=head, jobs=jobs)[0]
 
 
+def find_policy(
+    models: Sequence[str],
+    *,
+    config: str | None = None,
+    no_config: bool = False,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: str | None = None,
+    depth: str | None = None,
+    consumers: str | None = None,
+    baseline: str | None = None,
+    without_baseline: bool = False,
+) -> tuple[Policy, tuple[str, ...]]:
+    """Return the policy for ``models`` and the settings files that were passed over because they lie in one of them.
+
+    The settings are those of ``config``, none with ``no_config``, else the nearest at or above the working directory.
+    """
+    from tieconv.gate.assemble import find_settings, load_settings, make_policy
+    from tieconv.gate.settings import Settings
+
+    skipped: tuple[str, ...] = ()
+    if config:
+        settings = load_settings(config)
+    elif no_config:
+        settings = Settings()
+    else:
+        settings, skipped = find_settings(models)
+    policy = make_policy(
+        settings,
+        select=select,
+        ignore=ignore,
+        fail_on=fail_on,
+        depth=depth,
+        consumers=consumers,
+        baseline=baseline,
+        without_baseline=without_baseline,
+    )
+    return policy, skipped
+
+
 def run_gate(
     policy: Policy,
     models: Sequence[str],
@@ -92,12 +132,12 @@ def expand(
     """
     from tieconv.gate.discover import models_of
     from tieconv.sources import is_hub
-    from tieconv.sources.hub.names import is_pattern
+    from tieconv.sources.hub.repo_path import is_pattern
 
     expanded: list[str] = []
     for model in models:
         if is_pattern(model):
-            from tieconv.sources.hub.models import expand as ask
+            from tieconv.sources.hub.owner_models import expand as ask
 
             expanded += ask(model, task, limit)
         elif is_hub(model):

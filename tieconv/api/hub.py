@@ -37,7 +37,7 @@ def plan_push(
     from tieconv.checkpoint.results.push import Push
     from tieconv.comparison.effects import effects
     from tieconv.reporters.text.push_text import description, title
-    from tieconv.sources.hub.names import parse
+    from tieconv.sources.hub.repo_path import parse
     from tieconv.sources.hub.source import guard_push, require
 
     repo_path = parse(target)

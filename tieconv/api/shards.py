@@ -12,7 +12,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import UnreadableError
 from tieconv.formats.shards import is_one_file, read_shards
 from tieconv.inspection.equality import equal
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
 from tieconv.plans.named_format import plan_add_format
 from tieconv.plans.other_formats import alone, dropping

@@ -14,7 +14,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.proof import Digest, digest
 from tieconv.inspection.blocks import stream
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.plans import BiasChoice, Survivor
 from tieconv.plans.verbs import set_tie
 from tieconv.sources.local.files import open_files
@@ -101,7 +101,7 @@ def _within(
     with open_files(evidence.checkpoint.root) as files:
         files.expect(evidence.checkpoint.files)
         proofs = _digests(evidence, files)
-        note = check_kl_budget(evidence, files, survivor, max_kl, text)
+        note = check_kl_budget(evidence, files, plans.forecast_retie(evidence), survivor, max_kl, text)
     return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.json_values import Printed, plain
 from tieconv.checkpoint.model_files import Adapter, Checkpoint
+from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
@@ -18,9 +18,8 @@ INSPECT_SCHEMA = "tieconv.inspect/1"
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.prediction import Prediction
+    from tieconv.checkpoint.relation.proved import Relation
     from tieconv.checkpoint.storage_use import StorageUse
-
-Detail = Mapping[str, object]
 
 
 class Depth(StrEnum):
@@ -29,21 +28,6 @@ class Depth(StrEnum):
     HEADER = "header"  # headers and documents only
     CANDIDATES = "candidates"  # plus the bytes of tied names and of tensors shaped like them
     FULL = "full"  # plus whatever proves every duplicate
-
-
-class State(StrEnum):
-    """How a tied name's tensor relates to the canonical one."""
-
-    CANONICAL = "canonical"
-    ABSENT = "absent"
-    ALIASED = "aliased"
-    IDENTICAL = "identical"
-    TRANSPOSED = "transposed"
-    CAST = "cast"
-    SCALED = "scaled"
-    NEAR = "near"
-    DISTINCT = "distinct"
-    UNREAD = "unread"
 
 
 class BiasState(StrEnum):
@@ -56,22 +40,17 @@ class BiasState(StrEnum):
 
 
 @record
-class Relation:
-    """What comparing two tensors proved. ``detail`` holds the figures the state carries."""
-
-    state: State
-    detail: Detail = field(default_factory=dict)
-
-
-@record
 class Member:
     """One name of a tie group; ``loads_as`` where the loader gives it another name."""
 
     name: str
     stored: bool
-    state: State
-    detail: Detail = field(default_factory=dict)
+    relation: Relation
     loads_as: str | None = None
+
+    @property
+    def state(self) -> State:
+        return self.relation.state
 
     def to_dict(self) -> dict[str, object]:
         """One entry of a group's ``members``."""
@@ -79,7 +58,7 @@ class Member:
             "name": self.name,
             "stored": self.stored,
             "state": str(self.state),
-            "detail": {key: plain(value) for key, value in self.detail.items()},
+            "detail": self.relation.to_dict(),
             **({} if self.loads_as is None else {"loads_as": self.loads_as}),
         }
 
@@ -305,7 +284,7 @@ class Inspection(Printed):
             "head": self.head.to_dict(),
             "ties": [tie.to_dict() for tie in self.ties],
             **({"wrapped_ties": [tie.to_dict() for tie in self.wrapped_ties]} if self.wrapped_ties else {}),
-            "duplicates": [found.to_dict() for found in self.duplicates],
+            "duplicates": [duplicate.to_dict() for duplicate in self.duplicates],
             "storage": self.storage.to_dict() if self.storage else None,
             "consumers": [prediction.to_dict() for prediction in self.consumers],
             **({"graphs": [graph.to_dict() for graph in self.checkpoint.graphs]} if self.checkpoint.graphs else {}),

@@ -43,7 +43,7 @@ class Averaged:
 
 
 @record
-class Given:
+class InlineBytes:
     """A small tensor's bytes, as they are."""
 
     data: bytes
@@ -67,7 +67,7 @@ class Gathered:
         return nbytes(self.dtype, self.shape) or 0
 
 
-Content = ByteRange | Zeros | Scaled | Averaged | Given | Gathered
+Content = ByteRange | Zeros | Scaled | Averaged | InlineBytes | Gathered
 
 
 @record
@@ -75,7 +75,7 @@ class Padded:
     """A tensor's bytes: those at ``range``, then ``tail``."""
 
     range: ByteRange
-    tail: Zeros | Given
+    tail: Zeros | InlineBytes
 
     @property
     def size(self) -> int:
@@ -153,7 +153,7 @@ def _stored(content: Content | Padded) -> int:
 
 def bytes_taken(content: Content | Padded) -> int:
     """Bytes of the source that are read for a content."""
-    if isinstance(content, (Zeros, Given)):
+    if isinstance(content, (Zeros, InlineBytes)):
         return 0
     if isinstance(content, Averaged):
         return content.range.size + content.second.size

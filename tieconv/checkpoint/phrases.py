@@ -3,8 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
-from tieconv.checkpoint.inspection import Detail, Member, State
+from tieconv.checkpoint.inspection import Member
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    Relation,
+    RowFigures,
+    Scaled,
+    Transposed,
+    Unread,
+)
 from tieconv.text import count, shown
 
 _RANGES = 4
@@ -13,19 +30,23 @@ _RANGES = 4
 
 def difference(member: Member, noun: str = "rows") -> str:
     """How a member differs from its group's reference: ``it is the transpose``, ``in row 7 of 8, by at most 0.5``."""
-    detail = member.detail
-    if "shape" in detail:
-        return f"shape {detail['shape']} against {detail.get('canonical_shape')}"
-    match member.state:
-        case State.TRANSPOSED:
+    match member.relation:
+        case OtherShape(shape=shape, canonical_shape=canonical):
+            return f"shape {list(shape)} against {list(canonical)}"
+        case Transposed():
             return "it is the transpose"
-        case State.CAST:
-            return f"equal after a cast, {shown(detail.get('exact'))} holds the full precision"
-        case State.SCALED:
-            return f"it is {detail.get('factor')} times as large"
-    if detail.get("sign_of_zero_only"):
-        return "only in the sign of zeros"
-    return _rows(detail, noun) or shown(detail.get("reason", "in its bytes"))
+        case Cast(exact=exact):
+            return f"equal after a cast, {shown(exact)} holds the full precision"
+        case Scaled(factor=factor):
+            return f"it is {factor} times as large"
+        case Near(figures=figures) | Different(figures=figures):
+            return "only in the sign of zeros" if figures.sign_of_zero_only else _rows(figures, noun)
+        case OtherBytes(reason=reason) | Unread(reason=reason):
+            return shown(reason) or "in its bytes"
+        case Canonical() | Absent() | Aliased() | Identical() | Empty() | OtherSample():
+            return "in its bytes"
+        case _:
+            assert_never(member.relation)
 
 
 def is_apart(member: Member) -> str:
@@ -34,47 +55,74 @@ def is_apart(member: Member) -> str:
     return f"they differ {phrase}" if phrase.startswith(("in ", "only in ")) else phrase
 
 
-def _rows(detail: Detail, noun: str) -> str:
-    differing, rows, ranges = detail.get("rows_differing"), detail.get("rows"), detail.get("row_ranges")
-    if not isinstance(differing, int) or not isinstance(rows, int):
-        return ""
+def _rows(figures: RowFigures, noun: str) -> str:
+    differing, rows, ranges = figures.rows_differing, figures.rows, figures.row_ranges
     where = f"in {differing:,} of {rows:,} {noun}"
-    if 0 < differing < rows and isinstance(ranges, (list, tuple)) and 0 < len(ranges) <= _RANGES:
+    if 0 < differing < rows and 0 < len(ranges) <= _RANGES:
         word = noun if differing > 1 else noun.removesuffix("s")
         where = f"in {word} {', '.join(_range(*pair) for pair in ranges)} of {rows:,}"
-    largest = detail.get("max_abs")
-    return f"{where}, by at most {largest:.3g}" if isinstance(largest, float) else where
+    largest = figures.max_abs
+    return where if largest is None else f"{where}, by at most {largest:.3g}"
 
 
 def _range(start: int, end: int) -> str:
     return f"{start}–{end - 1}" if end - start > 1 else str(start)
 
 
-def measured(detail: Detail) -> str:
+def figures(relation: Relation) -> str:
+    """What was proved of a tensor that is not the canonical one, as a phrase; empty where the state says it all."""
+    match relation:
+        case Canonical() | Absent() | Aliased():
+            return ""
+        case Identical():
+            compared = "the files have one hash" if relation.by else "every byte compared"
+            return f"{compared}, holds NaN" if relation.nan and not relation.by else compared
+        case Transposed():
+            return "every element compared"
+        case Cast(exact=exact, lossless=lossless):
+            return f"{'lossless, ' if lossless else ''}{shown(exact)} holds the full precision"
+        case Scaled(factor=factor):
+            precision = "exactly" if relation.exact else f"within {relation.max_ulp} ulp"
+            return f"{precision} {factor} times the canonical tensor"
+        case OtherShape(shape=shape, canonical_shape=canonical):
+            return f"shape {list(shape)} against {list(canonical)}"
+        case Near() | Different() | Empty() | OtherBytes() | OtherSample():
+            return measured(relation)
+        case Unread(reason=reason):
+            return shown(reason)
+        case _:
+            assert_never(relation)
+
+
+def measured(relation: Relation) -> str:
     """The figures of a difference for a table: rows, ulp, the largest difference; where there are none, the reason.
 
     Of distinct tensors the cosine is told and no ulp, which counts to billions across a zero.
     """
-    if detail.get("sign_of_zero_only"):
-        return "only the sign of zeros differs"
-    ranges = detail.get("ranges_differing")
-    if isinstance(ranges, list):
-        return f"its bytes {', '.join(f'{start:,} to {end:,}' for start, end in ranges)} differ"
-    return ", ".join(_measures(detail)) or shown(detail.get("reason", "its bytes differ"))
+    match relation:
+        case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:
+            return "only the sign of zeros differs"
+        case Near(figures=figures):
+            ulp = () if figures.max_ulp is None else (f"max {figures.max_ulp:,} ulp",)
+            return ", ".join(_measures(figures, *ulp))
+        case Different(figures=figures, cosine=cosine):
+            return ", ".join(_measures(figures, *(() if cosine is None else (f"cosine {cosine:.2g}",))))
+        case OtherSample(ranges_differing=ranges):
+            return f"its bytes {', '.join(f'{start:,} to {end:,}' for start, end in ranges)} differ"
+        case OtherBytes(reason=reason) | Unread(reason=reason):
+            return shown(reason) or "its bytes differ"
+        case OtherShape() | Empty() | Scaled() | Cast() | Transposed():
+            return "its bytes differ"
+        case Canonical() | Absent() | Aliased() | Identical():
+            return "its bytes differ"
+        case _:
+            assert_never(relation)
 
 
-def _measures(detail: Detail) -> Iterator[str]:
-    rows = detail.get("rows_differing")
-    if not isinstance(rows, int):
-        return
-    yield f"{rows:,} of {detail.get('rows'):,} rows differ"
-    if "cosine" in detail:  # of distinct tensors
-        if isinstance(detail["cosine"], float):
-            yield f"cosine {detail['cosine']:.2g}"
-    elif isinstance(detail.get("max_ulp"), int):
-        yield f"max {detail['max_ulp']:,} ulp"
-    if isinstance(detail.get("max_abs"), float):
-        yield f"max |difference| {detail['max_abs']:.4g}"
-    nan_rows = detail.get("nan_rows")
-    if isinstance(nan_rows, int) and nan_rows:
-        yield f"NaN in {count(nan_rows, 'row')}"
+def _measures(figures: RowFigures, *similarity: str) -> Iterator[str]:
+    yield f"{figures.rows_differing:,} of {figures.rows:,} rows differ"
+    yield from similarity
+    if figures.max_abs is not None:
+        yield f"max |difference| {figures.max_abs:.4g}"
+    if figures.nan_rows:
+        yield f"NaN in {count(figures.nan_rows, 'row')}"

@@ -19,6 +19,7 @@ def record(cls: type[T]) -> type[T]:
     """The class as a frozen, slotted dataclass."""
     own = cls.__dict__.keys() & _METHODS.keys()
     made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(cls)
+    made.__dataclass_fields__ = {field.name: field for field in dataclasses.fields(made)}  # type: ignore[attr-defined, arg-type]  # no ClassVar
     for name, method in _METHODS.items():
         if name not in own:
             setattr(made, name, method)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
 from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.quantised import LEAVES
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.finding import Finding
     from tieconv.checks.interface import Rule
 
     RULES: tuple[Rule, ...]

@@ -23,6 +23,7 @@ needs a class that reads it; tieconv removes no trained values.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.finding import Finding, Level, Remedy
@@ -55,7 +56,10 @@ def _content(bias: OutputBias) -> str:
             return f"holds values up to {bias.max_abs:.3g}"
         case BiasState.NONZERO:
             return "holds values other than zero"
-    return "is stored"
+        case BiasState.UNREAD | BiasState.ABSENT:
+            return "is stored"
+        case _:
+            assert_never(bias.state)
 
 
 def _remedy(inspection: Inspection) -> Remedy | None:

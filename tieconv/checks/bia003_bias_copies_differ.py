@@ -51,7 +51,7 @@ def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:
 
 
 def _level(tie: Tie, member: Member) -> Level:
-    harmless = not tie.declared or member.detail.get("sign_of_zero_only")
+    harmless = not tie.declared or member.relation.sign_of_zero_only
     return Level.NOTE if harmless else Level.ERROR
 
 

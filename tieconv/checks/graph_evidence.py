@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.finding import Action, Remedy
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, GraphRecord
+from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
+from tieconv.checkpoint.relation.proved import Cast, Transposed
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.graph_sharing import shared
 
@@ -25,12 +26,7 @@ def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
 
 def is_copy(member: Member) -> bool:
     """Whether a head holds just what the embedding holds: byte for byte, transposed, or cast without a loss."""
-    return member.state in _EQUAL or (member.state is State.CAST and member.detail.get("lossless") is True)
-
-
-def graph_of(inspection: Inspection, name: str) -> GraphRecord:
-    """The graph that an initializer belongs to."""
-    return next(graph for graph in inspection.checkpoint.graphs if name in graph.names)
+    return member.state in _EQUAL or (isinstance(member.relation, Cast) and member.relation.lossless)
 
 
 @record
@@ -48,7 +44,8 @@ class Answer:
 
 def pair(tie: Tie, member: Member) -> dict[str, bool]:
     """The embedding and the head, and whether each is stored the other way round than the embedding."""
-    turned = member.state is State.TRANSPOSED or member.detail.get("transposed") is True
+    relation = member.relation
+    turned = isinstance(relation, Transposed) or (isinstance(relation, Cast) and relation.transposed)
     return {tie.canonical: False, member.name: turned}
 
 
@@ -66,12 +63,14 @@ def answer(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
 
     Copies with a NaN are found while there are two: `check --fix` must not store them once and so end the finding.
     """
-    outcome = shared(inspection.checkpoint.tensors, graph_of(inspection, next(iter(copies))), copies)
+    first = next(iter(copies))
+    graph = next(graph for graph in inspection.checkpoint.graphs if first in graph.names)
+    outcome = shared(inspection.checkpoint.tensors, graph, copies)
     if outcome.why:
         return Answer(None, outcome.why)
     if outcome.rounds:
         action = Action("dedup", inspection.checkpoint.source, (("--head-form", "gemm"),))
         return Answer(Remedy(action.command, False))
     action = Action("dedup", inspection.checkpoint.source)
-    hides = any(member.detail.get("nan") for _, member in heads(inspection))
+    hides = any(member.relation.holds_nan for _, member in heads(inspection))
     return Answer(Remedy(action.command, True, None if hides else action))

@@ -32,7 +32,7 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each tied group of equal copies with a NaN."""
     for tie in inspection.ties:
-        copies = [member.name for member in tie.members if member.detail.get("nan")]
+        copies = [member.name for member in tie.members if member.relation.holds_nan]
         if copies:
             canonical = evidence.reference(tie)
             yield RULE.finding(

@@ -42,7 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     tensors = inspection.checkpoint.tensors
     for tie, member in graphs.heads(inspection):
         counts = tensors[tie.canonical].elements >= MIN_ELEMENTS
-        if graphs.is_copy(member) and not member.detail.get("nan") and counts:
+        if graphs.is_copy(member) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
         inside = (found for found in inspection.duplicates if set(found.tensors) <= set(graph.names))

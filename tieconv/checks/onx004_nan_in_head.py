@@ -32,7 +32,7 @@ from tieconv.text import shown
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each pair of equal copies with a NaN."""
     for tie, member in graphs.heads(inspection):
-        if member.detail.get("nan"):
+        if member.relation.holds_nan:
             answer = graphs.answer(inspection, graphs.pair(tie, member))
             yield RULE.finding(
                 f"{shown(tie.canonical)} and {shown(member.name)} are one matrix, and it holds a NaN: every logit of "

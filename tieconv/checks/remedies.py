@@ -139,7 +139,7 @@ def _is_misshapen(inspection: Inspection, tie: Tie, member: Member) -> bool:
 
 def _is_equal(tie: Tie) -> bool:
     """Whether every stored name holds the same bytes; a placeholder without elements holds none."""
-    return all(member.state in evidence.EQUAL or member.detail.get("empty") for member in tie.stored_members)
+    return all(member.state in evidence.EQUAL or member.relation.is_empty for member in tie.stored_members)
 
 
 def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:

@@ -72,7 +72,7 @@ def _outcome(odd: list[Member]) -> str:
 
 
 def _level(odd: list[Member]) -> Level:
-    if all(member.detail.get("sign_of_zero_only") for member in odd):
+    if all(member.relation.sign_of_zero_only for member in odd):
         return Level.NOTE
     return Level.WARNING if all(member.state is State.CAST for member in odd) else Level.ERROR
 

@@ -49,7 +49,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 def _is_copy(inspection: Inspection, member: Member) -> bool:
     """Whether the copy takes bytes and transformers ties it: STO002 reports empty tensors."""
     equal = member.state is State.IDENTICAL and not evidence.is_empty(inspection, member.name)
-    return equal and not member.detail.get("nan")
+    return equal and not member.relation.holds_nan
 
 
 def _report(inspection: Inspection, tie: Tie, copies: list[str], *, kept: bool) -> Finding:

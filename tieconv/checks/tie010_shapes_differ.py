@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.relation.proved import OtherShape
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
@@ -57,8 +58,8 @@ def _report(inspection: Inspection, tie: Tie, member: Member) -> Finding:
 def _rest(member: Member) -> str:
     if member.state is State.TRANSPOSED:
         return ", of which it is the transpose"
-    equal = member.detail.get("rows_equal")
-    if not isinstance(equal, int) or not equal:
+    equal = member.relation.rows_equal if isinstance(member.relation, OtherShape) else None
+    if not equal:
         return ""
     return " (the first row is equal)" if equal == 1 else f" (the first {equal:,} rows are equal)"
 

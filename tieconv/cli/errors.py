@@ -29,7 +29,7 @@ class ErrorBoundary(click.Group):
             with translating_usage_errors(ctx):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from tieconv.sources.threads import anything_waits  # pools of threads: nothing that every start should load
+            from tieconv.api import anything_waits  # pools of threads: nothing that every start should load
 
             echo("interrupted", err=True)
             if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well

@@ -14,8 +14,7 @@ from tieconv.cli.write import WriteArguments, say_notes
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.graph import GraphOutcome
-    from tieconv.onnx.write.plan import PlannedGraphs
+    from tieconv.api import GraphOutcome, PlannedGraphs
 
 
 def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.inspection import Fetched
-from tieconv.sources import is_hub
+from tieconv.api import is_hub
 from tieconv.text import count, size
+
+if TYPE_CHECKING:
+    from tieconv.api import Fetched
 
 
 def fetched_line(fetched: Fetched) -> str:

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tieconv.api import is_hub
 from tieconv.cli.screen import ALWAYS, AUTO, NEVER, set_option
-from tieconv.sources import is_hub
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -22,7 +22,7 @@ MAX_LINES = 200
 _MAX_CHARACTERS = 8000
 _LIBRARY_LINES = 40
 _LIBRARY_CHARACTERS = 1000
-_STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
+_STYLE = r"(\x1b\[[0-9;]*m)"
 _CONTINUED = "    "
 
 
@@ -121,7 +121,7 @@ def _harmless(text: str) -> str:
 
 
 def _harmless_line(line: str) -> str:
-    parts = _STYLE.split(line)
+    parts = re.split(_STYLE, line) if "\x1b" in line else [line]
     texts = [shown(part, len(part)) for part in parts[::2]]
     # What a colour divides must not become a command without it.
     if shown("".join(texts), len(line) * 10) != "".join(texts):

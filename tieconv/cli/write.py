@@ -16,8 +16,7 @@ from tieconv.cli.streams import document, echo
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.plan import Outcome
-    from tieconv.planned import PlannedWrite, Verify, WriteOptions
+    from tieconv.api import Outcome, PlannedWrite, Verify, WriteOptions
 
 
 class PlanOptions(TypedDict):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,
     Contrast,
+    OnlyHere,
     Side,
     TensorDifference,
     Weight,
@@ -17,8 +18,9 @@ from tieconv.checkpoint.results.comparison import (
 from tieconv.comparison.configs import DTYPES, compare_configs
 from tieconv.comparison.files import compare_files
 from tieconv.comparison.pair import Outcome, Pair, Relations
+from tieconv.loaders.parameters import Source, parameters
 from tieconv.loaders.transformers.shared_tables import one_table
-from tieconv.loaders.views import HEAD_BIAS, Source, View, loaded, untold
+from tieconv.loaders.views import HEAD_BIAS, View, loaded, untold
 from tieconv.text import count, shown
 
 __all__ = ["compare"]
@@ -28,9 +30,10 @@ def compare(a: Inspection, b: Inspection, reader_a: ByteReader, reader_b: ByteRe
     """What differs between two inspected models. Raises `UnreadableError` where bytes cannot be read."""
     reader = Pair(reader_a, reader_b)
     relations = Relations(a.checkpoint, b.checkpoint, reader)
-    equal, tensors = _tensors(a, b, relations)
+    pairs = tuple(loaded(a, b))
+    equal, tensors = _tensors(pairs, relations)
     config = compare_configs(a.checkpoint.config_values, b.checkpoint.config_values)
-    reasons = tuple(_reasons(a, b, tensors, config))
+    reasons = tuple(_reasons(a, b, pairs, tensors, config))
     return Comparison(
         a=_side(a),
         b=_side(b),
@@ -56,33 +59,50 @@ def _side(inspection: Inspection) -> Side:
     )
 
 
-def _tensors(a: Inspection, b: Inspection, relations: Relations) -> tuple[int, tuple[TensorDifference, ...]]:
+def _tensors(pairs: Sequence[tuple[View, View]], relations: Relations) -> tuple[int, tuple[TensorDifference, ...]]:
     """How many parameters are equal in every loader, and those that are not."""
-    found: dict[tuple[object, ...], TensorDifference] = {}
-    names: set[str] = set()
-    for one, two in loaded(a, b):
-        for name in sorted(one.sources.keys() | two.sources.keys()):
-            names.add(name)
-            difference = _difference(name, one, two, relations)
-            if difference is None:
-                continue
-            key = (name, difference.a, difference.b, difference.contrast)
-            earlier = found.get(key)
-            loaders = (*(earlier.loaders if earlier else ()), one.loader)
-            found[key] = TensorDifference(
-                name, difference.a, difference.b, difference.contrast, loaders, difference.detail
-            )
-    differing = {difference.name for difference in found.values()}
-    return len(names - differing), tuple(sorted(found.values(), key=lambda difference: difference.name))
+    equal, differing = 0, list[TensorDifference]()
+    if not pairs:
+        return 0, ()
+    every = [view.sources for pair in pairs for view in pair]
+    for name in parameters(every[0], every[1], every[2:]):
+        outcomes = _outcomes(name, pairs, relations)
+        differences = _differences(name, outcomes)
+        differing.extend(differences)
+        equal += bool(outcomes) and not differences
+    return equal, tuple(sorted(differing, key=lambda difference: difference.name))
 
 
-def _difference(name: str, one: View, two: View, relations: Relations) -> TensorDifference | None:
-    a, b = one.sources.get(name), two.sources.get(name)
-    outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not one.bias_unset)
-    if outcome is None:
-        return None
-    names = [source.record.name if source else None for source in (a, b)]
-    return TensorDifference(name, names[0], names[1], outcome[0], (one.loader,), outcome[1])
+_Seen = tuple[str, Source | None, Source | None, Outcome]
+"""A loader, what it takes a parameter's values from in either model, and how these differ."""
+
+
+def _outcomes(name: str, pairs: Sequence[tuple[View, View]], relations: Relations) -> list[_Seen]:
+    """What each loader sees of a parameter; nothing where it has none in either model."""
+    seen: list[_Seen] = []
+    for one, two in pairs:
+        a, b = one.sources.get(name), two.sources.get(name)
+        if a is None and b is None:
+            continue
+        if seen and seen[-1][1:3] == (a, b):
+            outcome = seen[-1][3]
+        else:
+            outcome = _outcome(a, b, relations, zero_is_absent=name == HEAD_BIAS and not one.bias_unset)
+        seen.append((one.loader, a, b, outcome))
+    return seen
+
+
+def _differences(name: str, seen: list[_Seen]) -> list[TensorDifference]:
+    """Return one difference for each pair of tensors that loaders take the parameter from."""
+    found: dict[object, TensorDifference] = {}
+    for loader, a, b, outcome in seen:
+        if outcome is None:
+            continue
+        names = [source.record.name if source else None for source in (a, b)]
+        key = (*names, outcome[0])
+        loaders = (*(found[key].loaders if key in found else ()), loader)
+        found[key] = TensorDifference(name, names[0], names[1], outcome[0], loaders, outcome[1])
+    return list(found.values())
 
 
 def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_is_absent: bool) -> Outcome:
@@ -92,21 +112,21 @@ def _outcome(a: Source | None, b: Source | None, relations: Relations, *, zero_i
     assert source is not None  # the name comes from one of the two
     if zero_is_absent and relations.is_zero(source.record, in_a=a is not None):
         return None
-    return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), _form(source.record)
-
-
-def _form(record: TensorRecord) -> dict[str, object]:
-    return {"shape": list(record.shape), "dtype": record.dtype}
+    return (Contrast.ONLY_A if b is None else Contrast.ONLY_B), OnlyHere(source.record.shape, source.record.dtype)
 
 
 def _reasons(
-    a: Inspection, b: Inspection, tensors: tuple[TensorDifference, ...], config: tuple[ConfigDifference, ...]
+    a: Inspection,
+    b: Inspection,
+    pairs: Sequence[tuple[View, View]],
+    tensors: tuple[TensorDifference, ...],
+    config: tuple[ConfigDifference, ...],
 ) -> Iterator[str]:
     if tensors:
         first = tensors[0]
         where = "" if len(first.loaders) > 1 else f" in {first.loaders[0]}"
         yield f"{count(len(tensors), 'parameter')} differing, first {shown(first.name)}{where}"
-    for one, two in loaded(a, b):
+    for one, two in pairs:
         if one.trouble != two.trouble:
             yield f"{one.loader} makes another model of one of them: {one.trouble or two.trouble}"
     weighty = [found.path for found in config if found.weight is Weight.FUNCTION]

@@ -10,7 +10,7 @@ from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.checkpoint.results.push import Effect
 from tieconv.comparison.configs import compare_configs
 from tieconv.comparison.pair import Pair, Relations
-from tieconv.loaders.views import Source
+from tieconv.loaders.parameters import Source
 from tieconv.text import count, shown, size
 
 _EQUAL = (State.IDENTICAL, State.ALIASED)

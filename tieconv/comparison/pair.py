@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import frexp
 
-from tieconv.checkpoint.inspection import BiasState, Detail, State
+from tieconv.checkpoint.inspection import BiasState, State
 from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
-from tieconv.checkpoint.results.comparison import Contrast
+from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
+from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate
-from tieconv.inspection.values import bias_summary
-from tieconv.inspection.views import readable
-from tieconv.loaders.views import Source
+from tieconv.inspection.tensor_values import bias_summary
+from tieconv.inspection.view_reader import readable
+from tieconv.loaders.parameters import Source
 from tieconv.sources.digest import same_hash
 
 _CONTRASTS = {
@@ -55,21 +56,38 @@ class Pair:
                 tell(pieces)
 
 
-Outcome = tuple[Contrast, Detail] | None
+Outcome = tuple[Contrast, OnlyHere | Shapes | ForwardScale | Values] | None
 """How two tensors differ; ``None`` where they do not."""
 
 
+_KEPT = 64 * 1024
+"""Bytes of a tensor from which on its relation is kept: reading a smaller one again costs less than a record of it."""
+
+
+MAX_SMALL_MEASURED = 10_000
+"""Tensors of less than `_KEPT` bytes whose difference is measured: each takes a third of a millisecond."""
+_UNMEASURED = (
+    Contrast.DISTINCT,
+    Values(
+        OtherBytes(f"its bytes differ; beyond {MAX_SMALL_MEASURED:,} small tensors that differ nothing is measured")
+    ),
+)
+
+
 class Relations:
-    """Relations between tensors of two models, each computed once."""
+    """Relations between tensors of two models; those of `_KEPT` bytes and more are computed once."""
 
     def __init__(self, a: Checkpoint, b: Checkpoint, reader: Pair) -> None:
         self.sides = (a, b)
         self.reader = reader
         self.known: dict[object, Outcome] = {}
         self.hashes: dict[str, bool] = {}
+        self.small_measured = 0
 
     def between(self, one: Source, two: Source) -> Outcome:
         """How ``two`` of model B differs from ``one`` of model A. Equality is claimed after every byte was read."""
+        if max(one.record.range.size, two.record.range.size) < _KEPT:
+            return self._relate(one, two)
         key = (_place(one.record), _place(two.record), one.scale / two.scale)
         if key not in self.known:
             self.known[key] = self._relate(one, two)
@@ -81,15 +99,26 @@ class Relations:
         return state is BiasState.ZERO
 
     def _relate(self, one: Source, two: Source) -> Outcome:
+        alike = (one.record.dtype, one.record.shape) == (two.record.dtype, two.record.shape)
+        same = alike and self._same_file(one.record, two.record)
+        if same and one.scale == two.scale:
+            return None
         a, b = _of_side(one.record, "A"), _of_side(two.record, "B")
-        alike = (a.dtype, a.shape) == (b.dtype, b.shape)
-        reader, (left, right) = readable(self.reader, (a, b))
-        same = alike and (self._same_file(one.record, two.record) or equal(reader, left.range, right.range))
+        if alike and not same:
+            reader, (left, right) = readable(self.reader, (a, b))
+            same = equal(reader, left.range, right.range)
         if one.scale != two.scale:
             return self._scaled(a, b, one.scale / two.scale, same)
         if same:
             return None
-        return self._contrast(a, b)
+        return self._unmeasured(a, b) or self._contrast(a, b)
+
+    def _unmeasured(self, a: TensorRecord, b: TensorRecord) -> Outcome:
+        """Return that the bytes differ, where enough small tensors were measured; ``None`` where it is measured."""
+        if max(a.range.size, b.range.size) >= _KEPT or (a.dtype, a.shape) != (b.dtype, b.shape):
+            return None
+        self.small_measured += 1
+        return _UNMEASURED if self.small_measured > MAX_SMALL_MEASURED else None
 
     def _same_file(self, one: TensorRecord, two: TensorRecord) -> bool:
         """One range of one file, reached through two directories (hard links), or of two files of one hash."""
@@ -112,21 +141,20 @@ class Relations:
     def _scaled(self, a: TensorRecord, b: TensorRecord, factor: float, same: bool) -> Outcome:
         """Equal where B's values are A's times ``factor``, exactly: the forward pass of A applies it."""
         if same:
-            detail = {"forward_factor": factor, "reason": "equal bytes, but one forward pass scales the logits"}
-            return Contrast.SCALED, detail
+            return Contrast.SCALED, ForwardScale(factor)
         relation = relate(self.reader, a, b)
-        exact = relation.state is State.SCALED and relation.detail.get("exact") is True
-        if exact and relation.detail.get("factor") == factor and frexp(factor)[0] == 0.5:
+        exact = isinstance(relation, Scaled) and relation.exact and relation.factor == factor
+        if exact and frexp(factor)[0] == 0.5:
             return None
-        return _CONTRASTS[relation.state], {**relation.detail, "forward_factor": factor}
+        return _CONTRASTS[relation.state], Values(relation, factor)
 
     def _contrast(self, a: TensorRecord, b: TensorRecord) -> Outcome:
         relation = relate(self.reader, a, b)
-        if relation.state is State.IDENTICAL:
+        if isinstance(relation, Identical):
             return None
-        if "shape" in relation.detail or relation.detail.get("empty"):
-            return Contrast.SHAPE, {"a": list(a.shape), "b": list(b.shape)}
-        return _CONTRASTS[relation.state], relation.detail
+        if relation.shape_differs or relation.is_empty:
+            return Contrast.SHAPE, Shapes(a.shape, b.shape)
+        return _CONTRASTS[relation.state], Values(relation)
 
 
 def _place(record: TensorRecord) -> object:
@@ -135,4 +163,5 @@ def _place(record: TensorRecord) -> object:
 
 def _of_side(record: TensorRecord, side: str) -> TensorRecord:
     span = record.range
-    return replace(record, name=side, range=ByteRange(f"{side}/{span.file}", span.start, span.end))
+    moved = ByteRange(f"{side}/{span.file}", span.start, span.end)
+    return TensorRecord(side, record.dtype, record.shape, moved, record.stride, record.storage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.results.analysis import Analysis, Measure
-from tieconv.demo.settings import REFERENCE, REFERENCE_FLOORS
+from tieconv.demo.toy_settings import REFERENCE, REFERENCE_FLOORS
 
 _PAIRS = ("E→U", "E→T", "U→T", "E→E'", "U→U'")
 

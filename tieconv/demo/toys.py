@@ -13,12 +13,12 @@ import numpy as np
 
 from tieconv.analysis.alignment.models import align_models, opened, table_of
 from tieconv.analysis.alignment.plane import plane
-from tieconv.analysis.alignment.tables import Table
+from tieconv.analysis.alignment.token_tables import Table
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
-from tieconv.demo import settings
-from tieconv.demo.text import Text, generate
+from tieconv.demo import toy_settings
+from tieconv.demo.generated_text import Text, generate
 from tieconv.errors import DestinationError, RefusedError
 from tieconv.execute.publish.interrupts import interrupts
 from tieconv.execute.publish.owned import owning
@@ -32,7 +32,7 @@ _NEEDED = ("torch", "transformers", "safetensors")
 
 
 def run(
-    out: Path, *, steps: int = settings.STEPS, seed: int = 0, step_done: Callable[[], None] = lambda: None
+    out: Path, *, steps: int = toy_settings.STEPS, seed: int = 0, step_done: Callable[[], None] = lambda: None
 ) -> Analysis:
     """Three toys and a report in the directory ``out``, whole or not at all.
 
@@ -49,7 +49,7 @@ def run(
     text = generate(steps, seed)
 
     def write(directory: Path) -> Analysis:
-        losses = {name: _train(name, text, steps, directory, step_done) for name in settings.MODELS}
+        losses = {name: _train(name, text, steps, directory, step_done) for name in toy_settings.MODELS}
         analysis = _analysis(out, directory, text, losses)
         (directory / "report.json").write_text(f"{analysis}\n", "utf-8")
         (directory / "report.html").write_text(render(analysis), "utf-8")
@@ -82,7 +82,7 @@ def _train(
     from tieconv.demo.checkpoint import save
     from tieconv.demo.train import train
 
-    tied, seed = settings.MODELS[name]
+    tied, seed = toy_settings.MODELS[name]
     trained = train(text, tied=tied, seed=seed, steps=steps, step_done=step_done)
     save(trained.model, text.words, directory / name)
     return trained.losses, trained.held_out
@@ -92,7 +92,7 @@ def _analysis(out: Path, directory: Path, text: Text, losses: dict[str, tuple[tu
     """From the files as they were written."""
     with ExitStack() as stack:
         tied, untied, second = (
-            _named(stack.enter_context(opened(directory / name)), str(out / name)) for name in settings.MODELS
+            _named(stack.enter_context(opened(directory / name)), str(out / name)) for name in toy_settings.MODELS
         )
         alignment = align_models(tied, untied, second)
         maps = [_map(tied, tied.embed, "tied table", text)]
@@ -113,7 +113,9 @@ def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Sectio
     chances = (text.counts + 0.5) / (text.counts + 0.5).sum()
     table = table_of(subject, stored, role)
     words = Table(role, len(text.words), table.width, table.read)
-    return plane(words, {"log p": np.log(chances)}, f"Map: {role}")
+    section = plane(words, {"log p": np.log(chances)}, f"Map: {role}")
+    assert section is not None  # a table of the demo has hundreds of rows
+    return section
 
 
 def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Section:
@@ -140,7 +142,7 @@ def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) ->
         {
             "words": len(text.words),
             "trained_on": int(text.train.size),
-            "rows_of_padding": settings.VOCABULARY - len(text.words),
+            "rows_of_padding": toy_settings.VOCABULARY - len(text.words),
         },
     )
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tieconv.demo import settings
+from tieconv.demo import toy_settings
 from tieconv.demo.corpus import Array
-from tieconv.demo.text import Text
+from tieconv.demo.generated_text import Text
 
 _WARM = 50  # steps until the full learning rate
 
@@ -38,13 +38,13 @@ def train(text: Text, *, tied: bool, seed: int, steps: int, step_done: Callable[
 def config(tied: bool) -> LlamaConfig:
     """The toy's config; no word begins or ends a text."""
     return LlamaConfig(
-        vocab_size=settings.VOCABULARY,
-        hidden_size=settings.WIDTH,
-        intermediate_size=2 * settings.WIDTH,
-        num_hidden_layers=settings.LAYERS,
-        num_attention_heads=settings.HEADS,
-        num_key_value_heads=settings.HEADS,
-        max_position_embeddings=2 * settings.CONTEXT,
+        vocab_size=toy_settings.VOCABULARY,
+        hidden_size=toy_settings.WIDTH,
+        intermediate_size=2 * toy_settings.WIDTH,
+        num_hidden_layers=toy_settings.LAYERS,
+        num_attention_heads=toy_settings.HEADS,
+        num_key_value_heads=toy_settings.HEADS,
+        max_position_embeddings=2 * toy_settings.CONTEXT,
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=None,
@@ -66,12 +66,13 @@ def _alone(seed: int) -> Iterator[None]:
 
 def _steps(model: Any, passages: Array, seed: int, steps: int, step_done: Callable[[], None]) -> Iterator[float]:
     order = torch.randperm(len(passages), generator=torch.Generator().manual_seed(seed))
-    ids = torch.from_numpy(passages)[order].reshape(steps, settings.BATCH, settings.CONTEXT)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=settings.RATE, weight_decay=settings.DECAY, betas=(0.9, 0.95))
+    ids = torch.from_numpy(passages)[order].reshape(steps, toy_settings.BATCH, toy_settings.CONTEXT)
+    rate, decay = toy_settings.RATE, toy_settings.DECAY
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, betas=(0.9, 0.95))
     model.train()
     for step, batch in enumerate(ids):
         for group in optimiser.param_groups:
-            group["lr"] = settings.RATE * _rate(step, steps)
+            group["lr"] = toy_settings.RATE * _rate(step, steps)
         loss = model(input_ids=batch, labels=batch, use_cache=False).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -40,7 +40,7 @@ def read_checkpoint(listing: Listing, files: Files) -> Checkpoint:
         from tieconv.formats.onnx.model import ONNX  # most models are no graphs
 
         return ONNX.read(listing, files)
-    from tieconv.formats.choice import choose  # most models give no choice
+    from tieconv.formats.format_choice import choose  # most models give no choice
 
     return choose(listing, files)
 
@@ -66,7 +66,7 @@ def holds_graphs(listing: Listing) -> bool:
         return listing.named.lower().endswith(GRAPH_SUFFIX)
     if not any(name.lower().endswith(GRAPH_SUFFIX) for name in listing.entries):
         return False
-    from tieconv.formats.choice import holds_weights
+    from tieconv.formats.format_choice import holds_weights
 
     return not holds_weights(listing)
 
@@ -74,7 +74,7 @@ def holds_graphs(listing: Listing) -> bool:
 def __getattr__(name: str) -> object:
     """``FORMATS``, loaded when it is asked for."""
     if name == "FORMATS":
-        from tieconv.formats.choice import FORMATS
+        from tieconv.formats.format_choice import FORMATS
 
         return FORMATS
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,12 +7,11 @@ import re
 from collections.abc import Mapping
 
 from tieconv.errors import UnreadableError, UnsafePathError
-from tieconv.formats.json.members import BEHIND_STRINGS, LARGEST_MEMBER, WINDOW, Members
+from tieconv.formats.json.members import BEHIND_STRINGS, LARGEST_MEMBER, Members
 from tieconv.formats.json.strict import collector_paused, loads, refuse
-from tieconv.formats.limits import NameCount
+from tieconv.formats.limits import WINDOW, NameCount
 from tieconv.text import shown
 
-SUFFIX = ".index.json"
 LIMIT = 100_000_000
 DIGITS = 600
 """Of an integer in an index: nothing is computed from most of them, and Python reads as many under any setting."""
@@ -93,8 +92,8 @@ def edit_index(
     from tieconv.formats.json import edit as json_edit  # reading an index needs no editor
 
     value = json.loads(text)
-    for name in drop:
-        text = json_edit.remove_key(text, ("weight_map", name))
+    if drop:
+        text = json_edit.remove_keys(text, ("weight_map",), drop)
     for name, shard in add.items():
         text = json_edit.set_value(text, ("weight_map", name), shard)
     metadata = value.get("metadata")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 from tieconv.checkpoint.model_files import (
     BLOCKING,
@@ -20,13 +21,15 @@ from tieconv.checkpoint.model_files import (
 )
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
-from tieconv.formats.directory import Model, Naming
+from tieconv.formats.directory import Model
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.json.lossless import read
+from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.peft.reader import NEXT_STEP, PEFT
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
 from tieconv.formats.torch.model import TORCH
+from tieconv.formats.weight_set import Naming
 from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"
@@ -119,7 +122,7 @@ def index_name(checkpoint: Checkpoint) -> str:
     match = next((match for match in matches if match), None)
     if match is None or not match["prefix"].startswith(_DIFFUSERS):
         return naming.index
-    return f"{match['prefix']}{match['suffix']}{index_format.SUFFIX}"
+    return f"{match['prefix']}{match['suffix']}{INDEX_SUFFIX}"
 
 
 def _naming(checkpoint: Checkpoint) -> Naming:
@@ -208,7 +211,7 @@ def _check_complete(listing: Listing, numbered: _Set, entries: set[str], documen
             raise index_format.absent_shard(who, missing, "reindex.absent-shard")
 
 
-def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> None:
+def _refuse_one_file(naming: Naming, listing: Listing, stored: list[str]) -> NoReturn:
     reason = f"{shown(stored[0])} is one file, which needs no index" if stored else f"it holds no {naming.noun}"
     raise RefusedError(
         f"{shown(listing.source)} has no shards to index: {reason}",

@@ -9,14 +9,16 @@ from dataclasses import replace
 from tieconv.checkpoint.model_files import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
-from tieconv.formats.directory import Model, Naming, not_alone
+from tieconv.formats.directory import Model, not_alone
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.gguf.model import GGUF
 from tieconv.formats.gguf.reader import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.interface import Format
 from tieconv.formats.json import lossless as spelled_json
+from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.torch.model import TORCH
+from tieconv.formats.weight_set import Naming
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a
@@ -45,7 +47,7 @@ def others(chosen: Format, listing: Listing, files: Files) -> tuple[dict[str, Fi
     if chosen not in _WHOLE_MODELS:
         return {}, ()
     whole = replace(listing, named=None)
-    if listing.named and not listing.named.endswith(index_format.SUFFIX):
+    if listing.named and not listing.named.endswith(INDEX_SUFFIX):
         return {}, _not_alone(chosen, listing.named, whole)
     present = [kind for kind in _WHOLE_MODELS if kind is chosen or holds_model(kind, whole)]
     taken = preferred(present, whole)

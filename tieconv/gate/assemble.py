@@ -10,7 +10,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.errors import SettingsError
 from tieconv.gate.baseline import MAX_SIZE, Baseline, parse
 from tieconv.gate.policy import Policy
-from tieconv.gate.selection import ALL, Selection, selectors
+from tieconv.gate.rule_selection import ALL, Selection, selectors
 from tieconv.gate.settings import OWN, SHARED, Settings, parse_settings
 from tieconv.sources.texts import read_text, upward
 from tieconv.text import shown

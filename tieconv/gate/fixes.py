@@ -164,7 +164,7 @@ class Fixer:
     def _reason_against(self, action: Action, model: CheckedModel) -> str:
         if len(self.applied) >= MOST:
             return f"{MOST} remedies were applied already"
-        if not concerns(action, model):
+        if not model.is_target(action):
             return "it is about another model"
         for earlier in self.applied:
             if (earlier.verb, earlier.options) == (action.verb, action.options):
@@ -198,21 +198,13 @@ def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple
         yield action, tuple(dict.fromkeys(rules))
 
 
-def concerns(action: Action, model: CheckedModel) -> bool:
-    """Whether the action writes this model: an adapter's finding may name a command for its base."""
-    return os.path.normpath(action.source) in (
-        os.path.normpath(model.source),
-        os.path.normpath(os.path.dirname(model.source)),
-    )
-
-
 def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome | GraphOutcome, ...]]:
     """The plans of the remedies that would be tried first, and why others would not be."""
     outcomes: list[Outcome | GraphOutcome] = []
     refused: list[Fix] = []
     for action, rules in actions(model, counts):
         try:
-            if not concerns(action, model):
+            if not model.is_target(action):
                 raise RefusedError("it is about another model")
             outcomes.append(plan(action).outcome())
         except RefusedError as error:

@@ -13,7 +13,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.gate import baseline as baselines
 from tieconv.gate.baseline import Baseline, Entry
 from tieconv.gate.patterns import matches
-from tieconv.gate.selection import Selection, longest
+from tieconv.gate.rule_selection import Selection, longest
 from tieconv.gate.settings import ModelIgnore, Settings
 from tieconv.text import count, shell_word, shown
 

@@ -10,7 +10,7 @@ from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import SettingsError
 from tieconv.gate.known import close
-from tieconv.gate.selection import ALL, selectors
+from tieconv.gate.rule_selection import ALL, selectors
 from tieconv.text import shown
 
 OWN, SHARED = "tieconv.toml", "pyproject.toml"

@@ -103,15 +103,17 @@ def _with_nan(tie: Tie, tensors: Mapping[str, TensorRecord], reader: ByteReader)
     """Bit-equal copies that hold a NaN: transformers 5 compares values and then does not tie them."""
     if not any(member.state is State.IDENTICAL for member in tie.members):
         return tie
-    from tieconv.inspection.values import has_nan
+    from tieconv.checkpoint.relation.proved import Identical
+    from tieconv.inspection.tensor_values import has_nan
 
     if not tie.declared or not has_nan(reader, tensors[_reference(tie)]):
         return tie
-    members = tuple(
-        replace(member, detail={**member.detail, "nan": True}) if member.state is State.IDENTICAL else member
+    marked = {
+        member.name: replace(member, relation=replace(member.relation, nan=True))
         for member in tie.members
-    )
-    return replace(tie, members=members)
+        if isinstance(member.relation, Identical)
+    }
+    return replace(tie, members=tuple(marked.get(member.name, member) for member in tie.members))
 
 
 def _reference(tie: Tie) -> str:

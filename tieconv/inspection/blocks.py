@@ -14,23 +14,6 @@ SAMPLE = 4096
 """Bytes of each of the samples that refute equality before anything is streamed."""
 
 
-class CountingReader:
-    """A `ByteReader` that passes reads on and counts them: ``bytes_read`` and ``reads``."""
-
-    __slots__ = ("bytes_read", "inner", "reads")
-
-    def __init__(self, inner: ByteReader) -> None:
-        self.inner = inner
-        self.bytes_read = 0
-        self.reads = 0
-
-    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``span``; raises what the wrapped reader raises."""
-        self.inner.read_into(span, offset, buffer)
-        self.bytes_read += len(buffer)
-        self.reads += 1
-
-
 def is_costly(reader: ByteReader) -> bool:
     """Whether the bytes come over a network, so that none should be read twice."""
     return bool(getattr(reader, "costly", False))

@@ -9,9 +9,12 @@ from tieconv.architectures import effective, gate
 from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import Family, Knowledge, Role
 from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
+from tieconv.errors import UnreadableError
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
+MAX_FLAGS = 1_000
+"""Levels of a config that may declare the flag. Models of several parts have fewer than ten."""
 _MAX_DEPTH = 6
 _ABSENT = object()
 
@@ -58,6 +61,12 @@ def nested(config: Mapping[str, object], path: str) -> Mapping[str, object] | No
 
 def _declared(config: Mapping[str, object], family: Family) -> Iterator[Declared]:
     flags = dict(_flags(config, "", 0))
+    if len(flags) > MAX_FLAGS:
+        raise UnreadableError(
+            f"config.json declares {FLAG} at {len(flags):,} levels, more than the {MAX_FLAGS:,} that are read",
+            "remove the levels that no loader reads",
+            "config.flags",
+        )
     for level in ("", *family.levels):
         path = f"{level}.{FLAG}" if level else FLAG
         if path not in flags and nested(config, level) is not None:

@@ -31,7 +31,7 @@ from tieconv.inspection.pair_work import PairWork, cross_pairs
 from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.transposition import transposable, transposed
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take together."""
@@ -178,7 +178,7 @@ def _cast(reader: ByteReader, classes: Sequence[_Class], reported: _Known) -> It
                 work.spend(*pair)
                 relation = None if reported.joins(left, right) else relate_cast(reader, *pair)
                 if relation:
-                    narrow = left[0] if relation.detail["narrow"] == left[0].name else right[0]
+                    narrow = left[0] if relation.narrow == left[0].name else right[0]
                     narrowed.add(narrow.name)
                     names = tuple(sorted((left[0].name, right[0].name)))
                     yield Duplicate(State.CAST, names, min(left[0].nbytes, right[0].nbytes))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tieconv.checkpoint.model_files import ByteRange, ByteReader
-from tieconv.inspection.blocks import BLOCK, announce, read, sample_pieces, stored_pieces, stream
+from tieconv.inspection.blocks import BLOCK, SAMPLE, announce, read, sample_pieces, stored_pieces, stream
 
 
 def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object] = len) -> bool:
@@ -22,7 +22,11 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
         return True
     if is_known_equal(reader, a, b):
         return True
-    if not (samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)):
+    if a.size <= SAMPLE:
+        same = _small_equal(reader, a, b, watch)
+    else:
+        same = samples_equal(reader, a, b) and _lockstep_equal(reader, a, b, watch)
+    if not same:
         return False
     equal_ranges: set[frozenset[ByteRange]] | None = getattr(reader, "equal_ranges", None)
     if equal_ranges is not None:
@@ -32,7 +36,8 @@ def equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytea
 
 def is_known_equal(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
     """Whether the reader keeps that two ranges were found equal before."""
-    return frozenset((a, b)) in getattr(reader, "equal_ranges", ())
+    equal_ranges: set[frozenset[ByteRange]] = getattr(reader, "equal_ranges", set())
+    return bool(equal_ranges) and frozenset((a, b)) in equal_ranges
 
 
 def same_file_range(reader: ByteReader, a: ByteRange, b: ByteRange) -> bool:
@@ -62,6 +67,16 @@ def common_prefix(reader: ByteReader, a: ByteRange, b: ByteRange) -> int:
             return done + _prefix(first, second)
         done += len(first)
     return done
+
+
+def _small_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:
+    """Compare two ranges in one read each: a model may hold hundreds of thousands of such tensors."""
+    announce(reader, [(a, 0, a.size), (b, 0, b.size)])
+    data = read(reader, a, 0, a.size)
+    if data != read(reader, b, 0, b.size):
+        return False
+    watch(data)
+    return True
 
 
 def _lockstep_equal(reader: ByteReader, a: ByteRange, b: ByteRange, watch: Callable[[bytearray], object]) -> bool:

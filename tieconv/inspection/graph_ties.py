@@ -18,12 +18,13 @@ from tieconv.checkpoint.inspection import (
     Member,
     OutputBias,
     OutputHead,
-    Relation,
     State,
     TensorView,
     Tie,
 )
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.relation.interface import Aliased, Canonical
+from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.declared import view_config
 from tieconv.inspection.graph_ties_quantised import quantised_pair, relate_quantised, wasted
@@ -43,7 +44,7 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
     ties = tuple(_ties(checkpoint.graphs, tensors, reader, depth, config))
     duplicates = tuple(_duplicates(checkpoint, tensors, ties, reader, depth))
     stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
-    wasted = sum(tie.bytes_wasted for tie in ties) + sum(found.bytes_wasted for found in duplicates)
+    wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
     return Inspection(
         checkpoint=checkpoint,
         family=family,
@@ -93,9 +94,9 @@ def _made(
     embedding: str, head: str, relation: Relation | None, tensors: Tensors, config: ConfigView | None, extra: int = 0
 ) -> Tie:
     """The tie of two initializers in this relation; ``None`` where they are one. ``extra`` bytes are wasted beside."""
-    members = [Member(embedding, True, State.CANONICAL)]
+    members = [Member(embedding, True, Canonical())]
     if relation is not None:
-        members.append(Member(head, True, relation.state, relation.detail))
+        members.append(Member(head, True, relation))
     states = {member.state for member in members} - {State.CANONICAL}
     declared = config.effective if config else not states - EQUAL
     unread = State.UNREAD in states
@@ -115,48 +116,50 @@ def _wasted(members: list[Member], tensors: Tensors) -> int:
     """Bytes of the copy; of a cast that loses nothing those of the narrower side."""
     first, *rest = members
     copies = [member for member in rest if member.state in (State.IDENTICAL, State.TRANSPOSED)]
-    casts = [member for member in rest if member.state is State.CAST and member.detail.get("lossless")]
+    casts = [member for member in rest if isinstance(member.relation, Cast) and member.relation.lossless]
     narrower = [min(tensors[first.name].nbytes, tensors[member.name].nbytes) for member in casts]
     return sum(tensors[member.name].nbytes for member in copies) + sum(narrower)
 
 
 def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader: ByteReader, depth: Depth) -> Relation:
-    """What the head is to the embedding, as stored; ``detail.transposed`` where it was compared turned round."""
-    one, two = tensors[embedding.name], tensors[head.name]
-    if one.range == two.range and one.dtype == two.dtype and one.shape == two.shape:
-        return Relation(State.ALIASED)
+    """What the head is to the embedding, as stored; ``transposed`` where it was compared the other way round."""
+    left, right = tensors[embedding.name], tensors[head.name]
+    if left.range == right.range and left.dtype == right.dtype and left.shape == right.shape:
+        return Aliased()
     if depth is Depth.HEADER:
-        return Relation(State.UNREAD)
+        return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
-        return _sampled(reader, one, two, turned=embedding.turned != head.turned)
+        return _sampled(reader, left, right, turned=embedding.turned != head.turned)
     from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
-    from tieconv.inspection.views import one_way
+    from tieconv.inspection.view_reader import one_way
 
     if embedding.turned == head.turned:
-        return _with_nan(relate(reader, one, two), one, reader)
-    found = relate(reader, one, two) if one.shape == two.shape[::-1] and one.dtype == two.dtype else None
-    if found is None or found.state is not State.TRANSPOSED:
-        found = relate(reader, *one_way(one, two))
-        state = State.TRANSPOSED if found.state is State.IDENTICAL else found.state
-        found = Relation(state, {**found.detail, "transposed": True})
-    return _with_nan(found, one, reader)
+        return _with_nan(relate(reader, left, right), left, reader)
+    relation = relate(reader, left, right) if left.shape == right.shape[::-1] and left.dtype == right.dtype else None
+    if not isinstance(relation, Transposed):
+        relation = relate(reader, *one_way(left, right))
+        if isinstance(relation, Identical):
+            relation = Transposed()
+        if not isinstance(relation, Aliased):
+            relation = replace(relation, transposed=True)
+    return _with_nan(relation, left, reader)
 
 
-def _sampled(reader: ByteReader, one: TensorRecord, two: TensorRecord, *, turned: bool) -> Relation:
+def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, turned: bool) -> Relation:
     """What samples tell; of a head that reads its matrix the other way round nothing."""
     from tieconv.inspection.sampled import HINT, relate_sampled  # of graphs on the Hub alone
 
     if turned:
-        return Relation(State.UNREAD, {"transposed": True, "reason": f"it would be compared transposed: {HINT}"})
-    return relate_sampled(reader, one, two)
+        return Unread(transposed=True, reason=f"it would be compared transposed: {HINT}")
+    return relate_sampled(reader, left, right)
 
 
 def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
-    if relation.state not in EQUAL:
+    if not isinstance(relation, Identical | Transposed | Cast):
         return relation
-    from tieconv.inspection.values import has_nan
+    from tieconv.inspection.tensor_values import has_nan
 
-    return replace(relation, detail={**relation.detail, "nan": True}) if has_nan(reader, record) else relation
+    return replace(relation, nan=True) if has_nan(reader, record) else relation
 
 
 # --- duplicates ------------------------------------------------------------------------------------------
@@ -172,10 +175,10 @@ def _duplicates(
 
     known = [frozenset(member.name for member in tie.members) for tie in ties]
     homes = {name: graph.file for graph in checkpoint.graphs for name in graph.names}
-    for found in find_duplicates(reader, candidates, known=known):
+    for duplicate in find_duplicates(reader, candidates, known=known):
         # Of two graphs in two precisions one is the cast of the other on purpose.
-        if found.kind is not State.CAST or len({homes[name] for name in found.tensors}) == 1:
-            yield found
+        if duplicate.kind is not State.CAST or len({homes[name] for name in duplicate.tensors}) == 1:
+            yield duplicate
 
 
 def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, depth: Depth) -> tuple[TensorRecord, ...]:
@@ -194,12 +197,12 @@ def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, de
 
 def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
     """Of the first graph with a head, else of the first with an embedding."""
-    found = [graph for graph in graphs if graph.head or quantised_pair(graph)]
-    found = found or [graph for graph in graphs if graph.embedding]
-    if not found:
+    with_roles = [graph for graph in graphs if graph.head or quantised_pair(graph)]
+    with_roles = with_roles or [graph for graph in graphs if graph.embedding]
+    if not with_roles:
         return Head(None, None, None)
-    embedding, head, bias = found[0].embedding, found[0].head, found[0].bias
-    pair = quantised_pair(found[0])
+    embedding, head, bias = with_roles[0].embedding, with_roles[0].head, with_roles[0].bias
+    pair = quantised_pair(with_roles[0])
     if pair is not None:
         embedding, head = (MatrixRead(read.name, False) for read in pair)
     view = output = None
@@ -218,6 +221,6 @@ def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) 
         return None
     if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
         return OutputBias(name, BiasState.UNREAD)
-    from tieconv.inspection.values import bias_summary
+    from tieconv.inspection.tensor_values import bias_summary
 
     return OutputBias(name, *bias_summary(reader, tensors[name]))

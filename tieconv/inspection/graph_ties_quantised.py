@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.graph_structure import GraphRecord, QuantisedRead
-from tieconv.checkpoint.inspection import Depth, Relation, State
+from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.relation.interface import Aliased
+from tieconv.checkpoint.relation.proved import Identical, Unread
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.equality import equal
 
@@ -15,52 +17,51 @@ _BLOCKS = {"embedding": "GatherBlockQuantized", "head": "MatMulNBits"}
 
 def quantised_pair(graph: GraphRecord) -> tuple[QuantisedRead, QuantisedRead] | None:
     """The embedding and the head, where a GatherBlockQuantized and a MatMulNBits compute with them."""
-    found = {read.role: read for read in graph.quantised if read.parts and read.operator == _BLOCKS[read.role]}
-    if len(found) < len(_BLOCKS):
+    by_role = {read.role: read for read in graph.quantised if read.parts and read.operator == _BLOCKS[read.role]}
+    if len(by_role) < len(_BLOCKS):
         return None
-    embedding, head = found["embedding"], found["head"]
+    embedding, head = by_role["embedding"], by_role["head"]
     return None if embedding.name == head.name and not _same(embedding, head) else (embedding, head)
 
 
-def _same(one: QuantisedRead, two: QuantisedRead) -> bool:
-    return (one.parts, one.bits, one.block) == (two.parts, two.bits, two.block)
+def _same(left: QuantisedRead, right: QuantisedRead) -> bool:
+    return (left.parts, left.bits, left.block) == (right.parts, right.bits, right.block)
 
 
 def relate_quantised(
-    one: QuantisedRead, two: QuantisedRead, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
-) -> Relation | None:
+    left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord], reader: ByteReader, depth: Depth
+) -> Aliased | Identical | Unread | None:
     """What the head is to the embedding; ``None`` where they read the same initializers.
 
     Two quantisations that differ say nothing of the matrices that were quantised: they are not compared.
     """
-    if _same(one, two):
+    if _same(left, right):
         return None
-    if (one.bits, one.block, len(one.parts)) != (two.bits, two.block, len(two.parts)):
-        return _not_compared("they are quantised in two ways")
-    pairs = [(tensors[a], tensors[b]) for a, b in zip(one.parts, two.parts, strict=True)]
+    if (left.bits, left.block, len(left.parts)) != (right.bits, right.block, len(right.parts)):
+        return Unread(reason="they are quantised in two ways")
+    pairs = [(tensors[a], tensors[b]) for a, b in zip(left.parts, right.parts, strict=True)]
     if all(a.range == b.range for a, b in pairs):
-        return Relation(State.ALIASED)
+        return Aliased()
     if depth is Depth.HEADER or is_sampled(reader):
-        return _not_compared("their bytes were not read")
+        return Unread(reason="their bytes were not read")
     if all(a.dtype == b.dtype and equal(reader, a.range, b.range) for a, b in pairs):
-        return Relation(State.IDENTICAL)
-    return _not_compared("both are quantised, and their codes, scales or zero points differ")
-
-
-def _not_compared(why: str) -> Relation:
-    return Relation(State.UNREAD, {"reason": why})
+        return Identical()
+    return Unread(reason="both are quantised, and their codes, scales or zero points differ")
 
 
 def wasted(
-    relation: Relation | None, one: QuantisedRead, two: QuantisedRead, tensors: Mapping[str, TensorRecord]
+    relation: Aliased | Identical | Unread | None,
+    left: QuantisedRead,
+    right: QuantisedRead,
+    tensors: Mapping[str, TensorRecord],
 ) -> int:
     """Bytes of equal scales and zero points that are stored twice."""
-    if relation is None or relation.state is not State.IDENTICAL:
+    if not isinstance(relation, Identical):
         return 0
-    return sum(_twice(one, two, tensors))
+    return sum(_twice(left, right, tensors))
 
 
-def _twice(one: QuantisedRead, two: QuantisedRead, tensors: Mapping[str, TensorRecord]) -> Iterator[int]:
-    for a, b in zip(one.parts[1:], two.parts[1:], strict=True):
+def _twice(left: QuantisedRead, right: QuantisedRead, tensors: Mapping[str, TensorRecord]) -> Iterator[int]:
+    for a, b in zip(left.parts[1:], right.parts[1:], strict=True):
         if tensors[a].range != tensors[b].range:
             yield tensors[b].nbytes

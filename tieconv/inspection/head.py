@@ -94,7 +94,7 @@ def _bias(family: Family, tensors: Mapping[str, TensorRecord], reader: ByteReade
         if actual:
             if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[actual])):
                 return OutputBias(actual, BiasState.UNREAD)
-            from tieconv.inspection.values import bias_summary
+            from tieconv.inspection.tensor_values import bias_summary
 
             return OutputBias(actual, *bias_summary(reader, tensors[actual]))
     return OutputBias(names[0], BiasState.ABSENT)

@@ -8,13 +8,25 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
-from tieconv.checkpoint.inspection import Detail, Relation, State
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Compared,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherShape,
+    RowFigures,
+    Scaled,
+    Transposed,
+)
 from tieconv.inspection.equality import common_prefix, equal
 from tieconv.inspection.sharing import sharing
+from tieconv.inspection.tensor_values import NanWatch
 from tieconv.inspection.transposition import transposed
-from tieconv.inspection.values import NanWatch
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 if TYPE_CHECKING:
     from tieconv.inspection.numeric.rows import Difference
@@ -26,95 +38,91 @@ NEAR_ROWS = 0.5
 """Largest share of rows that may differ in tensors that are near whatever the difference."""
 
 
-def relate(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
-    """What ``other`` is to ``canonical``: identical, transposed, cast, scaled, near or distinct.
+def relate(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
+    """What ``compared`` is to ``canonical``: identical, transposed, cast, scaled, near or distinct.
 
     The first state that can be proved is returned, with the figures that it carries. No number is
     computed from integers or quantised codes. Raises what the reader raises.
     """
-    known = sharing(canonical, other)
+    known = sharing(canonical, compared)
     if known is not None:
         return known
-    reader, (canonical, other) = readable(reader, (canonical, other))
+    reader, (canonical, compared) = readable(reader, (canonical, compared))
     watch = NanWatch(reader, canonical)
-    if _same_form(canonical, other) and equal(reader, canonical.range, other.range, watch):
+    if _same_form(canonical, compared) and equal(reader, canonical.range, compared.range, watch):
         watch.keep()
-        return Relation(State.IDENTICAL)
-    if transposed(reader, canonical, other):
-        return Relation(State.TRANSPOSED)
-    if canonical.shape != other.shape:
-        return Relation(State.DISTINCT, _shape_detail(reader, canonical, other))
-    reason = _incomparable(canonical, other)
+        return Identical()
+    if transposed(reader, canonical, compared):
+        return Transposed()
+    if canonical.shape != compared.shape:
+        return _other_shape(reader, canonical, compared)
+    reason = _incomparable(canonical, compared)
     if reason:
-        return Relation(State.DISTINCT, {"reason": reason})
-    return _relate_values(reader, canonical, other)
+        return OtherBytes(reason)
+    return _relate_values(reader, canonical, compared)
 
 
-def relate_cast(reader: ByteReader, one: TensorRecord, two: TensorRecord) -> Relation | None:
-    """The `State.CAST` relation of two float tensors of one shape and two types, or ``None``.
+def relate_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> Cast | None:
+    """The `Cast` relation of two float tensors of one shape and two types, or ``None``.
 
-    ``detail`` names the side that holds everything (``exact``) and the rounded one (``narrow``), and
-    says whether widening the latter gives back the former (``lossless``). Raises what the reader raises.
+    Raises what the reader raises.
     """
-    if one.dtype == two.dtype or one.shape != two.shape or _incomparable(one, two):
+    if left.dtype == right.dtype or left.shape != right.shape or _incomparable(left, right):
         return None
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.cast import cast_direction
 
-    found = cast_direction(Pair(reader, one, two))
-    if found is None:
+    direction = cast_direction(Pair(reader, left, right))
+    if direction is None:
         return None
-    pair, lossless = found
-    return Relation(State.CAST, {"exact": pair.left.name, "narrow": pair.right.name, "lossless": lossless})
+    pair, lossless = direction
+    return Cast(exact=pair.left.name, narrow=pair.right.name, lossless=lossless)
 
 
-def _relate_values(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
+def _relate_values(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Compared:
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.rows import difference
 
-    cast = relate_cast(reader, canonical, other)
+    cast = relate_cast(reader, canonical, compared)
     if cast:
         return cast
-    scaled = _scaling_detail(reader, canonical, other)
+    scaled = _scaled(reader, canonical, compared)
     if scaled:
-        return Relation(State.SCALED, scaled)
-    found = difference(Pair(reader, canonical, other))
-    detail = _difference_detail(found, same_dtype=canonical.dtype == other.dtype)
-    if _is_near(found):
-        return Relation(State.NEAR, detail)
-    return Relation(State.DISTINCT, {**detail, "cosine": found.cosine})
+        return scaled
+    differences = difference(Pair(reader, canonical, compared))
+    figures = _figures(differences, same_dtype=canonical.dtype == compared.dtype)
+    return Near(figures) if _is_near(differences) else Different(figures, differences.cosine)
 
 
-def _same_form(canonical: TensorRecord, other: TensorRecord) -> bool:
-    return (canonical.dtype, canonical.shape) == (other.dtype, other.shape)
+def _same_form(canonical: TensorRecord, compared: TensorRecord) -> bool:
+    return (canonical.dtype, canonical.shape) == (compared.dtype, compared.shape)
 
 
-def _shape_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail:
-    if canonical.elements and not other.elements:
-        return {"empty": True}
-    detail: dict[str, object] = {"shape": list(other.shape), "canonical_shape": list(canonical.shape)}
-    if _same_rows(canonical, other):
-        rows, canonical_rows = other.shape[0], canonical.shape[0]
-        row_bytes = max(canonical.nbytes, other.nbytes) // max(rows, canonical_rows)
-        prefix = common_prefix(reader, canonical.range, other.range)
-        detail |= {"rows_equal": prefix // row_bytes, "extra_rows": rows - canonical_rows}
-    return detail
+def _other_shape(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape:
+    if canonical.elements and not compared.elements:
+        return Empty()
+    if not _same_rows(canonical, compared):
+        return OtherShape(compared.shape, canonical.shape)
+    rows, canonical_rows = compared.shape[0], canonical.shape[0]
+    row_bytes = max(canonical.nbytes, compared.nbytes) // max(rows, canonical_rows)
+    prefix = common_prefix(reader, canonical.range, compared.range)
+    return OtherShape(compared.shape, canonical.shape, prefix // row_bytes, rows - canonical_rows)
 
 
-def _same_rows(canonical: TensorRecord, other: TensorRecord) -> bool:
+def _same_rows(canonical: TensorRecord, compared: TensorRecord) -> bool:
     """Whether both are stacks of rows of the same type and of whole bytes."""
     return (
-        bool(canonical.shape and other.shape)
-        and canonical.dtype == other.dtype
-        and canonical.shape[1:] == other.shape[1:]
-        and canonical.nbytes * other.shape[0] == other.nbytes * canonical.shape[0]
+        bool(canonical.shape and compared.shape)
+        and canonical.dtype == compared.dtype
+        and canonical.shape[1:] == compared.shape[1:]
+        and canonical.nbytes * compared.shape[0] == compared.nbytes * canonical.shape[0]
         and bool(nbytes(canonical.dtype, canonical.shape[1:]))
     )
 
 
-def _incomparable(canonical: TensorRecord, other: TensorRecord) -> str:
+def _incomparable(canonical: TensorRecord, compared: TensorRecord) -> str:
     """Why no number may be computed from tensors of one shape; empty where one may."""
-    for record in (canonical, other):
+    for record in (canonical, compared):
         if record.dtype in QUANTISED:
             return f"{record.dtype} values may be quantised codes, so only their bytes are compared"
         if record.dtype not in FLOATS:
@@ -126,41 +134,40 @@ def _incomparable(canonical: TensorRecord, other: TensorRecord) -> str:
     return ""
 
 
-def _scaling_detail(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Detail | None:
+def _scaled(reader: ByteReader, canonical: TensorRecord, compared: TensorRecord) -> Scaled | None:
     from tieconv.inspection.numeric.bits import Pair
     from tieconv.inspection.numeric.scale import scaling
 
-    found = scaling(Pair(reader, canonical, other))
-    if found is None:
+    scale = scaling(Pair(reader, canonical, compared))
+    if scale is None:
         return None
-    forward = found.pair.left is canonical
-    return {
-        "factor": found.factor if forward else 1 / found.factor,
+    forward = scale.pair.left is canonical
+    return Scaled(
+        factor=scale.factor if forward else 1 / scale.factor,
         # Only then does the canonical tensor alone give the other one back.
-        "exact": found.exact and forward,
-        "power_of_two": found.power_of_two,
-        "max_ulp": found.max_ulp,
-        "rounded": found.pair.right.name,
-    }
+        exact=scale.exact and forward,
+        power_of_two=scale.power_of_two,
+        max_ulp=scale.max_ulp,
+        rounded=scale.pair.right.name,
+    )
 
 
-def _difference_detail(found: Difference, *, same_dtype: bool) -> dict[str, object]:
-    """The figures of a difference; ``None`` where one is undefined or not finite."""
-    unordered = bool(found.nan.count)
-    return {
-        "rows_differing": found.differing.count,
-        "rows": found.rows,
-        "row_ranges": found.differing.ranges,
-        "rows_listed_completely": found.differing.complete,
-        "max_ulp": found.max_ulp if same_dtype and not unordered else None,
-        "max_abs": None if found.unbounded else found.max_abs,
-        "relative_rms": found.relative_rms,
-        "sign_of_zero_only": found.sign_of_zero_only,
-        "nan_rows": found.nan.count,
-    }
+def _figures(differences: Difference, *, same_dtype: bool) -> RowFigures:
+    unordered = bool(differences.nan.count)
+    return RowFigures(
+        rows_differing=differences.differing.count,
+        rows=differences.rows,
+        row_ranges=tuple((first, end) for first, end in differences.differing.ranges),
+        rows_listed_completely=differences.differing.complete,
+        max_ulp=differences.max_ulp if same_dtype and not unordered else None,
+        max_abs=None if differences.unbounded else differences.max_abs,
+        relative_rms=differences.relative_rms,
+        sign_of_zero_only=differences.sign_of_zero_only,
+        nan_rows=differences.nan.count,
+    )
 
 
-def _is_near(found: Difference) -> bool:
+def _is_near(differences: Difference) -> bool:
     """Few rows or a small rms; where only the sign of zero differs, the rms is 0."""
-    rms = found.relative_rms
-    return found.differing.count <= NEAR_ROWS * found.rows or (rms is not None and rms <= NEAR_RMS)
+    rms = differences.relative_rms
+    return differences.differing.count <= NEAR_ROWS * differences.rows or (rms is not None and rms <= NEAR_RMS)

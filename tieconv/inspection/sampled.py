@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.inspection import Relation, State
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.relation.proved import Empty, Identical, OtherSample, OtherShape, Unread
 from tieconv.inspection.blocks import SAMPLE, announced
 from tieconv.inspection.equality import same_file_range
 
 HINT = "tieconv inspect --depth full compares every byte"
 
 
-def relate_sampled(reader: ByteReader, canonical: TensorRecord, other: TensorRecord) -> Relation:
+def relate_sampled(
+    reader: ByteReader, canonical: TensorRecord, compared: TensorRecord
+) -> Identical | Empty | OtherShape | OtherSample | Unread:
     """`distinct` with the range that proves it, `identical` where file hashes prove that, else `unread`.
 
     One sample is taken of each tensor, at its middle: what is padded or untrained lies at the ends. Tensors that may be
     transposed or cast are not sampled. Raises what the reader raises.
     """
-    if (canonical.dtype, canonical.shape) != (other.dtype, other.shape):
-        return _other_form(canonical, other)
-    if same_file_range(reader, canonical.range, other.range):
-        return Relation(State.IDENTICAL, {"by": "file hash"})
-    if canonical.stride is not None or other.stride is not None or not canonical.nbytes:
-        return Relation(State.UNREAD, {"reason": f"only a whole comparison can tell: {HINT}"})
+    if (canonical.dtype, canonical.shape) != (compared.dtype, compared.shape):
+        return _other_form(canonical, compared)
+    if same_file_range(reader, canonical.range, compared.range):
+        return Identical(by="file hash")
+    if canonical.stride is not None or compared.stride is not None or not canonical.nbytes:
+        return Unread(reason=f"only a whole comparison can tell: {HINT}")
     size = min(SAMPLE, canonical.nbytes)
     offset = (canonical.nbytes - size) // 2 // SAMPLE * SAMPLE
-    one, two = announced(reader, [(record.range, offset, size) for record in (canonical, other)])
-    ranges = [[offset, offset + size]]
-    if one != two:
-        return Relation(State.DISTINCT, {"sampled": True, "ranges_differing": ranges})
-    return Relation(State.UNREAD, {"sampled": True, "ranges_equal": ranges, "reason": f"a sample agrees: {HINT}"})
+    left, right = announced(reader, [(record.range, offset, size) for record in (canonical, compared)])
+    ranges = ((offset, offset + size),)
+    if left != right:
+        return OtherSample(ranges)
+    return Unread(sampled=True, ranges_equal=ranges, reason=f"a sample agrees: {HINT}")
 
 
-def _other_form(canonical: TensorRecord, other: TensorRecord) -> Relation:
-    if canonical.elements and not other.elements:
-        return Relation(State.DISTINCT, {"empty": True})
-    if canonical.shape == other.shape:
-        return Relation(State.UNREAD, {"reason": f"the types differ: {HINT}"})
-    if canonical.shape == other.shape[::-1]:
-        return Relation(State.UNREAD, {"reason": f"one may be the other transposed: {HINT}"})
-    return Relation(State.DISTINCT, {"shape": list(other.shape), "canonical_shape": list(canonical.shape)})
+def _other_form(canonical: TensorRecord, compared: TensorRecord) -> Empty | OtherShape | Unread:
+    if canonical.elements and not compared.elements:
+        return Empty()
+    if canonical.shape == compared.shape:
+        return Unread(reason=f"the types differ: {HINT}")
+    if canonical.shape == compared.shape[::-1]:
+        return Unread(reason=f"one may be the other transposed: {HINT}")
+    return OtherShape(compared.shape, canonical.shape)

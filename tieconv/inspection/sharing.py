@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tieconv.checkpoint.inspection import Relation, State
 from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.relation.interface import Aliased
+from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.sources.strided import StridedRange, row_major
 
 
@@ -25,18 +26,18 @@ class _View:
         return _View(self.file, self.start, self.shape[::-1], self.stride[::-1])
 
 
-def sharing(canonical: TensorRecord, other: TensorRecord) -> Relation | None:
+def sharing(canonical: TensorRecord, second: TensorRecord) -> Aliased | Transposed | None:
     """`aliased` or `transposed` where both names are the same elements of the same bytes, else ``None``.
 
     Two names without an element share nothing.
     """
-    if canonical.dtype != other.dtype or canonical.storage is None or not (canonical.elements and other.elements):
+    if canonical.dtype != second.dtype or canonical.storage is None or not (canonical.elements and second.elements):
         return None
-    one, two = _view(canonical), _view(other)
-    if canonical.shape == other.shape and one == two:
-        return Relation(State.ALIASED)
-    if len(canonical.shape) == 2 and canonical.shape == other.shape[::-1] and one == two.turned:
-        return Relation(State.TRANSPOSED, {"view": True})
+    left, right = _view(canonical), _view(second)
+    if canonical.shape == second.shape and left == right:
+        return Aliased()
+    if len(canonical.shape) == 2 and canonical.shape == second.shape[::-1] and left == right.turned:
+        return Transposed(view=True)
     return None
 
 
@@ -59,5 +60,5 @@ def _view(record: TensorRecord) -> _View:
     span = record.range
     start = span.base if isinstance(span, StridedRange) else span.start
     sides = list(zip(record.shape, record.stride or row_major(record.shape), strict=True))
-    kept = [(side, step) for side, step in sides if side != 1]
-    return _View(span.file, start, tuple(side for side, _ in kept), tuple(step for _, step in kept))
+    axes = [(side, step) for side, step in sides if side != 1]
+    return _View(span.file, start, tuple(side for side, _ in axes), tuple(step for _, step in axes))

@@ -169,7 +169,7 @@ def _apart(left: TensorRecord, right: TensorRecord) -> bool:
     reaches = []
     for record in (left, right):
         sides = zip(record.shape, record.stride or row_major(record.shape), strict=True)
-        width = record.range.size // (1 + _last(record))
+        width = record.range.size // (1 + _last_element(record))
         moving = sorted((step * width, side) for side, step in sides if side > 1 and step)
         if not moving:
             return False
@@ -185,6 +185,6 @@ def _apart(left: TensorRecord, right: TensorRecord) -> bool:
     return runs[0][1] <= runs[1][0] or runs[1][1] <= runs[0][0]
 
 
-def _last(record: TensorRecord) -> int:
+def _last_element(record: TensorRecord) -> int:
     strides = record.stride or row_major(record.shape)
     return sum((side - 1) * step for side, step in zip(record.shape, strides, strict=True))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family, TieGroup
-from tieconv.checkpoint.inspection import Depth, Member, Relation, State, Tie
+from tieconv.checkpoint.inspection import Depth, Member, State, Tie
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.relation.interface import Absent, Canonical
 from tieconv.inspection.blocks import is_sampled
 
-WASTEFUL = frozenset({State.IDENTICAL, State.TRANSPOSED})
-"""States whose bytes need not be stored beside the canonical tensor's; an alias takes no bytes of its own."""
+if TYPE_CHECKING:
+    from tieconv.checkpoint.relation.proved import Relation
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
 """States that a tied group may store."""
@@ -52,7 +54,7 @@ def _survey_one(
         declared=declared,
         consistent=_consistent(members, declared),
         gated=group.gated,
-        bytes_wasted=sum(tensors[member.name].nbytes for member in members if _is_stored_twice(member)),
+        bytes_wasted=sum(tensors[member.name].nbytes for member in members if member.relation.repeats_bytes),
         members=members,
     )
 
@@ -68,25 +70,27 @@ def _member(
 ) -> Member:
     loads_as = dict(family.renames).get(name)
     if actual is None:
-        return Member(spelled(family, name, tensors), False, State.ABSENT, {}, loads_as)
+        return Member(spelled(family, name, tensors), False, Absent(), loads_as)
     if loads_as is None and actual != name:
         loads_as = name
     if loads_as == actual:
         loads_as = None
     relation = _relation(reference, tensors[actual], reader, depth)
-    return Member(actual, True, relation.state, relation.detail, loads_as)
+    return Member(actual, True, relation, loads_as)
 
 
 def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader, depth: Depth) -> Relation:
     if tensor.name == reference.name:
-        return Relation(State.CANONICAL)
+        return Canonical()
     from tieconv.inspection.sharing import sharing  # a tied model compares nothing
 
     known = sharing(reference, tensor)
     if known is not None:
         return known
     if depth is Depth.HEADER:
-        return Relation(State.UNREAD)
+        from tieconv.checkpoint.relation.proved import Unread  # an absent name has nothing to compare
+
+        return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
         from tieconv.inspection.sampled import relate_sampled
 
@@ -94,10 +98,6 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
     from tieconv.inspection.relation import relate  # a tied model compares nothing
 
     return relate(reader, reference, tensor)
-
-
-def _is_stored_twice(member: Member) -> bool:
-    return member.state in WASTEFUL and not member.detail.get("view")
 
 
 def _consistent(members: tuple[Member, ...], declared: bool) -> bool | None:

@@ -9,6 +9,8 @@ from tieconv.architectures import spelled
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.inspection import BiasState, Head, Inspection, Member, OutputBias, State, Tie
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.relation.interface import Absent, Canonical
+from tieconv.checkpoint.relation.proved import Unread
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Verdict
 from tieconv.loaders.questions import listed
@@ -70,7 +72,7 @@ def _member(member: Member, family: Family, stored: Collection[str]) -> Member:
     """The name as the loader misses it: the one of the table."""
     told = {memory: name for name, memory in family.renames}
     name = member.loads_as if member.loads_as in _names(family) else told.get(member.name, member.name)
-    return Member(spelled(family, name, stored), False, State.ABSENT)
+    return Member(spelled(family, name, stored), False, Absent())
 
 
 def _names(family: Family) -> frozenset[str]:
@@ -85,8 +87,8 @@ def _referred(members: tuple[Member, ...]) -> tuple[Member, ...]:
     first = stored[0]
     equal = facts.same(members[first])
     found = list(members)
-    found[first] = replace(members[first], state=State.CANONICAL)
+    found[first] = replace(members[first], relation=Canonical())
     for place in stored[1:]:
         if not (equal and facts.same(members[place])):
-            found[place] = replace(members[place], state=State.UNREAD)
+            found[place] = replace(members[place], relation=Unread())
     return tuple(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import assert_never
 
 from tieconv.architectures import locate, spelled
 from tieconv.architectures.flag_levels import FLAG as FLAG
@@ -139,7 +140,10 @@ def same(member: Member) -> bool | None:
             return True
         case State.UNREAD | State.ABSENT | State.CAST:
             return None
-    return bool(member.detail.get("sign_of_zero_only"))
+        case State.TRANSPOSED | State.SCALED | State.NEAR | State.DISTINCT:
+            return member.relation.sign_of_zero_only
+        case _:
+            assert_never(member.state)
 
 
 def flags_agree(inspection: Inspection) -> bool | None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, State, Tie
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.relation.interface import Absent
 from tieconv.loaders.interface import Consumer
 
 _DROPS = ("retie", "dedup")
@@ -70,7 +71,6 @@ def _without_copies(inspection: Inspection) -> Inspection | None:
 
 def _absent(tie: Tie, names: set[str]) -> Tie:
     members = tuple(
-        replace(member, stored=False, state=State.ABSENT, detail={}) if member.name in names else member
-        for member in tie.members
+        replace(member, stored=False, relation=Absent()) if member.name in names else member for member in tie.members
     )
     return replace(tie, members=members)

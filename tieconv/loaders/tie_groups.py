@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tieconv.architectures.flag_levels import text_config
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State
+from tieconv.checkpoint.inspection import BiasState, Inspection, Member
+from tieconv.checkpoint.relation.interface import Absent
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import questions as facts
 
@@ -48,7 +49,7 @@ def groups(inspection: Inspection) -> Iterator[Group]:
             tie = next(ties)
             yield Group(group.role, names, tie.members, group.gated, tie.declared)
         else:
-            absent = tuple(Member(facts.in_file(inspection, name), False, State.ABSENT) for name in names)
+            absent = tuple(Member(facts.in_file(inspection, name), False, Absent()) for name in names)
             yield Group(group.role, names, absent, group.gated, gated if group.gated else True)
 
 

@@ -9,7 +9,7 @@ from tieconv.architectures import locate
 from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4, text_config
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import BiasState, Inspection, Tie
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.loaders.parameters import ParameterNames, Source, Sources
 from tieconv.loaders.transformers import names5 as newer
 from tieconv.loaders.transformers.names4 import corrupt, unread
 from tieconv.loaders.transformers.shared_tables import last_read
@@ -27,14 +27,6 @@ _OLDER = "4.57"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a parameter's values come from; ``scale`` is what the forward pass multiplies them by."""
-
-    record: TensorRecord
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class View:
     """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
 
@@ -43,7 +35,7 @@ class View:
     """
 
     loader: str
-    sources: dict[str, Source]
+    sources: Sources
     bias_unset: bool
     trouble: str = ""
     refused: bool = False
@@ -51,12 +43,12 @@ class View:
 
 def views(inspection: Inspection) -> tuple[View, ...]:
     """The model in transformers 5, and in 4 where that has its class."""
-    unset = bias_unset(inspection.family)
-    found = [View("transformers 5", _sources(inspection, 5), unset, _refused(inspection))]
+    unset, names = bias_unset(inspection.family), ParameterNames(inspection)
+    found = [View("transformers 5", _sources(inspection, names, 5), unset, _refused(inspection))]
     if inspection.family.default_v4 is not None or not inspection.family.architecture:
         odd = corrupt(inspection.family, inspection.checkpoint.tensors, _OLDER)
-        trouble = _trouble(inspection, odd)
-        found.append(View("transformers 4", _sources(inspection, 4), unset, trouble, refused=odd is not None))
+        trouble = _trouble(inspection, names, odd)
+        found.append(View("transformers 4", _sources(inspection, names, 4), unset, trouble, refused=odd is not None))
     return tuple(found)
 
 
@@ -70,11 +62,10 @@ def _refused(inspection: Inspection) -> str:
     return ""
 
 
-def _trouble(inspection: Inspection, odd: str | None) -> str:
+def _trouble(inspection: Inspection, key: ParameterNames, odd: str | None) -> str:
     """What transformers 4 stops at (``odd``), or leaves without values; names as both models of a comparison have
     them.
     """
-    key = _Keys(inspection)
     if odd is not None:
         return f"it refuses the file, where {shown(key.of(odd))} stands beside names without the prefix"
     if inspection.family.text_class in TIES_V4 and reading_v4(inspection):
@@ -89,21 +80,22 @@ def _trouble(inspection: Inspection, odd: str | None) -> str:
     return f"{', '.join(map(shown, empty))}: left without values" if empty else ""
 
 
-def _sources(inspection: Inspection, version: int) -> dict[str, Source]:
-    tensors, key = inspection.checkpoint.tensors, _Keys(inspection)
+def _sources(inspection: Inspection, key: ParameterNames, version: int) -> Sources:
+    tensors = inspection.checkpoint.tensors
     unseen = _unseen(inspection) if version == 4 else newer.unread(inspection.family, tensors)
-    found = {key.of(name): Source(record) for name, record in tensors.items() if name not in unseen}
+    found = Sources(key, unseen)
     for group, tie in _grouped(inspection):
         for member, place in zip(tie.members, _places(inspection, group, tie, version, unseen), strict=True):
             if place is not None and place != NO_VALUES:
                 found[key.of(member.name)] = Source(tensors[tie.members[place].name])
             elif version == 4:  # which drops what is stored under tied names
-                found.pop(key.of(member.name), None)
+                found.drop(key.of(member.name))
     _join_biases(found, key, inspection, version)
     head = inspection.head.output_head
     factor = _scale(inspection, version)
-    if head is not None and factor != 1.0 and key.of(head.name) in found:
-        found[key.of(head.name)] = Source(found[key.of(head.name)].record, factor)
+    stored = found.get(key.of(head.name)) if head is not None and factor != 1.0 else None
+    if head is not None and stored is not None:
+        found[key.of(head.name)] = Source(stored.record, factor)
     return found
 
 
@@ -116,23 +108,6 @@ def _unindexed(inspection: Inspection) -> frozenset[str]:
     """Tensors that a shard holds and the index does not name, which transformers 4 does not read."""
     cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
     return frozenset(name for caution in cautions for name in caution.tensors)
-
-
-class _Keys:
-    """File names as names that both models share: without the base model's prefix, a rename undone."""
-
-    def __init__(self, inspection: Inspection) -> None:
-        family, names = inspection.family, inspection.checkpoint.tensors
-        self.stored = {memory: stored for stored, memory in family.renames}
-        self.start = f"{family.prefix}." if family.prefix else ""
-        short = [self._short(name) for name in names]
-        self.unique = len(set(short)) == len(short)
-
-    def of(self, name: str) -> str:
-        return self._short(name) if self.unique else name
-
-    def _short(self, name: str) -> str:
-        return self.stored.get(name, name).removeprefix(self.start)
 
 
 def _grouped(inspection: Inspection) -> Iterator[tuple[TieGroup, Tie]]:
@@ -166,7 +141,7 @@ def _tied_v4(inspection: Inspection, names: tuple[str, ...], tie: Tie) -> bool:
     return older if family.output_head in names else older or not tie.gated
 
 
-def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, version: int) -> None:
+def _join_biases(found: Sources, key: ParameterNames, inspection: Inspection, version: int) -> None:
     """The head bias under one name: of a pair, the one that the loader computes with. An all-zero one is none,
     where the class starts it at zero.
     """
@@ -175,8 +150,8 @@ def _join_biases(found: dict[str, Source], key: _Keys, inspection: Inspection, v
     if bias is None:
         return
     names = [locate(family, name, tensors) for name in family.output_biases] or [bias.name]
-    for name in names:
-        found.pop(key.of(name), None) if name else None
+    for name in filter(None, names):
+        found.drop(key.of(name))
     read = _read_bias(family, [name if name in tensors else None for name in names], inspection, version)
     if version == 4 and read in _unseen(inspection):
         return

@@ -1,7 +1,7 @@
 """From evidence to a plan: pure functions, nothing is read or written."""
 
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.verbs.retie import Survivor, plan_retie, tied_exponent
+from tieconv.plans.verbs.retie import Survivor, forecast_retie, plan_retie
 from tieconv.plans.verbs.untie import plan_untie
 
-__all__ = ["BiasChoice", "Survivor", "plan_retie", "plan_untie", "tied_exponent"]
+__all__ = ["BiasChoice", "Survivor", "forecast_retie", "plan_retie", "plan_untie"]

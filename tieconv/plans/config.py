@@ -12,7 +12,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import SetConfig
 from tieconv.checkpoint.output import OutputText
 from tieconv.errors import RefusedError
-from tieconv.formats.json.edit import set_value
+from tieconv.formats.json.edit import set_values
 from tieconv.text import shown
 
 FLAG = "tie_word_embeddings"
@@ -37,9 +37,7 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
         )
     if changes:
         _guard_scale(inspection)
-    text = document.text
-    for change in changes:
-        text = set_value(text, change.path.split("."), change.value)
+    text = set_values(document.text, [(change.path.split("."), change.value) for change in changes])
     return (OutputText(document.name, text), changes) if changes else (None, ())
 
 

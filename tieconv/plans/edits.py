@@ -26,7 +26,7 @@ from tieconv.checkpoint.operation import (
 )
 from tieconv.checkpoint.output import (
     Averaged,
-    Given,
+    InlineBytes,
     OutputStorage,
     OutputTensor,
     OutputText,
@@ -129,7 +129,7 @@ class Edits:
     def give(self, record: TensorRecord, data: bytes, because: str) -> None:
         """Give a tensor other values: ``data`` in its dtype, dense."""
         self._record(SetTensor(record.name, because))
-        self._add(OutputTensor(record.name, record.dtype, record.shape, Given(data)), record.name)
+        self._add(OutputTensor(record.name, record.dtype, record.shape, InlineBytes(data)), record.name)
 
     def resize(
         self, record: TensorRecord, shape: tuple[int, ...], row: bytes | None = None, *, zero_end: bool = True
@@ -144,7 +144,7 @@ class Edits:
         start, end = record.range.start, record.range.end
         content = ByteRange(record.range.file, start, min(end, start + size))
         more = size - content.size
-        tail = Given(row * (more // len(row))) if row else Zeros(more)
+        tail = InlineBytes(row * (more // len(row))) if row else Zeros(more)
         if content.end < end and zero_end:
             cut = ByteRange(record.range.file, content.end, end)
             self.proofs.append(AllZero(TensorRecord(record.name, record.dtype, (), cut)))

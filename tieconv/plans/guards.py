@@ -14,9 +14,9 @@ from tieconv.errors import RefusedError
 from tieconv.text import command, shell_word, shown
 
 
-def refuse(message: str, hint: str, code: str) -> NoReturn:
-    """Raise `RefusedError`."""
-    raise RefusedError(message, hint, code)
+def refuse(reason: str, hint: str, code: str, *, source: str = "") -> NoReturn:
+    """Raise `RefusedError`; the message starts with ``source`` where one is given."""
+    raise RefusedError(reason, hint, code, source=source)
 
 
 def inspect_hint(inspection: Inspection) -> str:
@@ -75,7 +75,8 @@ def _guard_layout(inspection: Inspection, allowed: str = "") -> None:
     source = shown(inspection.checkpoint.source)
     for caution in inspection.checkpoint.cautions:
         if caution.code in BLOCKING and caution.code != allowed:
-            refuse(f"{source}: {caution.message}", way_out(caution.code, inspection.checkpoint.source), caution.code)
+            hint = way_out(caution.code, inspection.checkpoint.source)
+            refuse(caution.message, hint, caution.code, source=source)
     if inspection.checkpoint.special:
         refuse(
             f"{source} holds {shown(inspection.checkpoint.special[0])}, which is no regular file of the model",
@@ -93,9 +94,10 @@ def _guard_knowledge(inspection: Inspection, verb: str) -> None:
     what = f"{compose.subject(known[0], config)} is not in the table" if known else "there is no known architecture"
     embed, head = family.input_embedding or "NAME", family.output_head or "NAME"
     refuse(
-        f"{shown(inspection.checkpoint.source)}: {what}, so which tensors tie is a guess",
+        f"{what}, so which tensors tie is a guess",
         f"name them: {again(inspection, verb, '--embed', shell_word(embed), '--head', shell_word(head))}",
         "family.unknown",
+        source=shown(inspection.checkpoint.source),
     )
 
 
@@ -155,7 +157,8 @@ def guard_lone_config(inspection: Inspection, flag_changes: bool) -> None:
     """A lone file is written alone: refuse where the config beside it would have to change with it."""
     if flag_changes and inspection.checkpoint.layout is Layout.FILE and inspection.checkpoint.config:
         refuse(
-            f"{shown(inspection.checkpoint.source)}: the config.json beside it must change with it",
+            "the config.json beside it must change with it",
             "give the model's directory instead of the file",
             "config.beside",
+            source=shown(inspection.checkpoint.source),
         )

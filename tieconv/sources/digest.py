@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 from tieconv.checkpoint.model_files import Files
 
 Kind = Literal["sha256", "git"]
 _BLOCK = 1 << 20
-
-
-class Hashed(Protocol):
-    """A source that knows hashes without reading."""
-
-    def known_hash(self, name: str) -> tuple[Kind, str]:
-        """The hash that the file is stored under."""
-        ...
 
 
 def same_hash(a: object, b: object, name: str) -> bool:
@@ -28,6 +20,7 @@ def same_hash(a: object, b: object, name: str) -> bool:
 
 
 def _known(reader: object, name: str) -> tuple[Kind, str] | None:
+    # A source on the Hub knows the hash that a file is stored under; others have no such method.
     ask = cast("Callable[[str], tuple[Kind, str]] | None", getattr(reader, "known_hash", None))
     return ask(name) if ask else None
 

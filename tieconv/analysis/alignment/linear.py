@@ -12,7 +12,7 @@ from math import pi, sqrt
 
 import numpy as np
 
-from tieconv.analysis.alignment.tables import Array, Joined
+from tieconv.analysis.alignment.token_tables import Array, Joined
 from tieconv.analysis.relation.linear_map import solve
 
 MAPS = ("identity", "procrustes", "least squares")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tieconv.analysis.alignment.tables import Array, Joined
+from tieconv.analysis.alignment.token_tables import Array, Joined
 
 NEIGHBOURS = 10
 PAIRS = 200_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import numpy as np
 from tieconv.analysis import Findings
 from tieconv.analysis.alignment.compare import QUERIES, Untied, align
 from tieconv.analysis.alignment.plane import plane
-from tieconv.analysis.alignment.tables import Array, Table
-from tieconv.analysis.alignment.tokens import token_bytes
+from tieconv.analysis.alignment.token_strings import token_bytes
+from tieconv.analysis.alignment.token_tables import Array, Table
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.analysis.relation.classify import equal_tables
@@ -70,8 +70,9 @@ def _maps(findings: Findings) -> Iterator[Section]:
         if stored is not None:
             table = Table(role, stored.rows, stored.width, stored.pick)
             colours = _colours(findings, stored.rows)
-            with suppress(RefusedError):
-                yield plane(table, colours, f"Map: {role}", _telling(colours))
+            section = plane(table, colours, f"Map: {role}", _telling(colours))
+            if section is not None:
+                yield section
 
 
 def _colours(findings: Findings, rows: int) -> dict[str, Array]:

@@ -7,20 +7,22 @@ from collections.abc import Mapping
 import numpy as np
 
 from tieconv.analysis.alignment.linear import moments
-from tieconv.analysis.alignment.tables import Array, Table, join
+from tieconv.analysis.alignment.token_tables import FEWEST, Array, Table, directed_rows
 from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
 
 
 def plane(
     table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
-) -> Section:
+) -> Section | None:
     """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
 
     ``colours`` are numbers by row (rows,), such as frequencies or differences, by what they are, the most telling one
-    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all. Raises
-    `RefusedError` where fewer than three rows have a direction.
+    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all.
+    ``None`` where fewer than three rows have a direction.
     """
-    joined = join([Table(table.name, table.rows, table.width, table.read)])
+    joined = directed_rows(table)
+    if joined.count < FEWEST:
+        return None
     seen = moments(joined, 0)
     energies, directions = np.linalg.eigh(seen.gram)
     energies = np.clip(energies[::-1], 0, None)

@@ -8,8 +8,9 @@ from typing import NoReturn, cast
 
 from tieconv.analysis.certificate.allowance import Allowance
 from tieconv.checkpoint.model_files import Files
-from tieconv.formats.json.members import BEHIND_NUMBERS, WINDOW, Items, Members, Pread
+from tieconv.formats.json.members import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.json.strict import collector_paused, loads, refuse
+from tieconv.formats.limits import WINDOW
 
 Batch = Mapping[str, object] | list[object]
 """Some members of an object, or some items of a list."""
@@ -24,8 +25,8 @@ _BLOCK = 8 << 20
 _KEY = 128
 """Bytes of the longest key with its colon and white space. Behind more white space it is read with the rest."""
 _ITEMS = {
-    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (last, re.escape(first)))
-    for first, last in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
+    ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (closing, re.escape(first)))
+    for first, closing in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
 }
 """The likely separator of items by their first byte."""
 

@@ -17,7 +17,7 @@ from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.numeric.bits import FORMATS, decode
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 
 from tieconv.analysis.model.tables import Table
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checkpoint.model_files import ByteReader
-from tieconv.errors import RefusedError
+from tieconv.checkpoint.relation.proved import Scaled
+from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.inspection.relation import relate
 from tieconv.inspection.ties import EQUAL
-from tieconv.plans import tied_exponent
-from tieconv.plans.config import set_flag
-from tieconv.plans.guards import guard_layout, guard_lone_config
-from tieconv.plans.meaning import reads_false
 from tieconv.text import shown
 
 
@@ -49,12 +46,11 @@ PLAIN = Flip()
 """The two tables become one, and that is all."""
 
 
-def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table) -> Flip:
+def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table, forecast: RetieForecast) -> Flip:
     """For two tables. Reads both where the class rescales its logits, and whatever else the class ties."""
-    try:
-        exponent = tied_exponent(evidence)
-    except RefusedError as error:
-        return Flip(refused=error.message.removeprefix(f"{shown(evidence.checkpoint.source)}: "))
+    if forecast.refused:
+        return Flip(refused=forecast.refused)
+    exponent = forecast.exponent
     word = [tie for tie in evidence.ties if tie.role is Role.WORD_EMBEDDING]
     others = [tie for tie in evidence.ties if tie.gated and tie not in word]
     for name, reference in (pair for tie in others for pair in _apart(evidence, reader, tie)):
@@ -66,23 +62,9 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table)
         return Flip(exponent, refused=f"{shown(third)} differs from {shown(embed.record.name)}", third=third)
     relation = relate(reader, embed.record, head.record)
     alike = embed.record.dtype == head.record.dtype  # a multiple of another type was rounded
-    exact = alike and relation.state is State.SCALED and relation.detail.get("exact") is True
-    return Flip(exponent, exact and relation.detail.get("factor") == 2.0**exponent)
-
-
-def says_untied(evidence: Inspection) -> bool:
-    """Whether some loader takes the two tables for two, so that a re-tie sets the flag."""
-    return not evidence.config.effective or reads_false(evidence)
-
-
-def first_step(evidence: Inspection) -> str:
-    """What must be done before any re-tie is written, as its refusal says it; empty where nothing stands in the way."""
-    try:
-        guard_layout(evidence)
-        guard_lone_config(evidence, bool(set_flag(evidence, True)[1]))
-    except RefusedError as error:
-        return f"{error.hint}: {error.message.removeprefix(f'{shown(evidence.checkpoint.source)}: ')}"
-    return ""
+    return Flip(
+        exponent, alike and isinstance(relation, Scaled) and relation.exact and relation.factor == 2.0**exponent
+    )
 
 
 def _apart(evidence: Inspection, reader: ByteReader, tie: Tie, *ends: Table) -> Iterator[tuple[str, str]]:

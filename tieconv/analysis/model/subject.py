@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from tieconv.analysis.certificate.config_values import WithheldError, guard_class
 from tieconv.analysis.certificate.fed_ids import fed_ids, read_generation
 from tieconv.analysis.model.last_norm import Final, final_norm, vector
-from tieconv.analysis.model.retie_effects import PLAIN, Flip, first_step, flip_of, says_untied
+from tieconv.analysis.model.retie_effects import PLAIN, Flip, flip_of
 from tieconv.analysis.model.tables import Array, Table, open_table
 from tieconv.analysis.model.tokens import Tokens, read_tokens
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.retie_forecast import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
@@ -23,8 +24,8 @@ class Subject:
     """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
 
     ``withheld`` says why ``final`` is not known, ``unlisted`` why ``tokens`` are not although there are files. ``fed``
-    are the ids that the model reads whatever its text, and ``unfed`` says why they are not all known. ``flip`` is what
-    a re-tie does besides, ``first`` what must be done before it.
+    are the ids that the model reads whatever its text, and ``unfed`` says why they are not all known. ``forecast`` is
+    what the planner says of a re-tie, ``flip`` what it does besides to these tables.
     """
 
     evidence: Inspection
@@ -34,7 +35,7 @@ class Subject:
     bias: Array | None
     tokens: Tokens | None
     flip: Flip = PLAIN
-    first: str = ""
+    forecast: RetieForecast = NOT_ASKED
     withheld: str = ""
     fed: frozenset[int] = frozenset()
     unfed: str = ""
@@ -51,8 +52,11 @@ class Subject:
         return self.tokens.used(self.output.rows) if self.tokens else None
 
 
-def open_subject(evidence: Inspection, files: FileSet) -> Subject:
-    """Raises `UnreadableError` where there is no input table of floats, or a stored head is no such table."""
+def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast = NOT_ASKED) -> Subject:
+    """Open the tables of a model; ``forecast`` is given where the question is what a re-tie does.
+
+    Raises `UnreadableError` where there is no input table of floats, or a stored head is no such table.
+    """
     checkpoint = evidence.checkpoint
     if checkpoint.headers_only:
         raise UnreadableError(
@@ -82,10 +86,11 @@ def open_subject(evidence: Inspection, files: FileSet) -> Subject:
     final, withheld = _final(evidence, files, (head or embed).width)
     fed, unfed = _fed(evidence, files, embed.rows)
     tokens, unlisted = read_tokens(files, checkpoint.companions, checkpoint.config_values)
-    flip = flip_of(evidence, files, embed, head or embed) if head or _may_retie(evidence) else PLAIN
-    first = first_step(evidence)
+    flip = PLAIN
+    if forecast is not NOT_ASKED and (head or _may_retie(evidence, forecast)):
+        flip = flip_of(evidence, files, embed, head or embed, forecast)
     bias = _bias(evidence, files)
-    return Subject(evidence, embed, head, final, bias, tokens, flip, first, withheld, fed, unfed, unlisted)
+    return Subject(evidence, embed, head, final, bias, tokens, flip, forecast, withheld, fed, unfed, unlisted)
 
 
 def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | None, str]:
@@ -117,10 +122,10 @@ def _shared(evidence: Inspection) -> str | None:
     return stored[0].name if stored else None
 
 
-def _may_retie(evidence: Inspection) -> bool:
+def _may_retie(evidence: Inspection, forecast: RetieForecast) -> bool:
     """Whether two names of one tensor are stored under a flag that says they are two."""
     output = evidence.head.output_head
-    return output is not None and output.stored and says_untied(evidence)
+    return output is not None and output.stored and forecast.sets_flag
 
 
 def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:

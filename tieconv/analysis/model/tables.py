@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from tieconv.checkpoint.dtypes import FLOATS, nbytes
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, decode
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.text import shown
 
 Array = npt.NDArray[Any]
@@ -96,7 +96,7 @@ def open_table(reader: ByteReader, record: TensorRecord) -> Table:
     return Table(reader, record)
 
 
-def _refuse(record: TensorRecord, why: str) -> None:
+def _refuse(record: TensorRecord, why: str) -> NoReturn:
     raise UnreadableError(
         f"{shown(record.range.file)}: {shown(record.name)} {why}, so nothing is computed from it",
         "analyse the model that it was quantised or cut from",

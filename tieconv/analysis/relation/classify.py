@@ -15,7 +15,7 @@ from tieconv.analysis.relation.fits import Fit, column_fits
 from tieconv.analysis.relation.grams import WIDEST, Grams, gram
 from tieconv.analysis.relation.linear_map import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
 from tieconv.analysis.relation.retrieval import precision_at_1, sample
-from tieconv.analysis.relation.rounding import precision
+from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.inspection.numeric.bits import FORMATS, convert

@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.model.moments import Moments
 from tieconv.analysis.model.tables import Array, Table, spans
-from tieconv.analysis.relation.rounding import tolerance
+from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
 
 SURE = 16

@@ -8,7 +8,7 @@ import numpy as np
 
 from tieconv.analysis.model.tables import Array, Table
 from tieconv.analysis.relation.grams import Grams
-from tieconv.analysis.relation.rounding import tolerance
+from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
 
 ENOUGH = 2

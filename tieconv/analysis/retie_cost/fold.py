@@ -6,8 +6,6 @@ byte of the head is compared with the rounded product. The last norm must be abl
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import numpy as np
 
 from tieconv.analysis.model.last_norm import Final
@@ -24,21 +22,40 @@ _PRODUCTS = ("F16", "BF16", "F32")
 """Types of which two elements have an exact product in float64."""
 
 
-def unfold(subject: Subject) -> NormFold:
-    """The last norm's new values, with which the embedding is the head; proved on every byte of both tables.
+class _NoFoldError(Exception):
+    """Why no norm can take up the factors: half a sentence."""
 
-    Raises `RefusedError` with the reason where there are no such values. Reads both tables three or four times.
+
+def unfold(subject: Subject) -> NormFold:
+    """Return what `fold_or_reason` finds. Raises `RefusedError` with the reason where there is no fold."""
+    fold = fold_or_reason(subject)
+    if isinstance(fold, NormFold):
+        return fold
+    source = shown(subject.evidence.checkpoint.source)
+    raise RefusedError(fold, "see what the tables are to each other: tieconv analyze", "retie.fold", source=source)
+
+
+def fold_or_reason(subject: Subject) -> NormFold | str:
+    """Return the last norm's new values, with which the embedding is the head; proved on every byte of both tables.
+
+    Where there are no such values, return the reason. Reads both tables three or four times.
     """
+    try:
+        return _fold(subject)
+    except _NoFoldError as why:
+        return str(why)
+
+
+def _fold(subject: Subject) -> NormFold:
     pair, final = _guarded(subject)
     low, high = intervals(pair)
     crossed = low > high * (1 + np.copysign(2.0**-22, high))
     if crossed.any():
         column = int(np.argmax(crossed))
-        _refuse(subject, f"no factor gives column {column:,} of the head from that of the embedding")
+        raise _NoFoldError(f"no factor gives column {column:,} of the head from that of the embedding")
     gains, failed = _proved(pair, final, (low, high))
     if failed.any():
-        _refuse(
-            subject,
+        raise _NoFoldError(
             f"in {int(failed.sum()):,} of {len(failed):,} columns the head is not, byte for byte, the embedding times "
             f"a factor that {shown(final.norm)} could take up exactly",
         )
@@ -50,17 +67,17 @@ def unfold(subject: Subject) -> NormFold:
 
 def _guarded(subject: Subject) -> tuple[Pair, Final]:
     if subject.head is None:
-        _refuse(subject, "there is one table, and no head that a norm could be folded into")
+        raise _NoFoldError("there is one table, and no head that a norm could be folded into")
     final, pair = subject.final, Pair(subject.embed, subject.head)
     kinds = {pair.embed.record.dtype, pair.head.record.dtype}
     if not one_shape(subject):
-        _refuse(subject, "the two tables have different numbers of rows")
+        raise _NoFoldError("the two tables have different numbers of rows")
     if len(kinds) > 1 or not kinds <= set(_PRODUCTS):
         these = " and ".join(sorted(kinds))
-        _refuse(subject, f"products are proved for tables of one type of {', '.join(_PRODUCTS)}; these are {these}")
+        raise _NoFoldError(f"products are proved for tables of one type of {', '.join(_PRODUCTS)}; these are {these}")
     if final is None or not final.norm:
         why = subject.withheld or "the last norm has no weight"
-        _refuse(subject, f"no norm is known that could take up the factors: {why}")
+        raise _NoFoldError(f"no norm is known that could take up the factors: {why}")
     for name in filter(None, (final.norm, final.shift_name)):
         _guard_alone(subject, name)
     return pair, final
@@ -72,7 +89,7 @@ def _guard_alone(subject: Subject, name: str) -> None:
     for neighbour in tensors.values():
         overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
         if neighbour.name != name and neighbour.range.file == span.file and overlaps:
-            _refuse(subject, f"{shown(neighbour.name)} shares the bytes of {shown(name)}, and would change with it")
+            raise _NoFoldError(f"{shown(neighbour.name)} shares the bytes of {shown(name)}, and would change with it")
 
 
 def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -112,11 +129,3 @@ def _inexact(pair: Pair, gains: Array) -> int:
 
 def _stored(subject: Subject, name: str, values: Array) -> bytes:
     return rounded(values, subject.evidence.checkpoint.tensors[name].dtype)
-
-
-def _refuse(subject: Subject, why: str) -> NoReturn:
-    raise RefusedError(
-        f"{shown(subject.evidence.checkpoint.source)}: {why}",
-        "see what the tables are to each other: tieconv analyze",
-        "retie.fold",
-    )

@@ -10,18 +10,21 @@ from tieconv.analysis.relation.section import sentence
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, one_shape, scope
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import command, count, shown
 
 
-def check_kl_budget(evidence: Inspection, files: FileSet, survivor: str, max_kl: float, text: str | None = None) -> str:
+def check_kl_budget(
+    evidence: Inspection, files: FileSet, forecast: RetieForecast, survivor: str, max_kl: float, text: str | None = None
+) -> str:
     """Why tying to ``survivor`` may be said to move the probabilities by at most ``max_kl`` nats a token: one sentence.
 
     Proved for every input, or, with ``text``, measured: the upper end of the mean's 95 % interval. An estimate never
     counts. Raises `RefusedError` otherwise, whatever the budget for tables that are independent.
     """
-    findings = find(evidence, files, text)
+    findings = find(evidence, files, text, forecast)
     related, costs = findings.related, findings.costs
     if related is None or costs is None or costs.free:
         why = "the tied class applies the factor itself" if findings.subject.flip.taken_up else "there is one table"

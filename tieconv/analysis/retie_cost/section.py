@@ -7,15 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from tieconv.analysis.model.last_norm import Final
-from tieconv.analysis.model.retie_effects import says_untied
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array
 from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
-from tieconv.analysis.retie_cost.fold import unfold
+from tieconv.analysis.retie_cost.fold import fold_or_reason
 from tieconv.checkpoint.plan import NormFold
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
-from tieconv.errors import RefusedError
 from tieconv.execute.contents.mean import floats
 from tieconv.text import count, shell_word, shown
 
@@ -30,7 +28,7 @@ def one_table(subject: Subject) -> Section:
     output = subject.evidence.head.output_head
     if output is None or not (output.tied_to or output.stored):
         return Section(TITLE, "There is one table, so nothing to re-tie.", ())
-    if output.tied_to or not says_untied(subject.evidence) or output.name == subject.embed.record.name:
+    if output.tied_to or not subject.forecast.sets_flag or output.name == subject.embed.record.name:
         return Section(TITLE, "The model is tied: there is nothing to re-tie.", ())
     return Section(TITLE, _under_two_names(subject), ())
 
@@ -50,7 +48,7 @@ def _command(subject: Subject, options: str = "") -> str:
 
 
 def _before(subject: Subject) -> str:
-    return f" Before that, {subject.first}." if subject.first else ""
+    return f" Before that, {subject.forecast.before}." if subject.forecast.before else ""
 
 
 def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:
@@ -186,13 +184,12 @@ def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
         return None
     if final.capped and np.any(fit.shift):
         return None
-    try:
-        return _exactly(final, unfold(subject))
-    except RefusedError as error:
-        reason = error.message.removeprefix(f"{shown(subject.evidence.checkpoint.source)}: ")
+    fold = fold_or_reason(subject)
+    if isinstance(fold, NormFold):
+        return _exactly(final, fold)
     values = final.gains * fit.gains - final.offset
     shift = None if final.shift is None else final.shift * fit.gains  # γ ⊙ x̂ + β: the factor is on both
-    return {"exact": False, "reason": reason, **_values(final, values, shift)}
+    return {"exact": False, "reason": fold, **_values(final, values, shift)}
 
 
 def _exactly(final: Final, fold: NormFold) -> dict[str, object]:

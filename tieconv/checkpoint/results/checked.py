@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from tieconv.checkpoint.finding import Finding, Level
+from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
@@ -87,6 +88,11 @@ class CheckedModel:
     output: str | None = None
     unread: tuple[str, ...] = ()
 
+    def is_target(self, action: Action) -> bool:
+        """Whether the action writes this model: an adapter's finding may name a command for its base."""
+        source = os.path.normpath(action.source)
+        return source in (os.path.normpath(self.source), os.path.normpath(os.path.dirname(self.source)))
+
     @property
     def open(self) -> Iterator[CheckedFinding]:
         """The findings that count."""
@@ -109,6 +115,16 @@ class CheckReport(Printed):
     def counts(self, entry: CheckedFinding) -> bool:
         """Whether a finding fails its model: it is open and at or above the level."""
         return entry.waiver is None and RANK[entry.finding.level] <= RANK[self.fail_on]
+
+    @property
+    def fixable(self) -> int:
+        """The findings that count and that `check --fix` would try to end."""
+        return sum(
+            remedy.safe and remedy.action is not None and model.is_target(remedy.action)
+            for model in self.models
+            for entry in filter(self.counts, model.findings)
+            if (remedy := entry.finding.remedy) is not None
+        )
 
     def fails(self, model: CheckedModel) -> bool:
         """Whether a model could not be read, or has a finding that counts."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
-from tieconv.checkpoint.inspection import Detail
 from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.relation.proved import Relation
 from tieconv.version import VERSION
 
 DIFF_SCHEMA = "tieconv.diff/1"
@@ -45,6 +45,55 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
+class OnlyHere:
+    """A tensor that one model alone stores."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"shape": list(self.shape), "dtype": self.dtype}
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The shapes of tensors that do not have the same one."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"a": list(self.a), "b": list(self.b)}
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardScale:
+    """Equal bytes, of which one model's forward pass multiplies the logits by ``forward_factor``."""
+
+    forward_factor: float
+    reason: str = "equal bytes, but one forward pass scales the logits"
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        return {"forward_factor": plain(self.forward_factor), "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What B's tensor is to A's; ``forward_factor`` where A's forward pass multiplies its logits and B's does not."""
+
+    relation: Relation
+    forward_factor: float | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``."""
+        factor = {} if self.forward_factor is None else {"forward_factor": plain(self.forward_factor)}
+        return {**self.relation.to_dict(), **factor}
+
+
+@dataclass(frozen=True, slots=True)
 class TensorDifference:
     """A parameter that the models do not share.
 
@@ -57,7 +106,7 @@ class TensorDifference:
     b: str | None
     contrast: Contrast
     loaders: tuple[str, ...]
-    detail: Detail = field(default_factory=dict)
+    evidence: OnlyHere | Shapes | ForwardScale | Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +159,11 @@ class Comparison(Printed):
             "reasons": list(self.reasons),
             "tensors": {
                 "equal": self.equal,
-                "different": [_tensor(found) for found in self.tensors],
+                "different": [_tensor(entry) for entry in self.tensors],
                 "bytes_compared": self.bytes_compared,
             },
-            "config": [_config(found) for found in self.config],
-            "files": [{"name": found.name, "state": str(found.contrast)} for found in self.files],
+            "config": [_config(entry) for entry in self.config],
+            "files": [{"name": entry.name, "state": str(entry.contrast)} for entry in self.files],
             "notes": list(self.notes),
         }
 
@@ -129,21 +178,21 @@ def _side(side: Side) -> dict[str, object]:
     }
 
 
-def _tensor(found: TensorDifference) -> dict[str, object]:
+def _tensor(difference: TensorDifference) -> dict[str, object]:
     return {
-        "name": found.name,
-        "a": found.a,
-        "b": found.b,
-        "state": str(found.contrast),
-        "loaders": list(found.loaders),
-        "detail": plain(dict(found.detail)),
+        "name": difference.name,
+        "a": difference.a,
+        "b": difference.b,
+        "state": str(difference.contrast),
+        "loaders": list(difference.loaders),
+        "detail": difference.evidence.to_dict(),
     }
 
 
-def _config(found: ConfigDifference) -> dict[str, object]:
-    document: dict[str, object] = {"path": found.path, "judgement": str(found.weight)}
-    if found.in_a:
-        document["a"] = plain(found.a)
-    if found.in_b:
-        document["b"] = plain(found.b)
+def _config(difference: ConfigDifference) -> dict[str, object]:
+    document: dict[str, object] = {"path": difference.path, "judgement": str(difference.weight)}
+    if difference.in_a:
+        document["a"] = plain(difference.a)
+    if difference.in_b:
+        document["b"] = plain(difference.b)
     return document

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from tieconv.api.analysis import analyze
+from tieconv.api.reports import guard_report, write_report
 from tieconv.cli.options import common_options, json_option, model_argument, name_options
-from tieconv.cli.output import guard_output
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import document, show
 
@@ -37,13 +37,12 @@ def command(model: str, as_json: bool, page: str | None, **options: Any) -> None
     the rows or tokens that it was measured over. Exits 0 whatever it finds, and 2 when MODEL cannot be read.
     """
     if page is not None:
-        guard_output(page, [model])
+        guard_report(page, [model])
     analysis = analyze(model, maps=page is not None, **options)
     if page is not None:
         from tieconv.reporters.html.analyze_page import render as html
-        from tieconv.sources.texts import write_text
 
-        write_text(page, html(analysis))
+        write_report(page, html(analysis))
     if as_json:
         document(str(analysis))
     else:

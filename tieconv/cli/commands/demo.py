@@ -39,8 +39,7 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
     Two minutes on one core, with tieconv[torch]. Writes three models (tied, untied, and untied of a second seed) that
     every other command reads, report.html and report.json; prints each measure with its chance floor and its ceiling.
     """
-    from tieconv.demo.result_table import render
-    from tieconv.demo.toys import run
+    from tieconv.api.demonstration import demo_table, run_demo
 
     done = 0
     with count_progress("training") as tick:
@@ -50,7 +49,7 @@ def command(output: str, steps: int, seed: int, as_json: bool) -> None:
             done += 1
             tick(done, 3 * steps)
 
-        result = run(Path(output), steps=steps, seed=seed, step_done=step_done)
-    echo(str(result) if as_json else render(result))
+        result = run_demo(output, steps=steps, seed=seed, step_done=step_done)
+    echo(str(result) if as_json else demo_table(result))
     page, tied = (path_word(str(Path(output) / name)) for name in ("report.html", "tied"))
     say(f"next: open {page}, or tieconv inspect {tied}")

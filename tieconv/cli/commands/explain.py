@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import click
 
+from tieconv.api.rule_catalogue import find_rule
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import echo
-from tieconv.gate.known import find_rule
 
 
 @click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from tieconv.api import Verdict
 from tieconv.api.exports import plan_export
-from tieconv.checkpoint.results.exported import ExportOutcome
-from tieconv.checkpoint.results.parity import Verdict
 from tieconv.cli.options import choice_option, common_options, json_option, model_argument
 from tieconv.cli.progress import stage_progress
 from tieconv.cli.screen import paint, painter, say, timed, width
@@ -18,7 +17,7 @@ from tieconv.errors import NotRunError
 from tieconv.text import path_word, shown, size
 
 if TYPE_CHECKING:
-    from tieconv.onnx.export.plan import PlannedExport
+    from tieconv.api import ExportOutcome, PlannedExport
 
 
 _STAGES = {

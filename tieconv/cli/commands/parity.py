@@ -6,8 +6,9 @@ import sys
 
 import click
 
+from tieconv.api import Parity, Verdict
 from tieconv.api.exports import parity
-from tieconv.checkpoint.results.parity import Parity, Verdict
+from tieconv.api.reports import write_report
 from tieconv.cli.options import MODEL_PATH, choice_option, common_options, json_option
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import document, show
@@ -58,7 +59,6 @@ def command(onnx: str, model: str, provider: str, reference: str, html: str | No
 
 def _write(path: str, report: Parity) -> None:
     from tieconv.reporters.html.parity_page import render
-    from tieconv.sources.texts import write_text
 
-    write_text(path, render(report))
+    write_report(path, render(report))
     say(f"wrote {shown(path)}")

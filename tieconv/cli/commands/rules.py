@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import click
 
-from tieconv.checks.interface import Rule
+from tieconv.api.rule_catalogue import select_rules
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options, json_option
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import document, echo
-from tieconv.gate.known import rules
-from tieconv.gate.selection import ALL, Selection, selectors
+
+if TYPE_CHECKING:
+    from tieconv.api import Rule
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
@@ -30,8 +32,7 @@ def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> N
     RULES are codes or their beginnings, such as TIE001 or TIE; all rules where none is given. `tieconv explain RULE`
     says more about one.
     """
-    selection = Selection((*selectors(words, "RULES"), *selectors(select, "--select")) or (ALL,))
-    chosen = [rule for rule in rules() if selection.runs(rule.code)]
+    chosen = select_rules(words, select)
     if as_json:
         document(json.dumps({"schema": "tieconv.rules/1", "rules": list(map(_document, chosen))}, indent=2))
         return

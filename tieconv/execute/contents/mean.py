@@ -23,11 +23,6 @@ _LEAST = {"F16": -24, "BF16": -133, "F32": -149, "F64": -1074}
 Bytes = bytes | bytearray | memoryview
 
 
-def can_average(dtype: str) -> bool:
-    """Whether elements of ``dtype`` have a mean that can be rounded to it."""
-    return dtype in _FRACTION_BITS
-
-
 def averaged_blocks(sources: tuple[int, int], content: Averaged) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes) of the mean, block by block, read from two open files.
 

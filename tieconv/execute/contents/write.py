@@ -7,17 +7,18 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, FileState
-from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full, write_zeros
 from tieconv.execute.contents.file_layout import file_layout
-from tieconv.execute.contents.gather import write_gathered
 from tieconv.execute.contents.mean import averaged_blocks
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import write_gathered
 from tieconv.execute.contents.sync import EARLY, Syncer
 from tieconv.execute.system_errors import writing
 from tieconv.sources.local.files import FileSet, file_state, open_files, open_regular
@@ -97,11 +98,13 @@ class Writer:
                     self._scale(files, content, descriptor, offset)
                 case Averaged() as content:
                     self._average(files, content, descriptor, offset)
-                case Given(data):
+                case InlineBytes(data):
                     write_full(descriptor, data, offset)
                     self.tick(len(data))
                 case Gathered() as view:
                     write_gathered(self._open(files, view.range.file), descriptor, offset, view, self.tick)
+                case _:
+                    assert_never(piece.content)
         for offset, literal in whole.literals(descriptor):
             write_full(descriptor, literal, offset)
         return shared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import assert_never
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
@@ -12,11 +13,11 @@ from tieconv.checkpoint.output import Gathered, OutputWeights
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.proof import AllZero, Digest, Equal, Proof, digest
 from tieconv.errors import RefusedError, StalePlanError
-from tieconv.execute.contents import gather
+from tieconv.execute.contents import strided_write
 from tieconv.execute.contents.copy import BLOCK, read_full
 from tieconv.execute.contents.file_layout import file_layout
 from tieconv.execute.contents.layout import Piece
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
 from tieconv.sources.local.files import FileSet, open_files
 from tieconv.text import shown
 
@@ -49,11 +50,13 @@ def _holds(proof: Proof, sources: FileSet, survivors: _Survivors) -> bool:
             return digest(_blocks(descriptor, record, BLOCK)) == proof.sha256
         case Equal():
             kept_descriptor, survivor = survivors.find(proof.survivor)
-            step = BLOCK if record.stride is None and survivor.stride is None else gather.BLOCK
+            step = BLOCK if record.stride is None and survivor.stride is None else strided_write.BLOCK
             pairs = zip_longest(
                 _blocks(descriptor, record, step), _blocks(kept_descriptor, survivor, step), fillvalue=b""
             )
             return all(_is_multiple(left, right, survivor.dtype, proof.exponent) for left, right in pairs)
+        case _:
+            assert_never(proof)
 
 
 def _is_multiple(dropped: bytes | bytearray, survivor: bytes | bytearray, dtype: str, exponent: int) -> bool:
@@ -72,10 +75,10 @@ def _is_zero(block: bytes | bytearray, dtype: str) -> bool:
 
 
 def _blocks(descriptor: int, record: TensorRecord, step: int) -> Iterator[bytearray]:
-    """The tensor's elements in order, ``step`` bytes at a time; a strided one `gather.BLOCK`. A block may be reused."""
+    """The tensor's elements in order, ``step`` bytes at a time (strided: `strided_write.BLOCK`). Blocks are reused."""
     if record.stride is not None:
         view = Gathered(record.range, record.dtype, record.shape, record.stride)
-        yield from (block for _, block in gather.blocks(descriptor, view))
+        yield from (block for _, block in strided_write.blocks(descriptor, view))
         return
     block = bytearray(min(step, record.range.size))
     for offset in range(record.range.start, record.range.end, step):
@@ -127,6 +130,8 @@ def _changed(proof: Proof) -> StalePlanError:
             was = "found to be all zero"
         case Digest():
             was = "measured"
+        case _:
+            assert_never(proof)
     return StalePlanError(
         f"{shown(proof.tensor.range.file)}: another program changed {name} after it was {was}",
         "end that program, then run the command again",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tieconv.checkpoint.model_files import ByteRange, Storage, WeightFile
-from tieconv.checkpoint.output import Averaged, Given, OutputWeights, Zeros
+from tieconv.checkpoint.output import Averaged, InlineBytes, OutputWeights, Zeros
 from tieconv.checkpoint.plan import Plan
 from tieconv.execute.contents.file_layout import checksum
 from tieconv.sources.local.files import open_files
@@ -44,7 +44,7 @@ def _sources(output: OutputWeights) -> Iterator[str]:
     for content in output.contents:
         if isinstance(content, ByteRange):
             yield content.file
-        elif not isinstance(content, Zeros | Given):
+        elif not isinstance(content, Zeros | InlineBytes):
             yield content.range.file
         if isinstance(content, Averaged):
             yield content.second.file

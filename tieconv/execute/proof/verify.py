@@ -7,18 +7,18 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, WeightFile
-from tieconv.checkpoint.output import Averaged, Gathered, Given, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.errors import RefusedError, UnreadableError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.copy import BLOCK, Tick, read_full
 from tieconv.execute.contents.file_layout import checksum, file_layout, places
-from tieconv.execute.contents.gather import blocks
 from tieconv.execute.contents.layout import Piece
 from tieconv.execute.contents.mean import averaged_blocks
-from tieconv.execute.contents.scale import scaled
+from tieconv.execute.contents.power_of_two import scaled
+from tieconv.execute.contents.strided_write import blocks
 from tieconv.execute.contents.write import SCALE_BLOCK, Record, Shared
 from tieconv.formats.safetensors.header import read_weight_file
 from tieconv.formats.torch.write import torch_metadata
@@ -63,10 +63,12 @@ class Verifier:
             case Averaged() as content:
                 pair = sources.descriptor(content.range.file), sources.descriptor(content.second.file)
                 offset = _first_other(averaged_blocks(pair, content), descriptor, start, self.tick)
-            case Given(data):
+            case InlineBytes(data):
                 offset = _first_other([(0, data)], descriptor, start, self.tick)
             case Gathered() as view:
                 offset = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
+            case _:
+                assert_never(piece.content)
         if offset is not None:
             tensor = _tensor_at(file, offset)
             _fail(

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 _CAUGHT = ("SIGINT", "SIGTERM", "SIGHUP")
 
@@ -40,7 +41,7 @@ class Interrupts:
             number, self._pending = self._pending, None
             self._raise(number)
 
-    def _raise(self, number: int) -> None:
+    def _raise(self, number: int) -> NoReturn:
         self._raised = True
         if number == signal.SIGINT:
             raise KeyboardInterrupt

@@ -6,10 +6,11 @@ Every class and function that the file may name becomes an `Instance`, which hol
 from __future__ import annotations
 
 from functools import partial
+from typing import NoReturn
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch.pickle.machine import run
-from tieconv.formats.torch.pickle.state import Truncated
+from tieconv.formats.torch.pickle.machine_state import Truncated
 from tieconv.formats.torch.pickle.values import Global, Globals, Instance, PickleProblem, refuse
 from tieconv.text import shown
 
@@ -74,7 +75,7 @@ def parse(data: bytes, name: str, size: int) -> object:
         raise _read_error(problem, name) from None
 
 
-def _persistent(_pid: object) -> object:
+def _persistent(_pid: object) -> NoReturn:
     refuse("refers to a storage, which metadata has none of", "pickle.persistent")
 
 

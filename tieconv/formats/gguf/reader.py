@@ -29,9 +29,9 @@ MAX_DEPTH = 4
 _INCOMPLETE = "the download may be incomplete; fetch it again"
 _OTHERS = {b"ggml": "a GGML file", b"ggjt": "a GGJT file", b"ggla": "a GGLA adapter"}
 _LEAST, _WINDOW = 64 << 10, 1 << 20
-_KEPT = 4096
+_LONGEST_TEXT = 4096
 """Bytes of a metadata string that is kept; chat templates and licences are passed over."""
-_KEPT_IN_ALL = 16_000_000
+_TEXT_IN_ALL = 16_000_000
 """Bytes of all metadata keys, and of all strings that are kept."""
 _MOST_ENTRIES = 4_000_000
 """Strings and lists in all arrays: the largest vocabularies have, with their merges, a quarter of it."""
@@ -225,7 +225,7 @@ def _value(cursor: _Cursor, kind: int, depth: int) -> str | None:
 
 def _string(cursor: _Cursor) -> str | None:
     length = cursor.natural("<Q")
-    if length > _KEPT:
+    if length > _LONGEST_TEXT:
         cursor.skip(length)
         return None
     _count_kept(cursor, length)
@@ -234,8 +234,8 @@ def _string(cursor: _Cursor) -> str | None:
 
 def _count_kept(cursor: _Cursor, length: int) -> None:
     cursor.kept_bytes += length
-    if cursor.kept_bytes > _KEPT_IN_ALL:
-        cursor.refuse(f"has metadata keys and strings of more than {_KEPT_IN_ALL:,} bytes", "metadata-size")
+    if cursor.kept_bytes > _TEXT_IN_ALL:
+        cursor.refuse(f"has metadata keys and strings of more than {_TEXT_IN_ALL:,} bytes", "metadata-size")
 
 
 def _skip_array(cursor: _Cursor, depth: int) -> None:

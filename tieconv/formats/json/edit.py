@@ -7,7 +7,7 @@ characters of a changed value, or of a new key's line, differ.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
@@ -40,32 +40,77 @@ def set_value(text: str, path: Sequence[str], value: object) -> str:
     return text[: entry.value_start] + encoded + text[entry.value_end :]
 
 
-def remove_key(text: str, path: Sequence[str]) -> str:
-    """``text`` without the key at ``path`` and its comma; ``KeyError`` where it does not stand.
-
-    Where the key is repeated all of them go: an earlier one would count again.
-    """
-    start = _object_at(text, path[:-1])
-    entries = list(_entries(text, start))
-    positions = [i for i, entry in enumerate(entries) if entry.key == path[-1]]
-    if not positions:
-        raise KeyError(path[-1])
-    for position in reversed(positions):
-        text = _without(text, start, entries, position)
-        del entries[position]
+def set_values(text: str, changes: Sequence[tuple[Sequence[str], object]]) -> str:
+    """Set several values as `set_value` does, in one pass over the values that are there."""
+    tree: _Tree = {}
+    for path, value in changes:
+        branch = tree
+        for key in path[:-1]:
+            child = branch.setdefault(key, {})
+            if not isinstance(child, dict):
+                raise KeyError(key)
+            branch = child
+        branch[path[-1]] = _Leaf(path, value)
+    absent: list[_Leaf] = []
+    done, parts = 0, list[str]()
+    for start, end, encoded in sorted(_replacements(text, _skip(text, 0), tree, absent)):
+        parts += text[done:start], encoded
+        done = end
+    text = "".join((*parts, text[done:]))
+    for leaf in absent:
+        text = set_value(text, leaf.path, leaf.value)
     return text
 
 
-def _without(text: str, start: int, entries: list[_Entry], position: int) -> str:
-    """``text`` without one of an object's ``entries``; the offsets of those before it stay true."""
-    entry = entries[position]
-    following = _skip(text, entry.value_end)
-    if text[following] == ",":
-        return text[: entry.key_start] + text[_skip(text, following + 1) :]
-    if position:
-        return text[: entries[position - 1].value_end] + text[entry.value_end :]
-    # An only key that follows its `{` directly may have been put into an empty object: its white space stays.
-    return text[: start + 1] + text[entry.value_end if entry.key_start == start + 1 else following :]
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A value to set."""
+
+    path: Sequence[str]
+    value: object
+
+
+_Tree = dict[str, "_Tree | _Leaf"]
+
+
+def _replacements(text: str, start: int, tree: _Tree, absent: list[_Leaf]) -> Iterator[tuple[int, int, str]]:
+    """Yield (start, end, new text) of the values of ``tree`` that the object at ``start`` holds."""
+    entries = {entry.key: entry for entry in _entries(text, start) if entry.key in tree}
+    for key, branch in tree.items():
+        entry = entries.get(key)
+        if isinstance(branch, _Leaf):
+            if entry is None:
+                absent.append(branch)
+            else:
+                yield entry.value_start, entry.value_end, json.dumps(branch.value, ensure_ascii=True)
+        elif entry is None or text[entry.value_start] != "{":
+            raise KeyError(key)
+        else:
+            yield from _replacements(text, entry.value_start, branch, absent)
+
+
+def remove_keys(text: str, path: Sequence[str], keys: Collection[str]) -> str:
+    """``text`` without ``keys`` of the object at ``path`` and their commas; ``KeyError`` where one does not stand.
+
+    Where a key is repeated all of them go: an earlier one would count again.
+    """
+    start = _object_at(text, path)
+    entries = list(_entries(text, start))
+    for key in set(keys).difference(entry.key for entry in entries):
+        raise KeyError(key)
+    remaining = [position for position, entry in enumerate(entries) if entry.key not in keys]
+    if len(remaining) == len(entries):
+        return text
+    final = entries[-1].value_end
+    if not remaining:
+        # Keys that follow their `{` directly may have been put into an empty object: its white space stays.
+        return text[: start + 1] + text[final if entries[0].key_start == start + 1 else _skip(text, final) :]
+    done, parts = 0, list[str]()
+    for position in range(remaining[-1]):
+        if entries[position].key in keys:
+            parts.append(text[done : entries[position].key_start])
+            done = entries[position + 1].key_start
+    return "".join((*parts, text[done : entries[remaining[-1]].value_end], text[final:]))
 
 
 def _object_at(text: str, path: Sequence[str]) -> int:

@@ -16,10 +16,10 @@ from typing import cast
 
 from tieconv.errors import UnreadableError
 from tieconv.formats.json.strict import MAX_INTEGER_DIGITS, check_budget, loads, refuse
+from tieconv.formats.limits import WINDOW
 
 Pread = Callable[[int, int], bytes]
 """``pread(size, offset)``: up to ``size`` bytes at ``offset``."""
-WINDOW = 1 << 20
 LARGEST_MEMBER = 16_000_000
 """Bytes of one key and its value."""
 BEHIND_OBJECTS, BEHIND_STRINGS = re.compile(rb'(?<=\})\s*,\s*(?=")'), re.compile(rb'(?<=")\s*,\s*(?=")')

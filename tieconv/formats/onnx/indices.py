@@ -22,18 +22,18 @@ _STEPS = 1000
 
 
 class Index(Enum):
-    """Where the numbers of a lookup come from. Positions, which are counted, are `OTHER`."""
+    """Where the numbers of a lookup come from. Positions, which are counted, are `INDEPENDENT`."""
 
     IDS = auto()
     COMPUTED = auto()
-    OTHER = auto()
+    INDEPENDENT = auto()
 
 
 def index_of(scope: Scope, name: str) -> Index:
     """What the value is as the index of a lookup."""
     if _reaches_input(scope, name):
         return Index.IDS
-    return Index.COMPUTED if _is_computed(scope, name) else Index.OTHER
+    return Index.COMPUTED if _is_computed(scope, name) else Index.INDEPENDENT
 
 
 def _reaches_input(scope: Scope, name: str) -> bool:

@@ -24,7 +24,7 @@ MAX_DEPTH = 64
 """Subgraphs within subgraphs."""
 MAX_RANK = 64
 
-Place = tuple[int, int]
+FieldSpan = tuple[int, int]
 """First byte and last byte + 1 of a field."""
 
 
@@ -38,12 +38,12 @@ class Tensor:
     name: str = ""
     kind: int = 0
     dims: list[int] = field(default_factory=list)
-    raw: Place | None = None
+    raw: FieldSpan | None = None
     typed: list[Field] = field(default_factory=list)
     external: bool = False
     entries: dict[str, str] = field(default_factory=dict)
     repeats: bool = False
-    whole: Place = (0, 0)
+    whole: FieldSpan = (0, 0)
 
 
 @dataclass(slots=True)

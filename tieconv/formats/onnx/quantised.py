@@ -48,7 +48,7 @@ def _behind(scope: Scope, name: str) -> Quantised | None:
         scope, producer = scope.find(name)
         if producer is None or isinstance(producer, Tensor):
             return None
-        node, _place = producer
+        node, _index = producer
         if node.standard in _HEADS:
             blocks = node.standard == _BLOCKS_HEAD and not any(node.inputs[4:5])  # with g_idx the columns are permuted
             return _read(scope, node, node.inputs[1:], node.inputs[1:4] if blocks else [])

@@ -123,7 +123,7 @@ class SpeltReader:
 
     def __init__(self, files: Files, inner: _Reader) -> None:
         self._files, self._inner = files, inner
-        self._last: tuple[SpeltRange, bytes] | None = None
+        self._cached: tuple[SpeltRange, bytes] | None = None
         self.costly = bool(getattr(files, "costly", False))
 
     @property
@@ -135,10 +135,10 @@ class SpeltReader:
         if not isinstance(span, SpeltRange):
             self._inner.read_into(span, offset, buffer)
             return
-        if self._last is None or self._last[0] != span:
-            self._last = (span, b"".join(_spell(self._files, span)))
+        if self._cached is None or self._cached[0] != span:
+            self._cached = (span, b"".join(_spell(self._files, span)))
         target = buffer.cast("B")
-        target[:] = self._last[1][offset : offset + len(target)]
+        target[:] = self._cached[1][offset : offset + len(target)]
 
 
 def _spell(files: Files, span: SpeltRange) -> Iterator[bytes]:

@@ -17,9 +17,8 @@ from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
-from tieconv.formats.json.members import WINDOW, Members
 from tieconv.formats.json.strict import collector_paused, loads, refuse
-from tieconv.formats.limits import MAX_METADATA, NameCount
+from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes
 from tieconv.text import count, shown
 
 SUFFIX = ".safetensors"
@@ -52,6 +51,8 @@ def _batches(pread: Pread, length: int, name: str) -> Iterator[dict[str, object]
     if length <= WINDOW:
         yield loads(_header(pread, length, name), title, limit=HEADER_LIMIT)
         return
+    from tieconv.formats.json.members import Members  # few headers are large
+
     members = Members(lambda size, offset: _whole(pread(size, offset), size, name), 8, 8 + length, title)
     yield from members.batches()
     members.finish()
@@ -63,7 +64,7 @@ def _tensors(
     """The file's own metadata, and its tensors by name."""
     metadata: Mapping[str, str] | None = None
     records: dict[str, TensorRecord] = {}
-    names = NameCount()
+    names, shapes = NameCount(), Shapes()
     for batch in batches:
         if "__metadata__" in batch:
             _check_new("__metadata__", metadata is not None, name)
@@ -73,7 +74,7 @@ def _tensors(
         if excess := names.excess(batch, len(batch)):
             _refuse(name, f"holds {excess}", "tensors", _SPLIT)
         for key, value in batch.items():
-            records[key] = _record(key, value, name, data_start)
+            records[key] = _record(key, value, name, data_start, shapes)
     return metadata, records
 
 
@@ -178,13 +179,13 @@ def _metadata(value: object, name: str) -> Mapping[str, str] | None:
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
 
-def _record(name: str, value: object, file: str, data_start: int) -> TensorRecord:
+def _record(name: str, value: object, file: str, data_start: int, shapes: Shapes) -> TensorRecord:
     try:
         dtype, shape, start, end = _entry(value)
         _check_width(dtype, shape, end - start)
     except _EntryProblem as problem:
         _refuse(file, f"tensor {shown(name)} {problem}", problem.code)
-    return TensorRecord(name, dtype, shape, ByteRange(file, data_start + start, data_start + end))
+    return TensorRecord(name, dtype, shapes.shared(shape), ByteRange(file, data_start + start, data_start + end))
 
 
 class _EntryProblem(ValueError):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.model_files import Caution, Files, WeightFile
-from tieconv.formats.directory import Model, Naming
+from tieconv.formats.directory import Model
 from tieconv.formats.safetensors.header import SUFFIX, read_weight_file, unknown_dtypes
+from tieconv.formats.weight_set import Naming
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:

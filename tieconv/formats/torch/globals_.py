@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import NoReturn
 
 from tieconv.formats.torch.pickle.values import (
     Dtype,
@@ -218,7 +219,7 @@ def _device(arguments: Arguments) -> Opaque:
 
 
 def _unsupported(name: str, noun: str, hint: str) -> tuple[str, Global]:
-    def stop(_arguments: Arguments) -> object:
+    def stop(_arguments: Arguments) -> NoReturn:
         refuse(f"holds {noun}, which is not read", "torch.unsupported", hint)
 
     return name, Global(name, stop)
@@ -272,7 +273,7 @@ ALLOWED: Globals = {
                 for core in ("core", "_core")
                 for name in ("scalar", "_reconstruct")
             ),
-            *(_unsupported(f"torch._utils.{name}", what, _HINT) for name, what in _REBUILT.items()),
+            *(_unsupported(f"torch._utils.{name}", noun, _HINT) for name, noun in _REBUILT.items()),
         ]
     ),
     **{f"torch.{name}Storage": Global(f"torch.{name}Storage") for name in _QUANTISED},

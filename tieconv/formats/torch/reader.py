@@ -15,9 +15,9 @@ from tieconv.formats.torch.archive_directory import Pread
 from tieconv.formats.torch.disguise import check_disguise
 from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
 from tieconv.formats.torch.pickle.machine import run
-from tieconv.formats.torch.pickle.state import Truncated, allowance
+from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
 from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, refuse
-from tieconv.formats.torch.state import find_state
+from tieconv.formats.torch.state_dict import find_state
 from tieconv.text import count, shown, size
 
 PICKLE_LIMIT = 128_000_000
@@ -34,12 +34,11 @@ _UNUSED = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What either container holds: the pickled value, and where each storage's bytes lie.
+    """What either container holds beside the pickled value: where each storage's bytes lie.
 
-    ``unsupported`` is what ``torch.load(weights_only=True)`` refuses of it.
+    ``unsupported`` is what ``torch.load(weights_only=True)`` refuses of the value.
     """
 
-    value: object
     storages: Mapping[str, Storage]
     unsupported: Mapping[str, None]
 
@@ -63,31 +62,39 @@ def _read(pread: Pread, length: int, name: str, sparse: bool) -> tuple[WeightFil
     check_git_file(name, first, length)
     check_disguise(first, length)
     zipped = first.startswith(b"PK")
-    content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
-    state = find_state(content.value)
+    value, content = _from_zip(pread, length, name, sparse) if zipped else _from_legacy(pread, length, name)
+    state = find_state(value)
+    del value  # each tensor of it makes room for its record
     used = _Used(name, content.storages)
-    records = tuple(used.record(tensor, stored) for tensor, stored in state.tensors.items())
+    records = tuple(used.record(tensor, state.tensors.pop(tensor)) for tensor in list(state.tensors))
     storages = tuple(content.storages[key] for key in used.references)
     start = min((storage.range.start for storage in storages), default=0)
     file = WeightFile(name, length, start, records, state.metadata, storages)
     return file, (*state.cautions, *_cautions(file, content))
 
 
-def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> _Content:
+def _from_zip(pread: Pread, length: int, name: str, sparse: bool) -> tuple[object, _Content]:
     entries = torch_zip.read_archive(pread, length, sparse=sparse)
     _check_entries(pread, entries)
     pickled = torch_zip.content(pread, entries["data.pkl"], PICKLE_LIMIT)
-    records = {short.removeprefix(_DATA): entry for short, entry in entries.items() if short.startswith(_DATA)}
-    storages = {key: Storage(key, ByteRange(name, entry.start, entry.end), entry.crc) for key, entry in records.items()}
-    most = allowance(length, len(storages))
     unsupported: dict[str, None] = {} if "version" in entries else {"an archive without the record version": None}
+    storages = dict(_storages(entries, name))
+    most = allowance(length, len(storages))
     try:
         value, end = run(pickled, 0, ALLOWED, _stored(storages, unsupported), lambda: most, unsupported)
     except Truncated:
         refuse("holds a pickle that is cut short", "pickle.truncated")
     if end != len(pickled):
         refuse("has bytes behind its pickle", "pickle.trailing")
-    return _Content(value, storages, unsupported)
+    return value, _Content(storages, unsupported)
+
+
+def _storages(entries: dict[str, Entry], file: str) -> Iterator[tuple[str, Storage]]:
+    """Yield the storages by their key; each takes the memory of its entry, which is removed."""
+    for name in list(entries):
+        if name.startswith(_DATA):
+            entry, key = entries.pop(name), name.removeprefix(_DATA)
+            yield key, Storage(key, ByteRange(file, entry.start, entry.end), entry.crc)
 
 
 def _stored(storages: Mapping[str, Storage], unsupported: dict[str, None]) -> Persistent:
@@ -133,13 +140,13 @@ def _check_entries(pread: Pread, entries: Mapping[str, Entry]) -> None:
         refuse("is written in another byte order than little-endian", "torch.byte-order")
 
 
-def _from_legacy(pread: Pread, length: int, name: str) -> _Content:
+def _from_legacy(pread: Pread, length: int, name: str) -> tuple[object, _Content]:
     from tieconv.formats.torch import legacy as torch_legacy  # few files are as old
 
     unsupported: dict[str, None] = {}
     value, places = torch_legacy.read(pread, length, PICKLE_LIMIT, unsupported)
     storages = {key: Storage(key, ByteRange(name, *span)) for key, span in places.items()}
-    return _Content(value, storages, unsupported)
+    return value, _Content(storages, unsupported)
 
 
 class _Used:

@@ -16,7 +16,7 @@ from tieconv.errors import UnreadableError
 from tieconv.formats.torch.archive import LOCAL
 from tieconv.formats.torch.archive_directory import CENTRAL, END, END64, LOCATOR64
 from tieconv.formats.torch.globals_ import STORAGE_CLASSES, TORCH_NAMES, WIDTHS
-from tieconv.formats.torch.state import METADATA
+from tieconv.formats.torch.state_dict import METADATA
 from tieconv.text import shown
 
 ALIGNMENT = 64

@@ -9,6 +9,7 @@ from tieconv.architectures.flag_levels import cannot_build, reading_v4
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.relation.proved import Cast
 from tieconv.loaders import classes
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
@@ -210,8 +211,8 @@ def _differs(base: Member, member: Member) -> bool:
     """Whether a member's values are lost where it gets those of ``base``."""
     if member.name == base.name or (facts.same(base) and facts.same(member)):
         return False
-    if member.state is State.CAST:
-        return member.detail.get("exact") == member.name
+    if isinstance(member.relation, Cast):
+        return member.relation.exact == member.name
     return True
 
 

@@ -5,10 +5,27 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from tieconv.architectures.flag_levels import cannot_build
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    RowFigures,
+    Scaled,
+    Transposed,
+    Unread,
+)
 from tieconv.loaders import questions as facts
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
@@ -145,29 +162,31 @@ def _compared(inspection: Inspection, first: Member, second: Member) -> bool:
 def _as_reference(inspection: Inspection, member: Member) -> bool:
     """Whether a stored member equals the group's reference by value, in the type that the model is loaded in."""
     dtype = load_dtype(inspection)
-    match member.state:
-        case State.CANONICAL | State.ALIASED | State.IDENTICAL:
-            return not member.detail.get("nan")
-        case State.CAST if member.detail.get("lossless"):
+    match member.relation:
+        case Canonical() | Aliased() | Identical():
+            return not member.relation.holds_nan
+        case Cast(lossless=True):
             return True
-        case State.CAST if dtype is not None:
-            narrow = inspection.checkpoint.tensors[str(member.detail["narrow"])].dtype
-            return dtype == narrow
-        case State.UNREAD | State.CAST:
+        case Cast(narrow=narrow) if dtype is not None:
+            return dtype == inspection.checkpoint.tensors[narrow].dtype
+        case Unread() | Cast():
             raise _UndecidedError
-    if member.detail.get("sign_of_zero_only"):
-        return True
-    if _may_round_to_equal(inspection, member, dtype):
-        raise _UndecidedError
-    return False
+        case Near(figures=figures) | Different(figures=figures) if figures.sign_of_zero_only:
+            return True
+        case Near(figures=figures):
+            if _may_round_to_equal(inspection, member, figures, dtype):
+                raise _UndecidedError
+            return False
+        case Absent() | Transposed() | Scaled() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample():
+            return False
+        case _:
+            assert_never(member.relation)
 
 
-def _may_round_to_equal(inspection: Inspection, member: Member, dtype: str | None) -> bool:
-    stored = inspection.checkpoint.tensors[member.name].dtype
-    if stored != "F32" or dtype not in _COARSER or member.state is not State.NEAR:
+def _may_round_to_equal(inspection: Inspection, member: Member, figures: RowFigures, dtype: str | None) -> bool:
+    if inspection.checkpoint.tensors[member.name].dtype != "F32" or dtype not in _COARSER:
         return False
-    steps = member.detail.get("max_ulp")
-    return not isinstance(steps, int) or steps < _COARSER[dtype]
+    return figures.max_ulp is None or figures.max_ulp < _COARSER[dtype]
 
 
 def load_dtype(inspection: Inspection) -> str | None:

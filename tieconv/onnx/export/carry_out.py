@@ -24,8 +24,8 @@ from tieconv.execute.staging import Staging
 from tieconv.execute.system_errors import writing
 from tieconv.onnx.export import adapter as export_adapter
 from tieconv.onnx.export.clamp import always_clamped
+from tieconv.onnx.export.companion_files import Files
 from tieconv.onnx.export.document import describe
-from tieconv.onnx.export.files import Files
 from tieconv.onnx.export.sample_inputs import kind_of, sample
 from tieconv.onnx.export.share import share
 from tieconv.onnx.export.ties import join_ties

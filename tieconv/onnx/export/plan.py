@@ -22,7 +22,7 @@ from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.validate import check_model
+from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.text import shown

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 
@@ -12,14 +12,14 @@ from tieconv.reference import Batch, Reference
 from tieconv.text import shown
 
 BATCH, SEQUENCE, PAST, SOURCE = 2, 3, 7, 5
-_OTHER = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
+_MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened_patches", "input_modes")
 
 
 def kind_of(model: Any) -> Kind:
     """What a graph of the model computes. Raises `RefusedError` for a model that takes or gives more than tokens."""
     name = type(model).__name__
     accepts = _accepts(model)
-    input_name = next((name for name in _OTHER if name in accepts), None)
+    input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
     input_name = input_name or (model.main_input_name if model.main_input_name != "input_ids" else None)
     if input_name or model.get_output_embeddings() is None:
         why = f"takes {input_name}" if input_name else "has no head"
@@ -56,8 +56,10 @@ def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
         types = int(getattr(config, "type_vocab_size", 0) or 0) > 1 and "token_type_ids" in _accepts(reference.model)
         kinds = torch.zeros_like(encoder.ids) if types else None
         inputs = reference.inputs(Batch(encoder.ids, encoder.mask, types=kinds, placed=False))
-    else:
+    elif kind is Kind.PLAIN:
         inputs = reference.inputs(encoder)
+    else:
+        assert_never(kind)
     return inputs | ({"use_cache": False} if "use_cache" in _accepts(reference.model) else {})
 
 

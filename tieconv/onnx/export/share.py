@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
+from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
 from tieconv.onnx.write.plan import PlannedGraphs
 from tieconv.onnx.write.read_again import check_written
 from tieconv.onnx.write.session_proof import prove
-from tieconv.onnx.write.store import Store, lay_out
 from tieconv.sources.local.files import locate
 
 

@@ -89,8 +89,3 @@ def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
     for graph in model.graphs():
         for value in graph.initializers.values():
             yield graph, value
-
-
-def is_inline(span: ByteRange) -> bool:
-    """Whether the bytes lie in the graph file itself."""
-    return span.file.startswith(_INLINE)

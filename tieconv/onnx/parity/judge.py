@@ -9,9 +9,9 @@ from typing import Any
 from tieconv.checkpoint.results.parity import Case, Gate, Histogram
 from tieconv.onnx.parity.cells import Cell
 from tieconv.onnx.parity.gates import case_gates, logit_gates
+from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios
 from tieconv.onnx.parity.passes import Work
-from tieconv.onnx.parity.store import LogitStore
 
 
 @dataclass

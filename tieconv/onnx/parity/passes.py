@@ -12,7 +12,7 @@ from tieconv.errors import NotRunError
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
 from tieconv.onnx.parity.graph.forward import GraphModel
-from tieconv.onnx.parity.store import LogitStore
+from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.session.open_ import out_of_memory
 from tieconv.reference import Batch, Reference
 from tieconv.text import shown

@@ -13,11 +13,11 @@ from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.output import Gathered
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.graph.model import GraphFile
-from tieconv.onnx.share.choice import Choice, Read, Setting, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.patterns.head import MICROSOFT, becomes_another_node, folded, rounded
 from tieconv.onnx.share.patterns.interface import Target
 from tieconv.onnx.share.patterns.registry import pattern_of
+from tieconv.onnx.share.surviving_copy import Choice, Read, Setting, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.uses import describe, is_standard, remove_unread
 
 LEFT = "a MatMul with the matrix on its left"

@@ -12,7 +12,7 @@ from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast
-from tieconv.inspection.views import one_way, readable
+from tieconv.inspection.view_reader import one_way, readable
 from tieconv.onnx.graph.initializers import Stored
 
 
@@ -117,7 +117,7 @@ def _casts(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
 def _exact_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> bool:
     reader, (left, right) = readable(reader, (left, right))
     relation = relate_cast(reader, left, right)
-    if relation is None or not relation.detail["lossless"]:
+    if relation is None or not relation.lossless:
         return False
     # A runtime's Cast need not keep the payload of a NaN.
     return not any(is_nan(block, FORMATS[left.dtype]).any() for block, _ in Pair(reader, left, right).pieces())

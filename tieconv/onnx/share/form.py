@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm
 from tieconv.onnx.share.apply import rounding
-from tieconv.onnx.share.choice import Choice, Setting, choose, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.find import Member
+from tieconv.onnx.share.surviving_copy import Choice, Setting, choose, reads_of, target_of, to_rewrite
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.onnx.share.around import around, only_user, scale
-from tieconv.onnx.share.left_out import cast_from, cast_to, made_by, read_by, unchanged
+from tieconv.onnx.share.eliminated_nodes import cast_from, cast_to, made_by, read_by, unchanged
+from tieconv.onnx.share.head_surroundings import around, only_user, scale
 from tieconv.onnx.share.uses import MATRIX, describe, is_standard
 
 _PLAIN = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast")

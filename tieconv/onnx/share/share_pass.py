@@ -14,10 +14,10 @@ from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_O
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.apply import apply
-from tieconv.onnx.share.choice import Choice, Setting, reads_of
 from tieconv.onnx.share.find import Group, Member, find_groups
 from tieconv.onnx.share.form import choose_form
 from tieconv.onnx.share.patterns.interface import Names
+from tieconv.onnx.share.surviving_copy import Choice, Setting, reads_of
 from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local.files import FileSet
 

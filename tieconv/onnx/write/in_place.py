@@ -11,7 +11,7 @@ from tieconv.checkpoint.model_files import ByteRange, FileState, Listing
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.publish import swap
 from tieconv.formats.onnx.model import SUFFIX, data_files
-from tieconv.onnx.write.store import DATA
+from tieconv.onnx.write.data_placement import DATA
 from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
 

@@ -11,10 +11,10 @@ from tieconv.checkpoint.model_files import FileState, Listing
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile
+from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.in_place import data_name, old_data
 from tieconv.onnx.write.read_again import check_still_equal, check_written
 from tieconv.onnx.write.session_proof import prove
-from tieconv.onnx.write.store import Store, lay_out
 from tieconv.onnx.write.target import GraphTarget, check
 from tieconv.onnx.write.write import Progress, write
 from tieconv.planned import Verify

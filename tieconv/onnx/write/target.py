@@ -14,8 +14,8 @@ from tieconv.execute.refusals import check_place
 from tieconv.execute.system_errors import free_bytes, no_space, writing
 from tieconv.execute.target import Target, destination, is_staging
 from tieconv.onnx.graph.model import SUFFIX, graph_names
+from tieconv.onnx.write.data_placement import Store
 from tieconv.onnx.write.in_place import check_removal
-from tieconv.onnx.write.store import Store
 from tieconv.text import shown
 
 

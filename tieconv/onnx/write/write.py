@@ -24,10 +24,10 @@ from tieconv.execute.publish.owned import checked, owning
 from tieconv.execute.refusals import check_place, stale
 from tieconv.execute.staging import Staging
 from tieconv.execute.system_errors import writing
+from tieconv.onnx.write.data_placement import DataFile, Source, Store
 from tieconv.onnx.write.in_place import publish
-from tieconv.onnx.write.store import DataFile, Source, Store
 from tieconv.onnx.write.target import GraphTarget, check, check_beside
-from tieconv.onnx.write.transpose import first_not_turned, write_turned
+from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
 from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 

@@ -112,7 +112,7 @@ def shared_groups(inspection: Inspection) -> tuple[SharedGroup, ...]:
 
 def _tied(inspection: Inspection, tie: Tie) -> SharedGroup | None:
     """The equal members of one tie group; ``None`` where there is but one."""
-    equal = [member for member in tie.stored_members if member.state in _EQUAL and not member.detail.get("empty")]
+    equal = [member for member in tie.stored_members if member.state in _EQUAL and not member.relation.is_empty]
     reference = next((member for member in tie.members if member.state is State.CANONICAL), None)
     if not equal or reference is None:
         return None

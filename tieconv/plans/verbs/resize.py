@@ -13,7 +13,7 @@ from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.checkpoint.operation import SetConfig
 from tieconv.checkpoint.output import OutputText
 from tieconv.checkpoint.plan import Plan, Promises
-from tieconv.formats.json.edit import set_value
+from tieconv.formats.json.edit import set_values
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
@@ -156,7 +156,5 @@ def _config(
     document = inspection.checkpoint.config
     assert document is not None  # guarded
     changes = tuple(SetConfig(path, rows, size, True) for path, size in sizes.items() if size != rows)
-    text = document.text
-    for change in changes:
-        text = set_value(text, change.path.split("."), rows)
+    text = set_values(document.text, [(change.path.split("."), rows) for change in changes])
     return (OutputText(document.name, text), changes) if changes else None

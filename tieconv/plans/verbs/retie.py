@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NoReturn
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import NormFold, Plan, Promises, TiePromise
+from tieconv.checkpoint.relation.proved import Scaled
+from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.errors import RefusedError
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import build
+from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import again, guard, guard_class, refuse
+from tieconv.plans.guards import again, guard, guard_class, guard_layout, guard_lone_config, refuse
 from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_missing
 from tieconv.plans.verbs import average, folding
 from tieconv.text import shown
@@ -44,7 +49,7 @@ def plan_retie(
     """
     guard(inspection, "retie")
     edits = Edits(inspection.checkpoint)
-    exponent = tied_exponent(inspection)
+    exponent = _tied_exponent(inspection)
     notes = [*told_missing(inspection), *biases.found_half(inspection)]
     ties = tuple(tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING)
     for tie in ties:
@@ -56,14 +61,33 @@ def plan_retie(
     return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
 
 
-def tied_exponent(inspection: Inspection) -> int:
+def forecast_retie(inspection: Inspection) -> RetieForecast:
+    """Return what a re-tie does besides that both ends read one table; headers are enough."""
+    exponent, refused, before = 0, "", ""
+    try:
+        exponent = _tied_exponent(inspection)
+    except RefusedError as error:
+        refused = error.reason
+    try:
+        guard_layout(inspection)
+        guard_lone_config(inspection, bool(set_flag(inspection, True)[1]))
+    except RefusedError as error:
+        before = f"{error.hint}: {error.reason}"
+    return RetieForecast(_sets_flag(inspection), exponent, refused, before)
+
+
+def _sets_flag(inspection: Inspection) -> bool:
+    """Whether some loader takes the two tables for two, so that a re-tie sets the flag."""
+    return not inspection.config.effective or reads_false(inspection)
+
+
+def _tied_exponent(inspection: Inspection) -> int:
     """The power of two by which the logits are multiplied once the flag is true: 0 for most classes. Headers tell.
 
     Raises `RefusedError` where no re-tie goes ahead, whatever the tensors hold.
     """
     guard_class(inspection, "retie")
-    flips = not inspection.config.effective or reads_false(inspection)
-    exponent = scaling_exponent(inspection, "retie") if flips else 0
+    exponent = scaling_exponent(inspection, "retie") if _sets_flag(inspection) else 0
     if not inspection.config.effective:
         guard_flip(inspection, "retie")
     return exponent
@@ -97,7 +121,7 @@ def _merge(
     for member in stored:
         if member.name in (kept, source):
             continue
-        if member in odd or member is reference or member.detail.get("empty"):
+        if member in odd or member is reference or member.relation.is_empty:
             edits.drop(member.name, _because(member, kept))
         else:
             times = exponent if member.state is State.SCALED else 0
@@ -111,14 +135,14 @@ def _merge(
 
 
 def _because(member: Member, kept: str) -> str:
-    if member.detail.get("empty"):
+    if member.relation.is_empty:
         return "it is empty"
     if member.state is State.ALIASED:
         return f"another name of the bytes of {kept}"
     if member.state is State.IDENTICAL:
         return f"equal to {kept}, byte for byte"
-    if member.state is State.SCALED:
-        return f"{kept} times {member.detail.get('factor')}, which the tied forward pass applies itself"
+    if isinstance(member.relation, Scaled):
+        return f"{kept} times {member.relation.factor}, which the tied forward pass applies itself"
     return f"replaced by {kept}"
 
 
@@ -127,14 +151,14 @@ def _fits(member: Member, reference: Member, exponent: int, inspection: Inspecti
 
     A multiple of another type is a rounded one: the table itself would be read in its place.
     """
-    if member.detail.get("empty"):
+    if member.relation.is_empty:
         return True
     is_head = member.name == (inspection.head.output_head and inspection.head.output_head.name)
     if not exponent or not is_head:
         return member.state in EQUAL
-    tensors, factor = inspection.checkpoint.tensors, member.detail.get("factor")
-    exact = member.detail.get("exact") is True and tensors[member.name].dtype == tensors[reference.name].dtype
-    return member.state is State.SCALED and exact and factor == 2.0**exponent
+    tensors, relation = inspection.checkpoint.tensors, member.relation
+    alike = tensors[member.name].dtype == tensors[reference.name].dtype
+    return isinstance(relation, Scaled) and relation.exact and alike and relation.factor == 2.0**exponent
 
 
 def _settle(
@@ -171,7 +195,7 @@ def _guard_forced(inspection: Inspection, tie: Tie, reference: Member, odd: list
         )
 
 
-def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> None:
+def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member: Member, exponent: int) -> NoReturn:
     sentence = f"{shown(member.name)} is not {shown(reference.name)} byte for byte: {is_apart(member)}"
     if exponent and member.state in EQUAL:
         sentence = (
@@ -180,7 +204,7 @@ def _refuse_unequal(inspection: Inspection, tie: Tie, reference: Member, member:
         )
     if tie.role is not Role.WORD_EMBEDDING:
         refuse(sentence, f"compare the two copies: {again(inspection, 'inspect', '--json')}", "retie.not-equal")
-    if "shape" in member.detail:
+    if member.relation.shape_differs:
         refuse(sentence, "a tied matrix has one shape: pad or trim the vocabulary first", "retie.row-mismatch")
     apart = "they are apart and may stay so"  # with the flag false, untie would change nothing
     hint = f"leave them apart with: {again(inspection, 'untie')}" if inspection.config.effective else apart

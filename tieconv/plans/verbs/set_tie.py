@@ -158,7 +158,7 @@ def _is_missing(inspection: Inspection, tie: Tie, member: Member) -> bool:
     bias = inspection.head.output_bias
     if tie.role is Role.OUTPUT_BIAS and bias is not None and bias.state is BiasState.ZERO:
         return False
-    empty = bool(member.detail.get("empty"))
+    empty = member.relation.is_empty
     return (not member.stored or empty) and quantised_twin(member.name, inspection.checkpoint.tensors) is None
 
 
@@ -183,7 +183,7 @@ def _auto(inspection: Inspection) -> bool:
     if not tie.canonical_stored:
         _open(inspection, f"{shown(tie.canonical)} is absent and another name of its group is stored")
     others = [member for member in _decided(inspection, tie) if member.name != tie.canonical]
-    if all(member.state in ALIKE or member.detail.get("empty") for member in others):
+    if all(member.state in ALIKE or member.relation.is_empty for member in others):
         return True
     unclear = [member for member in others if not _plainly_apart(member)]
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
@@ -194,8 +194,8 @@ def _auto(inspection: Inspection) -> bool:
 
 
 def _plainly_apart(member: Member) -> bool:
-    misshapen = "shape" in member.detail or member.detail.get("empty")
-    return member.state in _PLAINLY_APART and not misshapen and not member.detail.get("sign_of_zero_only")
+    misshapen = member.relation.shape_differs or member.relation.is_empty
+    return member.state in _PLAINLY_APART and not misshapen and not member.relation.sign_of_zero_only
 
 
 def _open(inspection: Inspection, why: str) -> NoReturn:

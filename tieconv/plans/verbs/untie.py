@@ -57,7 +57,7 @@ def _separate(edits: Edits, inspection: Inspection, tie: Tie, exponent: int) -> 
     notes: list[str] = []
     for member in tie.members:
         is_head = head is not None and member.name == head.name
-        empty = bool(member.detail.get("empty"))
+        empty = member.relation.is_empty
         if member.state not in ALIKE and not empty:
             notes += _already_apart(inspection, tie, member)
         origin = _origin(inspection, tie, member, source)
@@ -113,7 +113,7 @@ def _guard_rows(inspection: Inspection, member: Member, source: TensorRecord) ->
 
 
 def _already_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
-    if member.state is State.TRANSPOSED or "shape" in member.detail:
+    if member.state is State.TRANSPOSED or member.relation.shape_differs:
         refuse(
             f"{shown(member.name)} cannot be loaded as it is stored: {is_apart(member)}",
             "write it in the shape of the embedding first",

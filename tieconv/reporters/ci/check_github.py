@@ -14,7 +14,7 @@ from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.ci.check_paths import path_of, relative
 from tieconv.text import count
 
-_KEPT = 10
+_ANNOTATIONS = 10
 _LOGGED = 150
 _TITLE = 255
 _COMMANDS = {Level.ERROR: "error", Level.WARNING: "warning", Level.NOTE: "notice"}
@@ -30,7 +30,7 @@ def render(report: CheckReport) -> str:
     left: list[_Entry] = []
     for level in Level:
         same = [entry for entry in entries if entry[0] is level]
-        annotated = same if len(same) <= _KEPT else same[: _KEPT - 1]
+        annotated = same if len(same) <= _ANNOTATIONS else same[: _ANNOTATIONS - 1]
         lines += map(_annotation, annotated)
         left += same[len(annotated) :]
         if len(annotated) < len(same):

@@ -11,7 +11,7 @@ Paint = Callable[[str, str], str]
 
 _ROOM = 24
 """The fewest columns that a text is broken into beside what leads it; with fewer it goes below."""
-_STYLE = re.compile(r"\x1b\[[0-9;]*m")
+_STYLE = r"\x1b\[[0-9;]*m"
 
 
 def plain(text: str, style: str) -> str:
@@ -66,4 +66,4 @@ def _filled(text: str, room: int) -> list[str]:
 
 def _seen(text: str) -> int:
     """The columns that a text takes, its colours not counted."""
-    return len(_STYLE.sub("", text))
+    return len(re.sub(_STYLE, "", text) if "\x1b" in text else text)

@@ -3,9 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import assert_never
 
 from tieconv.checkpoint.phrases import measured
-from tieconv.checkpoint.results.comparison import Comparison, ConfigDifference, Contrast, TensorDifference, Weight
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
+from tieconv.checkpoint.relation.proved import (
+    Cast,
+    Different,
+    Empty,
+    Identical,
+    Near,
+    OtherBytes,
+    OtherSample,
+    OtherShape,
+    Relation,
+    Scaled,
+    Transposed,
+    Unread,
+)
+from tieconv.checkpoint.results.comparison import (
+    Comparison,
+    ConfigDifference,
+    Contrast,
+    ForwardScale,
+    OnlyHere,
+    Shapes,
+    TensorDifference,
+    Values,
+    Weight,
+)
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -52,18 +78,33 @@ def _tensor(difference: TensorDifference) -> tuple[str, ...]:
 
 
 def _contrast(difference: TensorDifference) -> str:
-    detail = difference.detail
-    only = f"{detail.get('shape')} {shown(detail.get('dtype'))}"
-    scaled = shown(detail["reason"]) if "reason" in detail else f"B is {detail.get('factor')} times A"
-    known = {
-        Contrast.ONLY_A: f"only in A: {only}",
-        Contrast.ONLY_B: f"only in B: {only}",
-        Contrast.SHAPE: f"shape {detail.get('a')} against {detail.get('b')}",
-        Contrast.TRANSPOSED: "transposed",
-        Contrast.CAST: f"equal after a cast, {detail.get('exact')} holds the full precision",
-        Contrast.SCALED: scaled,
-    }
-    return known.get(difference.contrast) or f"{difference.contrast}: {measured(detail)}"
+    match difference.evidence:
+        case OnlyHere(shape=shape, dtype=dtype):
+            return f"only in {'A' if difference.contrast is Contrast.ONLY_A else 'B'}: {list(shape)} {shown(dtype)}"
+        case Shapes(a=a, b=b):
+            return f"shape {list(a)} against {list(b)}"
+        case ForwardScale(reason=reason):
+            return shown(reason)
+        case Values(relation=relation):
+            return _relation(difference.contrast, relation)
+        case _:
+            assert_never(difference.evidence)
+
+
+def _relation(contrast: Contrast, relation: Relation) -> str:
+    match relation:
+        case Transposed():
+            return "transposed"
+        case Cast(exact=exact):
+            return f"equal after a cast, {exact} holds the full precision"
+        case Scaled(factor=factor):
+            return f"B is {factor} times A"
+        case Near() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample() | Unread():
+            return f"{contrast}: {measured(relation)}"
+        case Canonical() | Absent() | Aliased() | Identical():
+            return str(contrast)
+        case _:
+            assert_never(relation)
 
 
 def _config(difference: ConfigDifference) -> tuple[str, ...]:

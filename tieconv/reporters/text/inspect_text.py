@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge, Role
-from tieconv.checkpoint.finding import Finding
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.phrases import difference, measured
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
 from tieconv.text import count, listed, shown, size
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.finding import Finding
 
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 _SHOWN_TIES = 8
@@ -150,33 +152,12 @@ def _member(tie: Tie, member: Member) -> str:
     elif member.state is State.CANONICAL and member.name != tie.canonical:
         text = "stored in place of the canonical name" if tie.declared else "stored, the others are compared with it"
     elif member.state is not State.CANONICAL:
-        text = ": ".join(part for part in (text, figures(member)) if part)
+        from tieconv.checkpoint.phrases import figures  # a tied model compares nothing
+
+        text = ": ".join(part for part in (text, figures(member.relation)) if part)
     if member.loads_as:
         text += f" (loads as {shown(member.loads_as)})"
     return text
-
-
-def figures(member: Member) -> str:
-    """What was proved about a member that is not the canonical one, as a phrase."""
-    detail = member.detail
-    match member.state:
-        case State.UNREAD:
-            return shown(detail.get("reason", ""))
-        case State.IDENTICAL if detail.get("by"):
-            return "the files have one hash"
-        case State.IDENTICAL:
-            return "every byte compared" + (", holds NaN" if detail.get("nan") else "")
-        case State.TRANSPOSED:
-            return "every element compared"
-        case State.CAST:
-            side = f"{shown(detail.get('exact'))} holds the full precision"
-            return f"lossless, {side}" if detail.get("lossless") else side
-        case State.SCALED:
-            exact = "exactly" if detail.get("exact") else f"within {detail.get('max_ulp')} ulp"
-            return f"{exact} {detail.get('factor')} times the canonical tensor"
-        case State.NEAR | State.DISTINCT:
-            return difference(member) if "shape" in detail else measured(detail)
-    return ""
 
 
 def _duplicates(inspection: Inspection, width: int | None) -> list[str]:

@@ -10,7 +10,7 @@ from tieconv.checkpoint.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.hub.client import Client
-from tieconv.sources.hub.names import RepoPath, is_inside
+from tieconv.sources.hub.repo_path import RepoPath, is_inside
 from tieconv.sources.local.files import MAX_FILES
 from tieconv.text import shown
 

@@ -10,7 +10,7 @@ from tieconv.checkpoint.model_files import Listing
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.install import install_command
 from tieconv.sources import is_hub
-from tieconv.sources.hub.names import RepoPath, parse
+from tieconv.sources.hub.repo_path import RepoPath, parse
 from tieconv.text import path_word, shell_word, shown
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tieconv.checkpoint.git_files import LARGEST, check_git_file
 from tieconv.checkpoint.model_files import ByteRange, FileState, Listing, WeightFile
@@ -222,17 +222,17 @@ def _check_regular(path: str, root: str) -> None:
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """What the system says of a name that nothing has or can have."""
 _WANTED = "give a model directory, a weight file or an index"
-_PAGE = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?")
+_PAGE = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?"
 
 
-_REPOSITORY = re.compile(r"(?!\.)[\w.-]+/(?!\.)[\w.-]+", re.ASCII)
+_REPOSITORY = r"(?a:(?!\.)[\w.-]+/(?!\.)[\w.-]+)"
 _FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
 
 
 def _hint_for_missing(source: str) -> str:
-    if page := _PAGE.fullmatch(source):
+    if page := re.fullmatch(_PAGE, source):
         return f"for the model on the Hub write hf://{shown(page[1])}"
-    if _REPOSITORY.fullmatch(source) and not source.endswith(_FILES):
+    if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
         return f"for the model on the Hub write hf://{shown(source)}"
     return _WANTED
 
@@ -274,7 +274,7 @@ def _check_extent(root: str, directory: str, files: int) -> None:
     )
 
 
-def _raise_unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> NoReturn:
     raise _unreadable(str(error.filename), error)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from tieconv.formats.torch.pickle.state import HINT, Machine, Opcodes, refuse_opcode
+from tieconv.formats.torch.pickle.machine_state import HINT, Machine, Opcodes, refuse_opcode
 from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs, describe, refuse
 from tieconv.text import shown
 
@@ -46,7 +46,7 @@ def _refuse_global(module: str, name: str) -> NoReturn:
     refuse(f"asks to import {global_name}: refused; nothing was run", "pickle.global", HINT)
 
 
-def _instance(machine: Machine) -> None:
+def _instance(machine: Machine) -> NoReturn:
     """INST imports and calls: a name that is not allowed is said first."""
     class_ = _find(machine, *_named(machine))
     refuse(f"makes an instance of {describe(class_)} by an opcode that is not read", "pickle.opcode", HINT)

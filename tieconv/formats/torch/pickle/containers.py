@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tieconv.formats.torch.pickle.state import MAX_MARKS, SHORTCUT, Machine, Opcodes, underflow
+from tieconv.formats.torch.pickle.machine_state import MAX_MARKS, SHORTCUT, Machine, Opcodes, underflow
 from tieconv.formats.torch.pickle.values import Global, Instance, Opaque, Pairs, Shortcut, describe, refuse
 
 _SET = Opaque("a set")

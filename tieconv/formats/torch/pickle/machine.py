@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from tieconv.formats.torch.pickle.calls import CALLS
 from tieconv.formats.torch.pickle.containers import CONTAINERS
+from tieconv.formats.torch.pickle.machine_state import Handlers, Inside, Machine, noting
 from tieconv.formats.torch.pickle.memo import MEMO
-from tieconv.formats.torch.pickle.names import opcode_name
+from tieconv.formats.torch.pickle.opcode_names import opcode_name
 from tieconv.formats.torch.pickle.plain import PLAIN
-from tieconv.formats.torch.pickle.state import Handlers, Inside, Machine, noting
 from tieconv.formats.torch.pickle.values import Globals, Persistent
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 
-from tieconv.formats.torch.pickle.state import PROTOCOLS, Machine, Opcodes
+from tieconv.formats.torch.pickle.machine_state import PROTOCOLS, Machine, Opcodes
 from tieconv.formats.torch.pickle.values import refuse
 
 _U32 = struct.Struct("<I").unpack_from

@@ -6,7 +6,7 @@ import re
 import struct
 from collections.abc import Callable
 
-from tieconv.formats.torch.pickle.state import MAX_INTEGER, Machine, Opcodes
+from tieconv.formats.torch.pickle.machine_state import MAX_INTEGER, Machine, Opcodes
 from tieconv.formats.torch.pickle.values import refuse
 
 _U32 = struct.Struct("<I").unpack_from

@@ -15,10 +15,10 @@ import torch
 
 from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
 from tieconv.checkpoint.results.parity import Identity, Lost
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Initializer
-from tieconv.onnx.parity.weights.blocks import Rows, Tensor, Weight, find_blocks
 from tieconv.onnx.parity.weights.folds import Fold
+from tieconv.onnx.parity.weights.packed_weights import Rows, Tensor, Weight, find_blocks
 
 REQUIRED = 4096
 """Elements from which a vector must be found; every matrix must be."""

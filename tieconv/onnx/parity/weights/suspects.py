@@ -15,7 +15,7 @@ from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.weights.folds import factors
 from tieconv.text import shown
 
-_NEAR = 5e-3
+_TOLERANCE = 5e-3
 """Share of a factor up to which a constant is taken for it: 5.66 is 6e-4 from √32, 55.5 is 1e-3 from √3072."""
 _SAME = 1e-2
 """Share of an epsilon up to which two are one, rounded to 16 bits or not; faults are off by a factor."""
@@ -36,7 +36,7 @@ def suspects(graph: Graph, config: Any, epsilons: Collection[float], precision: 
     rounding = float(torch.finfo(getattr(torch, precision)).eps)
     for name, value in ((name, value) for name, values in scalars.items() for value in sorted(values)):
         for factor in sorted(set(factors(config))):
-            if isclose(value, factor, rel_tol=_NEAR) and not isclose(value, factor, rel_tol=rounding):
+            if isclose(value, factor, rel_tol=_TOLERANCE) and not isclose(value, factor, rel_tol=rounding):
                 yield f"the constant {shown(name)} is {value:.6g}, near the config's factor {factor:.6g}"
 
 

@@ -6,7 +6,7 @@ import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.onnx.graph.model import sides
-from tieconv.onnx.share.around import Around, around
+from tieconv.onnx.share.head_surroundings import Around, around
 from tieconv.onnx.share.patterns.interface import Names, Target, constant, dtype_of, replace
 from tieconv.onnx.share.rounding import beside
 from tieconv.onnx.share.uses import MATRIX, Use, drop, drop_unread, is_standard

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from tieconv.onnx.share.patterns.any_node import AnyNode
 from tieconv.onnx.share.patterns.gather import Lookup
 from tieconv.onnx.share.patterns.gemm import Switched
 from tieconv.onnx.share.patterns.head import MatMulHead
 from tieconv.onnx.share.patterns.interface import Pattern
-from tieconv.onnx.share.patterns.other import Other
 from tieconv.onnx.share.uses import Use
 
-PATTERNS: tuple[Pattern, ...] = (Lookup(), MatMulHead(), Switched(), Other())
+PATTERNS: tuple[Pattern, ...] = (Lookup(), MatMulHead(), Switched(), AnyNode())
 
 
 def pattern_of(use: Use) -> Pattern:

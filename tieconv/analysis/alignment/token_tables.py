@@ -19,6 +19,8 @@ BLOCK = 8 << 20
 """Bytes of float32 rows in memory at a time, of each table."""
 
 _LONGEST = 1e30
+FEWEST = 3
+"""Tokens with a direction below which nothing is aligned or drawn."""
 """The square of the longest row: sums of products of longer ones leave the range of float32."""
 
 
@@ -82,14 +84,24 @@ def join(tables: Sequence[Table]) -> Joined:
     tables only and the numbers of rows differ, and where fewer than three tokens are common.
     """
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
-    joined = Joined(tuple(tables), numbers, by, 0)
-    usable = np.flatnonzero(_directed(joined))
-    if len(usable) < 3:
+    joined = _with_direction(Joined(tuple(tables), numbers, by, 0))
+    if joined.count < FEWEST:
         raise RefusedError(
-            f"{_names(tables)} have {len(usable)} tokens in common that have a direction: too few to align",
+            f"{_names(tables)} have {joined.count} tokens in common that have a direction: too few to align",
             "compare models whose tokenizers share tokens, and give each its tokenizer.json",
         )
-    return Joined(joined.tables, tuple(rows[usable] for rows in numbers), by, joined.count - len(usable))
+    return joined
+
+
+def directed_rows(table: Table) -> Joined:
+    """Return the rows of one table that have a direction, by row number."""
+    alone = Table(table.name, table.rows, table.width, table.read)
+    return _with_direction(Joined((alone,), (np.arange(table.rows),), "row number", 0))
+
+
+def _with_direction(joined: Joined) -> Joined:
+    usable = np.flatnonzero(_directed(joined))
+    return Joined(joined.tables, tuple(rows[usable] for rows in joined.numbers), joined.by, joined.count - len(usable))
 
 
 def _names(tables: Sequence[Table]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tieconv.demo.corpus import Array, grammar, sample
-from tieconv.demo.settings import BATCH, CONTEXT, HELD_OUT, WORDS
+from tieconv.demo.toy_settings import BATCH, CONTEXT, HELD_OUT, WORDS
 
 _STREAMS = 256
 

@@ -6,7 +6,7 @@ from tieconv.onnx.share.patterns.interface import Target, dtype_of
 from tieconv.onnx.share.uses import Use, describe
 
 
-class Other:
+class AnyNode:
     """A node that nothing is known of."""
 
     def claims(self, use: Use) -> bool:

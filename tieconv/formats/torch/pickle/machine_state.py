@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from tieconv.formats.torch.pickle.names import opcode_name
+from tieconv.formats.torch.pickle.opcode_names import opcode_name
 from tieconv.formats.torch.pickle.values import INNER, Globals, Persistent, refuse
 
 MAX_STACK = 1 << 17

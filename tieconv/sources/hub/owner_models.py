@@ -8,7 +8,7 @@ from itertools import islice
 
 from tieconv.errors import UnreadableError
 from tieconv.sources import PREFIX
-from tieconv.sources.hub.names import parse_pattern
+from tieconv.sources.hub.repo_path import parse_pattern
 from tieconv.sources.hub.source import require
 from tieconv.text import shown
 

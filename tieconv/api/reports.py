@@ -1,4 +1,4 @@
-"""Where a report may be written."""
+"""Where a report may be written, and writing it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Iterable
 
 from tieconv.errors import DestinationError
 from tieconv.gate.examine import place_of
+from tieconv.sources.texts import write_text
 from tieconv.text import shown
 
 
-def guard_output(path: str, models: Iterable[str]) -> None:
-    """A report never replaces a file of a model. Raises `DestinationError`."""
+def guard_report(path: str, models: Iterable[str]) -> None:
+    """Raise `DestinationError` where a report would replace a file of a model."""
     resolved = place_of(path)
     for model in models:
         root = place_of(model)
@@ -19,3 +20,8 @@ def guard_output(path: str, models: Iterable[str]) -> None:
             raise DestinationError(
                 f"{shown(path)} is a file of the model {shown(model)}", "write it somewhere else", "out.in-model"
             )
+
+
+def write_report(path: str, text: str) -> None:
+    """Write a report to ``path``. Raises `TieconvError` where that fails."""
+    write_text(path, text)

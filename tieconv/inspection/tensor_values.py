@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
 from tieconv.inspection.blocks import stream
-from tieconv.inspection.views import readable
+from tieconv.inspection.view_reader import readable
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tieconv.onnx.share.around import only_user
+from tieconv.onnx.share.head_surroundings import only_user
 from tieconv.onnx.share.uses import integer, is_standard
 
 

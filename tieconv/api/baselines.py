@@ -1,0 +1,32 @@
+"""The baseline: findings that are known and do not count."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tieconv.errors import SettingsError
+from tieconv.gate.assemble import load_baseline
+from tieconv.sources.texts import write_text
+from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
+    from tieconv.gate.policy import Policy
+
+
+def write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
+    """Write what the gate reports to the baseline at ``path`` and return how many findings it then holds.
+
+    Raises `SettingsError` where a model could not be read.
+    """
+    failed = next((model for model in report.models if model.failure is not None), None)
+    if failed is not None and failed.failure is not None:
+        raise SettingsError(
+            f"{shown(path)} was not written: {failed.failure.message}",
+            "a baseline needs every model: leave this one out, or mend it",
+            "baseline.unreadable-model",
+        )
+    old = load_baseline(path) if os.path.lexists(path) and os.path.getsize(path) else None
+    write_text(path, policy.debt(models, path, old))
+    return len(load_baseline(path).entries)

@@ -1,0 +1,28 @@
+"""The rules: all of them, some of them, one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tieconv.gate import known
+from tieconv.gate.rule_selection import ALL, Selection, selectors
+
+if TYPE_CHECKING:
+    from tieconv.checks.interface import Rule
+
+
+def rules() -> tuple[Rule, ...]:
+    """Return every rule, in the order of the documentation."""
+    return known.rules()
+
+
+def find_rule(word: str) -> Rule:
+    """Return the rule with this code or name. Raises `SettingsError` with those that look like it."""
+    return known.find_rule(word)
+
+
+def select_rules(words: Sequence[str], select: Sequence[str] = ()) -> tuple[Rule, ...]:
+    """Return the rules that codes or their beginnings select; all where there are none. Raises `SettingsError`."""
+    selection = Selection((*selectors(words, "RULES"), *selectors(select, "--select")) or (ALL,))
+    return tuple(rule for rule in rules() if selection.runs(rule.code))

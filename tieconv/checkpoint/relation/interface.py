@@ -1,0 +1,78 @@
+"""States of a name in a tied group, what every state answers, and the states that carry no figures.
+
+A tied model needs no more than these. The states that a comparison proves are in `proved`, loaded where one is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from enum import StrEnum
+from typing import ClassVar
+
+from tieconv.checkpoint.json_values import plain
+from tieconv.checkpoint.value_type import record
+
+
+class State(StrEnum):
+    """How a tied name's tensor relates to the canonical one."""
+
+    CANONICAL = "canonical"
+    ABSENT = "absent"
+    ALIASED = "aliased"
+    IDENTICAL = "identical"
+    TRANSPOSED = "transposed"
+    CAST = "cast"
+    SCALED = "scaled"
+    NEAR = "near"
+    DISTINCT = "distinct"
+    UNREAD = "unread"
+
+
+@record
+class Evidence:
+    """The base of all states. A state without figures inherits its methods and has no fields."""
+
+    state: ClassVar[State]
+    is_empty: ClassVar[bool] = False  # the tensor has no element, and the canonical one has some
+    shape_differs: ClassVar[bool] = False  # and it is not the canonical tensor transposed
+
+    @property
+    def holds_nan(self) -> bool:
+        """Whether equal values include a NaN, which compares unequal to itself."""
+        return False
+
+    @property
+    def sign_of_zero_only(self) -> bool:
+        """Whether +0 facing -0 is all the difference there is."""
+        return False
+
+    @property
+    def repeats_bytes(self) -> bool:
+        """Whether the tensor's bytes need not be stored beside the canonical tensor's."""
+        return False
+
+    def to_dict(self) -> dict[str, object]:
+        """What stands under ``detail``: each field but those that have their default."""
+        values = ((entry, getattr(self, entry.name)) for entry in fields(self))
+        return {entry.name: plain(value) for entry, value in values if value != entry.default}
+
+
+class Canonical(Evidence):
+    """The stored tensor with which the other names are compared."""
+
+    __slots__ = ()
+    state = State.CANONICAL
+
+
+class Absent(Evidence):
+    """Nothing is stored under the name."""
+
+    __slots__ = ()
+    state = State.ABSENT
+
+
+class Aliased(Evidence):
+    """Another name of the canonical tensor's own bytes."""
+
+    __slots__ = ()
+    state = State.ALIASED

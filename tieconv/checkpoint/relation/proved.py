@@ -1,0 +1,220 @@
+"""States that comparing two tensors proves, with their figures. A field at its default is not printed.
+
+``transposed`` says of a head of an ONNX graph that it was compared the other way round than it is stored.
+"""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.json_values import plain
+from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical, Evidence, State
+from tieconv.checkpoint.value_type import record
+
+Ranges = tuple[tuple[int, int], ...]
+"""Half-open ranges, in ascending order: (first, last + 1)."""
+
+
+@record
+class Identical(Evidence):
+    """The same type, shape and bytes; ``by`` says what proved it where no byte was compared."""
+
+    state = State.IDENTICAL
+
+    by: str = ""
+    nan: bool = False
+
+    @property
+    def holds_nan(self) -> bool:
+        return self.nan
+
+    @property
+    def repeats_bytes(self) -> bool:
+        return True
+
+
+@record
+class Transposed(Evidence):
+    """The canonical tensor with its two sides exchanged; a ``view`` is one of the canonical tensor's own bytes."""
+
+    state = State.TRANSPOSED
+
+    view: bool = False
+    transposed: bool = False
+    nan: bool = False
+
+    @property
+    def holds_nan(self) -> bool:
+        return self.nan
+
+    @property
+    def repeats_bytes(self) -> bool:
+        return not self.view
+
+
+@record
+class Cast(Evidence):
+    """One tensor is the other one rounded to a narrower type.
+
+    ``exact`` is the name of the one that holds everything, ``narrow`` of the rounded one; ``lossless`` says whether
+    widening the latter gives back the former.
+    """
+
+    state = State.CAST
+
+    exact: str
+    narrow: str
+    lossless: bool
+    transposed: bool = False
+    nan: bool = False
+
+    @property
+    def holds_nan(self) -> bool:
+        return self.nan
+
+
+@record
+class Scaled(Evidence):
+    """The tensor is the canonical one times ``factor``, to within ``max_ulp`` representable values of its type.
+
+    ``exact`` says whether the canonical tensor alone gives it back; ``rounded`` is the name of the one that was
+    computed from the other.
+    """
+
+    state = State.SCALED
+
+    factor: float
+    exact: bool
+    power_of_two: bool
+    max_ulp: int
+    rounded: str
+    transposed: bool = False
+
+
+@record
+class RowFigures:
+    """By how much two float tensors of one shape differ, row by row of the first dimension.
+
+    ``max_ulp`` is in representable values of their type, ``max_abs`` in the tensors' own unit, ``relative_rms`` =
+    rms(difference) / rms(canonical). ``None`` where a figure is undefined or not finite. ``row_ranges`` lists the first
+    ranges of differing rows.
+    """
+
+    rows_differing: int
+    rows: int
+    row_ranges: Ranges
+    rows_listed_completely: bool
+    max_ulp: int | None
+    max_abs: float | None
+    relative_rms: float | None
+    sign_of_zero_only: bool
+    nan_rows: int
+
+    def to_dict(self) -> dict[str, object]:
+        """The figures, as they stand among a state's own."""
+        return {name: plain(getattr(self, name)) for name in self.__dataclass_fields__}
+
+
+@record
+class Near(Evidence):
+    """Few rows differ, or all differ by little."""
+
+    state = State.NEAR
+
+    figures: RowFigures
+    transposed: bool = False
+
+    @property
+    def sign_of_zero_only(self) -> bool:
+        return self.figures.sign_of_zero_only
+
+    def to_dict(self) -> dict[str, object]:
+        return {**self.figures.to_dict(), **({"transposed": True} if self.transposed else {})}
+
+
+@record
+class Different(Evidence):
+    """Float tensors of one shape with other values; ``cosine`` of the angle between them, ``None`` if undefined."""
+
+    state = State.DISTINCT
+
+    figures: RowFigures
+    cosine: float | None
+    transposed: bool = False
+
+    @property
+    def sign_of_zero_only(self) -> bool:
+        return self.figures.sign_of_zero_only
+
+    def to_dict(self) -> dict[str, object]:
+        figures = {**self.figures.to_dict(), "cosine": plain(self.cosine)}
+        return {**figures, **({"transposed": True} if self.transposed else {})}
+
+
+@record
+class Empty(Evidence):
+    """A tensor without an element, beside a canonical one that has some."""
+
+    state = State.DISTINCT
+    is_empty = True
+
+    transposed: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        return {"empty": True, **({"transposed": True} if self.transposed else {})}
+
+
+@record
+class OtherShape(Evidence):
+    """A tensor of another shape.
+
+    Where both are stacks of rows of one type, ``rows_equal`` counts the first rows that are equal and ``extra_rows``
+    those that it has more (or, negative, fewer) than the canonical one.
+    """
+
+    state = State.DISTINCT
+    shape_differs = True
+
+    shape: tuple[int, ...]
+    canonical_shape: tuple[int, ...]
+    rows_equal: int | None = None
+    extra_rows: int | None = None
+    transposed: bool = False
+
+
+@record
+class OtherBytes(Evidence):
+    """Bytes that differ and from which no number may be computed, because of ``reason``."""
+
+    state = State.DISTINCT
+
+    reason: str
+    transposed: bool = False
+
+
+@record
+class OtherSample(Evidence):
+    """A sample of the bytes differs: ``ranges_differing`` are ranges of bytes of the tensor."""
+
+    state = State.DISTINCT
+
+    ranges_differing: Ranges
+
+    def to_dict(self) -> dict[str, object]:
+        return {"sampled": True, "ranges_differing": plain(self.ranges_differing)}
+
+
+@record
+class Unread(Evidence):
+    """Nothing is proved, because of ``reason``; ``sampled`` where ``ranges_equal`` (of bytes) were compared."""
+
+    state = State.UNREAD
+
+    sampled: bool = False
+    ranges_equal: Ranges = ()
+    transposed: bool = False
+    reason: str = ""
+
+
+Compared = (
+    Aliased | Identical | Transposed | Cast | Scaled | Near | Different | Empty | OtherShape | OtherBytes
+)  # what comparing every byte proves
+Relation = Canonical | Absent | Compared | OtherSample | Unread

@@ -1,0 +1,90 @@
+"""Read a model of shards through its index, and compare the index with the headers of the shards."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Listing, WeightFile
+from tieconv.errors import UnreadableError, UnsafePathError
+from tieconv.formats import index as index_format
+from tieconv.formats.documents import read_bytes
+from tieconv.formats.weight_set import Naming, WeightSet, note_orphans, require_regular
+from tieconv.text import command, count, shown
+
+
+def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
+    """Return the shards that the index ``name`` lists. Raises `UnreadableError` where one is absent."""
+    data = read_bytes(files, name, index_format.LIMIT)
+    value, weight_map = _read_index(data, name, listing)
+    shards = tuple(sorted(set(weight_map.values())))
+    for shard in shards:
+        require_regular(listing, files, shard)
+        if shard not in listing.entries:
+            raise index_format.absent_shard(
+                f"{shown(name)} names the shard", shard, "index.absent-shard", _instead(listing, shard)
+            )
+    weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
+    note_orphans(weight_set, (entry for entry in listing.top if naming.is_weights(entry)))
+    return weight_set
+
+
+def _instead(listing: Listing, absent: str) -> str:
+    """The other way out of an absent shard; its number says that tensors are lost with it, and reindex refuses."""
+    if re.search(r"-of-\d+\.\w+$", absent):
+        return ""
+    return f", or rebuild the index from the shards that are there: {command('reindex', listing.source)}"
+
+
+def _read_index(data: bytes, name: str, listing: Listing) -> tuple[Mapping[str, object], dict[str, str]]:
+    """As `read_index`; the way out of a broken index is to rebuild it, but not of one that points elsewhere."""
+    try:
+        return index_format.read_index(data, name)
+    except UnsafePathError:
+        raise
+    except UnreadableError as error:
+        hint = f"rebuild it from the shards: {command('reindex', listing.source)}"
+        raise UnreadableError(error.message, hint, error.code) from error
+
+
+def index_cautions(weight_set: WeightSet, weights: tuple[WeightFile, ...]) -> list[Caution]:
+    """Where index and headers disagree. The headers are what is there."""
+    cautions: list[Caution] = []
+    homes, repeated = _homes(weights)
+    if repeated:
+        cautions.append(Caution("index.repeated", f"{count(len(repeated), 'tensor')} in more than one shard", repeated))
+    if weight_set.index is None:
+        return cautions
+    held = {(tensor.name, file.name) for file in weights for tensor in file.tensors} if repeated else homes.items()
+    absent = tuple(name for name, shard in weight_set.weight_map.items() if (name, shard) not in held)
+    if absent:
+        cautions.append(
+            Caution("index.absent-tensor", f"the index places {count(len(absent), 'tensor')} where it is not", absent)
+        )
+    extra = tuple(name for name in homes if name not in weight_set.weight_map)
+    if extra:
+        cautions.append(Caution("index.extra-tensor", f"{count(len(extra), 'tensor')} the index does not name", extra))
+    return cautions + _total_cautions(weight_set.index, weights)
+
+
+def _homes(weights: tuple[WeightFile, ...]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The first file that holds each tensor, and the tensors that more than one file holds."""
+    homes: dict[str, str] = {}
+    repeated: dict[str, None] = {}
+    for file in weights:
+        for tensor in file.tensors:
+            if homes.setdefault(tensor.name, file.name) != file.name:
+                repeated[tensor.name] = None
+    return homes, tuple(repeated)
+
+
+def _total_cautions(index: Document, weights: tuple[WeightFile, ...]) -> list[Caution]:
+    metadata = index.value.get("metadata")
+    declared = metadata.get("total_size") if isinstance(metadata, dict) else None
+    tensors = [tensor for file in weights for tensor in file.tensors]
+    actual = sum(tensor.nbytes for tensor in tensors)
+    # Writers of shared storages count them once or once a name; both are in use.
+    once = sum({(tensor.range, tensor.stride): tensor.nbytes for tensor in tensors}.values())
+    if declared is None or declared in (actual, once):
+        return []
+    return [Caution("index.total-size", f"the index declares total_size {shown(declared)}, the shards hold {actual}")]

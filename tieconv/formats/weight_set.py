@@ -1,0 +1,79 @@
+"""Which files of a directory are a model's weights: the names of a format, and what was chosen by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Listing
+from tieconv.checkpoint.value_type import record
+from tieconv.formats.limits import INDEX_SUFFIX
+from tieconv.text import count, shown
+
+
+@record
+class Naming:
+    """The file names of a format.
+
+    ``single`` is the name that loaders look for, ``suffixes`` end every weight file, ``shard`` is the pattern of the
+    number in a shard's name, ``others`` that of files that end like weights and hold something else.
+    """
+
+    format: str
+    noun: str
+    single: str
+    suffixes: tuple[str, ...]
+    shard: str
+    others: str | None = None
+
+    @property
+    def index(self) -> str:
+        return self.single + INDEX_SUFFIX
+
+    def is_index(self, name: str) -> bool:
+        return name.endswith(tuple(suffix + INDEX_SUFFIX for suffix in self.suffixes))
+
+    def is_weights(self, name: str) -> bool:
+        return name.endswith(self.suffixes) and not (self.others and re.search(self.others, name))
+
+    def claims(self, listing: Listing) -> bool:
+        """Whether MODEL is of this format, by names alone. A file that the user names is taken at its suffix."""
+        if listing.named:
+            return listing.named.endswith(self.suffixes) or self.is_index(listing.named)
+        return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
+
+
+class WeightSet:
+    """What reading gathers before it becomes a `Checkpoint`."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        weights: tuple[str, ...],
+        index: Document | None = None,
+        weight_map: dict[str, str] | None = None,
+        cautions: list[Caution] | None = None,
+    ) -> None:
+        self.layout = layout
+        self.weights = weights
+        self.index = index
+        self.weight_map = weight_map or {}
+        self.cautions = cautions or []
+        self.orphans: tuple[str, ...] = ()
+
+
+def require_regular(listing: Listing, files: Files, name: str) -> None:
+    """Raise where the file that a loader would open is there and may not be read: others must not stand for it."""
+    if name in listing.special:
+        files.state(name)
+
+
+def note_orphans(weight_set: WeightSet, stored: Iterable[str]) -> None:
+    """Record the ``stored`` weight files that the model does not use, with a caution."""
+    left = sorted(set(stored) - set(weight_set.weights))
+    if not left:
+        return
+    weight_set.orphans = tuple(left)
+    listed = ", ".join(shown(name, 60) for name in left[:4])
+    message = f"{count(len(left), 'weight file')} that the model does not use: {listed}"
+    weight_set.cautions.append(Caution("index.orphan", message))

@@ -1,0 +1,122 @@
+"""What parity measures: a graph, the checkpoint it is held against, and how the graph is fed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
+from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
+from tieconv.errors import RefusedError, UnreadableError
+from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
+from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights, read_graph
+from tieconv.onnx.parity.weights.folds import head_width
+from tieconv.reference import architecture, load_config
+from tieconv.text import command, shown
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured."""
+
+    graph: Graph
+    evidence: Inspection
+    provider: str
+    precision: str
+    bindings: Bindings
+    config: Any
+
+    @property
+    def root(self) -> str:
+        return self.evidence.checkpoint.root
+
+    @property
+    def window(self) -> int:
+        value = getattr(self.config, "sliding_window", None)
+        return value if isinstance(value, int) else 0
+
+    @property
+    def structure(self) -> Structure:
+        """The graph's axes and names, and what is wrong with them."""
+        return Structure(
+            str(self.bindings.kind),
+            self.precision,
+            self.graph.opset,
+            tuple(value.name for value in self.graph.inputs),
+            tuple(value.name for value in self.graph.outputs),
+            tuple(faults(self.bindings)),
+            self.bindings.notes,
+        )
+
+    def report(self, verdict: Verdict, **more: Any) -> Parity:
+        """Return a report on this graph and this checkpoint."""
+        fields = {"provider": ProviderUse(self.provider), **more}
+        return Parity(verdict, self.graph.path, self.evidence.checkpoint.source, **fields)
+
+
+def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
+    """Read the graph at ``path`` and the config of the model.
+
+    Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed, `RefusedError` for a quantised
+    graph, `NotRunError` for one that is half of a model.
+    """
+    checkpoint = evidence.checkpoint
+    check_model(checkpoint)
+    graph = read_graph(graph_file(path))
+    masked = "MaskedLM" in architecture(checkpoint.config_values, checkpoint.source)
+    config = load_config(checkpoint.root)
+    bindings = bind(graph, masked=masked, width=head_width(config))
+    return Subject(graph, evidence, provider, _precision(graph), bindings, config)
+
+
+def graph_file(path: str) -> str:
+    """Return the graph that ``path`` names: itself, or `model.onnx` in a directory."""
+    return os.path.join(path, "model.onnx") if os.path.isdir(path) else path
+
+
+def _way_out(blocking: Caution, checkpoint: Checkpoint) -> str:
+    """Here two formats have no option: the one that is not meant is left out by a command that writes."""
+    if blocking.code != TWO_FORMATS:
+        return way_out(blocking.code, checkpoint.source)
+    return f"leave one out first: {command('dedup', checkpoint.source, '--drop-other-formats', '-o', 'OUT')}"
+
+
+def check_model(checkpoint: Checkpoint) -> None:
+    """The model must be what transformers loads from its directory; raises `UnreadableError`."""
+    blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
+    if blocking is not None:
+        raise UnreadableError(
+            f"{shown(checkpoint.source)}: {blocking.message}", _way_out(blocking, checkpoint), blocking.code
+        )
+    lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
+    if lone or checkpoint.headers_only or checkpoint.config is None:
+        raise UnreadableError(
+            f"{shown(checkpoint.source)} cannot be loaded as a torch model",
+            "give a model directory with its config.json and safetensors or torch weights; merge an adapter first",
+            "parity.model",
+        )
+
+
+_FLOATS = "parity measures fp32, fp16 and bf16 graphs: give the one that was quantised from"
+_QUANTISED = "parity.quantised"
+
+
+def _precision(graph: Graph) -> str:
+    """The float type that holds most of the weights, as torch names it. Raises `RefusedError` for a quantised one."""
+    quantised = next(quantised_weights(graph), None)
+    if quantised is not None:
+        raise RefusedError(f"{shown(graph.path)}: {shown(quantised)}: torch has no floor for that", _FLOATS, _QUANTISED)
+    stored: Counter[str] = Counter()
+    for weight in graph.weights:
+        stored[weight.dtype] += weight.nbytes
+    dtype = stored.most_common(1)[0][0] if stored else ""
+    if dtype not in DTYPES:
+        raise RefusedError(
+            f"{shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}: torch has no floor for that",
+            _FLOATS,
+            _QUANTISED,
+        )
+    return DTYPES[dtype]

@@ -1,0 +1,61 @@
+"""The graph in a session of ONNX Runtime: every batch, and free runs where it has a cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tieconv.checkpoint.results.parity import ProviderUse
+from tieconv.onnx.parity.free_run import free_runs
+from tieconv.onnx.parity.graph.file import DTYPES, Graph
+from tieconv.onnx.parity.graph.forward import GraphModel
+from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.parity.measured_pair import Subject
+from tieconv.onnx.parity.passes import GraphPass, Work, run_graph
+from tieconv.onnx.session.open_ import open_session
+from tieconv.onnx.session.provider import CUDA
+
+
+@dataclass(frozen=True)
+class SessionRuns:
+    """Where the graph ran and what failed; ``tf32`` where it ran again with products rounded to TF32.
+
+    ``tokens`` are those of the free runs, (sequences, steps).
+    """
+
+    use: ProviderUse
+    graph: GraphPass
+    tf32: GraphPass | None
+    tokens: Any
+
+
+def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:
+    """Run the graph, on CUDA a float32 graph twice; its logits go to the store as `graph` and `tf32`."""
+    use, graph, tokens = _run(subject, work, store, tf32=False)
+    again = use.active == CUDA and subject.precision == "float32"
+    return SessionRuns(use, graph, _run(subject, work, store, tf32=True)[1] if again else None, tokens)
+
+
+def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, GraphPass, Any]:
+    session = open_session(
+        subject.graph.path,
+        subject.provider,
+        precision=subject.precision,
+        tf32=tf32,
+        weight_gathers=weight_gathers(subject.graph),
+    )
+    model = GraphModel(session, subject.bindings, subject.window)
+    graph_pass = run_graph(model, work, store, "tf32" if tf32 else "graph")
+    tokens = free_runs(work, model.generate) if not tf32 and not graph_pass.errors else None
+    return session.use, graph_pass, tokens
+
+
+def weight_gathers(graph: Graph) -> frozenset[str]:
+    """Names of the `Gather` nodes that look rows up in a float weight."""
+    floats = {weight.name for weight in graph.weights if weight.dtype in DTYPES and prod(weight.shape) > 1}
+    return frozenset(
+        node.name or ""
+        for node in graph.model.graph.all_nodes()
+        if node.op_type == "Gather" and node.inputs[0] is not None and node.inputs[0].name in floats
+    )

@@ -1,0 +1,60 @@
+"""The checkpoint in torch: as the reference, and as the floor in the graph's own precision; one in memory at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tieconv.checkpoint.results.parity import Identity
+from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
+from tieconv.onnx.parity.logit_store import LogitStore
+from tieconv.onnx.parity.measured_pair import Subject
+from tieconv.onnx.parity.passes import Work, run_floor, run_reference
+from tieconv.onnx.parity.weights.folds import folds
+from tieconv.onnx.parity.weights.identity import weight_identity
+from tieconv.reference import Reference, load
+from tieconv.sources.local.files import open_files
+
+
+@dataclass(frozen=True)
+class TorchRuns:
+    """``free``: how far free runs agree; ``identity``: the weights bit for bit; ``epsilons`` of the model's norms."""
+
+    free: dict[str, Any] | None
+    identity: Identity
+    epsilons: frozenset[float]
+
+
+def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
+    """Run the reference in ``dtype``, then the floor; their logits go to the store under these names.
+
+    ``tokens`` are those of the graph's free runs, with which the reference's are compared.
+    """
+    config = subject.evidence.checkpoint.config_values
+    reference = load(subject.root, config, dtype)
+    run_reference(reference, work, store)
+    free = agreement(tokens, free_runs(work, reference_generate(reference)) if tokens is not None else None)
+    unused = reference.unused
+    del reference
+    floor = load(subject.root, config, subject.precision)
+    run_floor(floor, work, store)
+    return TorchRuns(free, identity_of(subject, unused, floor), floor.epsilons)
+
+
+def identity_of(subject: Subject, unused: tuple[str, ...], model: Reference) -> Identity:
+    """Compare the graph's weights with those of the checkpoint, bit for bit; ``model`` is the loaded checkpoint."""
+    checkpoint = subject.evidence.checkpoint
+    embedding = subject.evidence.head.input_embedding
+    with open_files(checkpoint.root) as files:
+        files.expect(checkpoint.files)
+        return weight_identity(
+            subject.graph,
+            checkpoint,
+            files,
+            subject.precision,
+            tuple(folds(subject.config)),
+            unused,
+            embedding.name if embedding else None,
+            model.matrices,
+            model.offsets,
+        )
