@@ -28,6 +28,14 @@ def test_a_face_shows_what_it_hands_on(face: object) -> None:
         assert getattr(face, name) is getattr(importlib.import_module(seen[name]), name)
 
 
+@pytest.mark.parametrize("face", [api, tieconv])
+def test_no_name_is_a_module_too(face: object) -> None:
+    """Importing a module sets an attribute of its package, which would hide a function of the same name."""
+    beside = Path(face.__file__).parent
+    modules = {path.stem for path in beside.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert not (set(typed(Path(face.__file__))) & modules) - {"api"}
+
+
 def test_a_name_that_is_none() -> None:
     """An unknown name is an `AttributeError`, so `hasattr` and `from` work."""
     assert not hasattr(api, "plan_nothing") and not hasattr(tieconv, "plan_nothing")

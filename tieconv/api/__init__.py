@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from tieconv.api.reports import guard_report as guard_report
     from tieconv.api.reports import write_report as write_report
     from tieconv.api.resizing import plan_resize as plan_resize
-    from tieconv.api.rules import find_rule as find_rule
-    from tieconv.api.rules import rules as rules
-    from tieconv.api.rules import select_rules as select_rules
+    from tieconv.api.rule_catalogue import find_rule as find_rule
+    from tieconv.api.rule_catalogue import rules as rules
+    from tieconv.api.rule_catalogue import select_rules as select_rules
     from tieconv.api.shards import plan_reindex as plan_reindex
     from tieconv.api.storage import plan_convert as plan_convert
     from tieconv.api.storage import plan_dedup as plan_dedup
@@ -90,9 +90,9 @@ _HOMES = {
     "guard_report": "api.reports",
     "write_report": "api.reports",
     "plan_resize": "api.resizing",
-    "find_rule": "api.rules",
-    "rules": "api.rules",
-    "select_rules": "api.rules",
+    "find_rule": "api.rule_catalogue",
+    "rules": "api.rule_catalogue",
+    "select_rules": "api.rule_catalogue",
     "plan_reindex": "api.shards",
     "plan_convert": "api.storage",
     "plan_dedup": "api.storage",

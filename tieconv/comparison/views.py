@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.value_type import record
 from tieconv.comparison.parameters import ParameterNames, Source, Sources
 from tieconv.loaders.load import bias_unset, load, releases
 from tieconv.loaders.loaded import Cause, Loaded
@@ -16,7 +16,7 @@ HEAD_BIAS = "head bias"
 """The name under which every head bias is compared, whatever it is called."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 from tieconv.checkpoint.model_files import (
@@ -19,17 +18,18 @@ from tieconv.checkpoint.model_files import (
     Listing,
     WeightFile,
 )
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.json.lossless import read
-from tieconv.formats.layout import Naming
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.peft.reader import NEXT_STEP, PEFT
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.side_by_side import others
 from tieconv.formats.torch.model import TORCH
+from tieconv.formats.weight_set import Naming
 from tieconv.text import command, shown
 
 INDEX_ODD = "index.odd"
@@ -47,7 +47,7 @@ _DIFFUSERS = "diffusion_pytorch_model"
 _NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Set:
     """Numbered shards that belong together: ``prefix``-NNNNN-of-``total``."""
 

@@ -15,10 +15,10 @@ from tieconv.formats.gguf.model import GGUF
 from tieconv.formats.gguf.reader import SUFFIX as GGUF_SUFFIX
 from tieconv.formats.interface import Format
 from tieconv.formats.json import lossless as spelled_json
-from tieconv.formats.layout import Naming
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.formats.safetensors.model import SAFETENSORS
 from tieconv.formats.torch.model import TORCH
+from tieconv.formats.weight_set import Naming
 
 _WHOLE_MODELS: tuple[Format, ...] = (SAFETENSORS, TORCH, GGUF)
 """Formats of which one directory should hold one, in the order in which transformers takes them; an adapter's or a

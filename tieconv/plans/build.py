@@ -48,10 +48,12 @@ def build(
     options: Mapping[str, str | None],
     notes: tuple[str, ...],
     document: tuple[OutputText, tuple[SetConfig, ...]] | None = None,
+    asked: tuple[str, ...] = (),
 ) -> Plan:
     """The plan of ``edits`` with the flag set to ``tied`` (``None`` leaves the flag alone).
 
-    ``document`` is the config with other changes, for a plan that leaves the flag alone.
+    ``document`` is the config with other changes, for a plan that leaves the flag alone. ``asked`` are tensors whose
+    values the plan is asked to change.
     """
     checkpoint = inspection.checkpoint
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
@@ -63,7 +65,7 @@ def build(
     notes = (*notes, *prefixed)
     if checkpoint.config is not None:
         after = described(inspection, files.weights, files.texts, files.removed)
-        notes = (*notes, *change_notes(inspection, after, files.weights, " ".join(notes)))
+        notes = (*notes, *change_notes(inspection, after, files.weights, " ".join((*notes, *map(shown, asked)))))
     if tied is not None and checkpoint.config is None:
         value = str(tied).lower()
         advice = f"there is no config.json here: set tie_word_embeddings to {value} in the one that goes with it"

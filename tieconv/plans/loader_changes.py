@@ -6,12 +6,12 @@ The loaders judge the model before and the one that the plan describes; what dif
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Content, OutputWeights, Padded, Scaled, Zeros
+from tieconv.checkpoint.value_type import record
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
 from tieconv.text import shown
@@ -21,7 +21,7 @@ _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
 _ZERO: Value = ("zeros",)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Change:
     """A parameter of one release before and after; ``name`` is the file's before."""
 
@@ -86,8 +86,8 @@ class _Values:
         self.tensors = before.checkpoint.tensors
         self.made = {tensor.name: tensor for output in weights for tensor in output.tensors}
         self.names: dict[ByteRange, str] = {}
-        for name, record in self.tensors.items():
-            self.names.setdefault(record.range, name)
+        for name, tensor in self.tensors.items():
+            self.names.setdefault(tensor.range, name)
         equal = [[one.name for one in tie.members if one.state in _EQUAL and one.stored] for tie in before.ties]
         equal += [list(found.tensors) for found in before.duplicates if found.kind in _EQUAL]
         self.first = {name: group[0] for group in reversed(equal) for name in group}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tieconv.checkpoint.model_files import Caution, Files, WeightFile
 from tieconv.formats.directory import Model
-from tieconv.formats.layout import Naming
 from tieconv.formats.safetensors.header import SUFFIX, read_weight_file, unknown_dtypes
+from tieconv.formats.weight_set import Naming
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:

@@ -7,7 +7,7 @@ import re
 from tieconv.checkpoint.model_files import Caution, Files, Listing, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import Model
-from tieconv.formats.layout import Naming
+from tieconv.formats.weight_set import Naming
 
 SUFFIXES = (".bin", ".pt", ".pth", ".th", ".ckpt")
 _STATES = "training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states"

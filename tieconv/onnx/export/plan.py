@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tieconv.checkpoint.finding import Level
@@ -13,6 +13,7 @@ from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.operation import LinkFile
 from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep
@@ -22,7 +23,7 @@ from tieconv.onnx.export.caches import check_cache
 from tieconv.onnx.export.carry_out import Progress, Settings, run
 from tieconv.onnx.export.ties import tied_names
 from tieconv.onnx.parity.graph.bindings import Kind
-from tieconv.onnx.parity.subject import check_model
+from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
 from tieconv.text import shown
@@ -49,7 +50,7 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class PlannedExport:
     """An export that can be carried out. ``str()`` gives the `tieconv.plan/1` JSON."""
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.output import OutputStorage
 from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.value_type import record
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Parameter
@@ -23,7 +23,7 @@ _WIDEST = 16
 """Bytes of the widest element."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedGroup:
     """Stored tensors with the same bytes, type and shape.
 

@@ -58,7 +58,16 @@ def plan_retie(
     promises = Promises(True, tuple(_promise(edits, tie) for tie in ties))
     options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
     options |= {"fold-norm": str(fold is not None).lower()}
-    return build("retie", inspection, edits, tied=True, promises=promises, options=options, notes=tuple(notes))
+    return build(
+        "retie",
+        inspection,
+        edits,
+        tied=True,
+        promises=promises,
+        options=options,
+        notes=tuple(notes),
+        asked=() if fold is None else (fold.head,),
+    )
 
 
 def forecast_retie(inspection: Inspection) -> RetieForecast:
