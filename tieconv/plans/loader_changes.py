@@ -11,6 +11,7 @@ from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Content, OutputWeights, Padded, Scaled, Zeros
+from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
@@ -59,6 +60,8 @@ def _notes(before: Loaded, after: Loaded, values: _Values, loader: str, told: st
 def _changes(before: Loaded, after: Loaded, values: _Values) -> Iterator[Change]:
     """Yield the parameters of the architecture's names that lose the values which a release gave them."""
     for name, old in before.names.items():
+        if name in values.unjudged or quantised_twin(old, values.tensors) is not None:
+            continue
         was, comes = before.parameters[old], after.parameters[after.names[name]]
         if was.absence in (None, Absence.ZERO) and values.before(was) != values.after(comes):
             yield Change(old, was, comes)
@@ -84,6 +87,7 @@ class _Values:
 
     def __init__(self, before: Inspection, weights: Sequence[OutputWeights]) -> None:
         self.tensors = before.checkpoint.tensors
+        self.unjudged = before.family.output_biases[:-1]  # no logit gets another name of a bias than the last
         self.made = {tensor.name: tensor for output in weights for tensor in output.tensors}
         self.names: dict[ByteRange, str] = {}
         for name, tensor in self.tensors.items():
