@@ -23,6 +23,7 @@ from tests.checks.fixtures.model import (
 from tieconv import api
 
 FSMT = {"architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt", "tie_word_embeddings": True}
+NEWER = {**LLAMA, "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"}
 ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
 DECODER, ENCODER = "model.decoder.embed_tokens.weight", "model.encoder.embed_tokens.weight"
 OUTPUT = "model.decoder.output_projection.weight"
@@ -96,3 +97,12 @@ def test_who_read_the_bias_that_is_lost(
     model = save(tmp_path / "m", flagged(config, True), tensors)
     plan = api.plan_bias("unify", model, survivor="decoder").plan
     assert plan.notes[0] == f"the values of {names[0]} are lost, {told}"
+
+
+def test_transformers_4_is_told_of_where_it_has_the_class(tmp_path: Path) -> None:
+    """What is stored apart is discarded by transformers 4, and of a class that it does not have nothing is said."""
+    for config, ends in ((LLAMA, "5 reads it; transformers 4 discards it"), (NEWER, "transformers 5 reads it")):
+        tensors = {**llama(), HEAD: matrix(seed=3)}
+        model = save(tmp_path / str(config["model_type"]), flagged(config, True), tensors)
+        (note,) = api.plan_untie(model).plan.notes
+        assert note.endswith(ends)

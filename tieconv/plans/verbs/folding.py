@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.plan import NormFold
+from tieconv.loaders.load import load, releases
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import inspect_hint, refuse
 from tieconv.text import shown
@@ -36,7 +39,7 @@ def merge(
             edits.drop_equal(member.name, reference.name, _because(member, tie, fold))
     if reference.name != tie.canonical:
         edits.rename(reference.name, tie.canonical)
-    return (_note(fold, norms), *_older(tie, fold))
+    return (_note(fold, norms), *_older(inspection, fold))
 
 
 def _because(member: Member, tie: Tie, fold: NormFold) -> str:
@@ -45,14 +48,15 @@ def _because(member: Member, tie: Tie, fold: NormFold) -> str:
     return f"{tie.canonical} times the factors that {' and '.join(fold.values)} now has, byte for byte"
 
 
-def _older(tie: Tie, fold: NormFold) -> tuple[str, ...]:
-    """A head that the config calls tied is read by transformers 5 alone."""
-    if not tie.declared:
-        return ()
-    return (
-        f"not function-preserving in transformers 4, which passed over {shown(fold.head)} because the config says "
-        "tied: it ran the embedding under a norm without those factors",
-    )
+def _older(inspection: Inspection, fold: NormFold) -> Iterator[str]:
+    """What is told of a release that does not read the head: transformers 4, where the config calls it tied."""
+    for release in releases(inspection):
+        if load(inspection, release).source(fold.head) != fold.head:
+            yield (
+                f"not function-preserving in transformers {release.partition('.')[0]}, which passed over "
+                f"{shown(fold.head)} because the config says tied: it ran the embedding under a norm without those "
+                "factors"
+            )
 
 
 def _note(fold: NormFold, norms: str) -> str:
