@@ -28,7 +28,9 @@ from pages import (  # noqa: E402
     matrix,
     outputs,
     parity,
+    python,
     rules,
+    schemas,
     silence,
     states,
 )
@@ -44,6 +46,9 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "parity.md": parity.page,
     HERE / "export.md": export.page,
     HERE / "gpu.md": gpu.page,
+    HERE / "python.md": python.page,
+    HERE / "schemas.md": schemas.page,
+    HERE / "index.md": partial(outputs.page, HERE / "index.md"),
     ROOT / "README.md": partial(outputs.page, ROOT / "README.md"),
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),
@@ -51,7 +56,8 @@ WRITTEN: dict[Path, Callable[[], str]] = {
 }
 """What the code, or the commands that a page quotes, write."""
 
-ADDRESSED = [*sorted(HERE.glob("*.md")), *sorted(ROOT.glob("*.md")), ROOT / "pyproject.toml"]
+_PROJECT_FILES = ("pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml")
+ADDRESSED = [*sorted(HERE.glob("*.md")), *sorted(ROOT.glob("*.md")), *(ROOT / name for name in _PROJECT_FILES)]
 """What names the repository or says how to install tieconv; a changelog says what it was."""
 
 

@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from tests.reload.report import pytest_terminal_summary as pytest_terminal_summary
 
+pytest_plugins = ["tests.optional"]
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("TQDM_DISABLE", "1")

@@ -81,4 +81,5 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
     from importlib import import_module
 
+    import_module("tieconv.errors").require_posix()
     return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)

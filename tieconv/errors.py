@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 
 class TieconvError(Exception):
     """A failure that a user can read.
@@ -58,6 +60,10 @@ class MissingPackageError(TieconvError):
     """A package that the command needs is not installed, or two exclude each other."""
 
 
+class UnsupportedSystemError(TieconvError):
+    """The operating system lacks what safe reading and writing need."""
+
+
 class NotRunError(TieconvError):
     """A measurement could not be made here: the provider is missing, or the precision has no kernels.
 
@@ -70,3 +76,13 @@ class NotRunError(TieconvError):
         super().__init__(message, hint, code)
         self.active = active
         self.fallback = fallback
+
+
+def require_posix() -> None:
+    """Raise `UnsupportedSystemError` on Windows, which has no directory descriptors and no `O_NOFOLLOW`."""
+    if sys.platform == "win32":
+        raise UnsupportedSystemError(
+            "tieconv does not run on Windows: it needs the file operations of Linux or macOS",
+            "run it in WSL, the Windows Subsystem for Linux",
+            "system.windows",
+        )

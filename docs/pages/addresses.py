@@ -20,6 +20,7 @@ def fill(text: str) -> str:
     text = re.sub(r"https://[\w-]+\.github\.io/tieconv/", site(), text)
     text = re.sub(r"\b[\w-]+/tieconv@v[\d.]*\d", f"{name}@v{version.VERSION}", text)
     text = re.sub(rf"({re.escape(name)}\n +rev: )v[\d.]*\d", rf"\g<1>v{version.VERSION}", text)
+    text = re.sub(r"(?m)^version: [\d.]+$", f"version: {version.VERSION}", text)  # CITATION.cff
     text = _REQUIREMENT.sub(lambda match: shlex.quote(documented_requirement(*match["extras"].split(","))), text)
     return _BLOCK.sub(lambda match: match[1] + install_lines() + match[2], text)
 

@@ -197,6 +197,7 @@ def test_completion_scripts(shell: str) -> None:
     assert "_TIECONV_COMPLETE" in ok(f"completion {shell}").stdout
 
 
+@pytest.mark.needs("huggingface_hub")
 def test_the_hub_is_pointed_at() -> None:
     """A bare org/name is offered its hf:// form; offline, that form says how to fetch the model."""
     bare = run("inspect org/name")

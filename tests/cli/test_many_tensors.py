@@ -57,6 +57,7 @@ def write(path: Path, tensors: int) -> Path:
     return path
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("suffix", ["safetensors", "bin"])
 def test_calls_for_each_tensor(suffix: str, tmp_path: Path) -> None:
     """Work is linear, and a tensor takes few calls: what makes records or dictionaries anew adds some."""

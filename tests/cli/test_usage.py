@@ -19,13 +19,13 @@ LINES = {
     "./model.safetensors": ("unknown command", "tieconv inspect ./model.safetensors"),
     "hf://org/name": ("unknown command", "tieconv inspect hf://org/name"),
     "'a b/c'": ("unknown command", "tieconv inspect 'a b/c'"),
-    "--foo": ("no such option '--foo'", "tieconv --help"),
-    "inspect --consumer": ("no such option '--consumer'", "did you mean '--consumers'? usage: tieconv inspect ["),
+    "--foo": ("no such option", "tieconv --help"),
+    "inspect --consumer": ("no such option", "did you mean '--consumers'? usage: tieconv inspect ["),
     "inspect a b": ("unexpected extra argument", "tieconv inspect --help"),
     "diff a": ("missing argument 'B'", "usage: tieconv diff [OPTIONS] A B; more with: tieconv diff --help"),
     "convert": ("missing option '--to', one of: safetensors, torch", "tieconv convert --help"),
     "bias foo": ("no such command 'foo'", "tieconv bias --help"),
-    "bias zero --foo": ("no such option '--foo'", "tieconv bias zero --help"),
+    "bias zero --foo": ("no such option", "tieconv bias zero --help"),
     "untie -o": ("option '-o' requires an argument", "tieconv untie --help"),
     "inspect --depth all": ("'all' is not one of", "tieconv inspect --help"),
     "check --in-place": ("-o OUT and --in-place go with --fix", "tieconv check --help"),
@@ -85,6 +85,7 @@ def test_a_model_that_may_not_be_read_is_no_wrong_usage(model, tmp_path: Path, m
     assert "cannot be opened: permission denied" in refused("inspect", closed)
 
 
+@pytest.mark.needs("torch")
 @pytest.mark.parametrize("model_too", [False, True])
 def test_parity_tells_of_the_graph_first(model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_too) -> None:
     """A model where the graph belongs: not an error about the directory that MODEL then stands for."""

@@ -94,7 +94,9 @@ def test_a_sparse_tebibyte(tmp_path: Path) -> None:
     assert seconds < patient(1)
 
 
-@pytest.mark.parametrize("text", ["[]," * 3_000_000, '"ab",' * 1_500_000, "{}," * 3_000_000])
+@pytest.mark.parametrize(
+    "text", ["[]," * 3_000_000, '"ab",' * 1_500_000, "{}," * 3_000_000], ids=["lists", "strings", "objects"]
+)
 def test_a_header_of_small_things(text: str, tmp_path: Path) -> None:
     """Nine megabytes of the smallest values are refused before they are made."""
     (tmp_path / "model.safetensors").write_bytes(file_of('{"a":[' + text + "0]}"))

@@ -13,7 +13,7 @@ from tieconv.cli.failure import tell
 from tieconv.cli.screen import reset
 from tieconv.cli.streams import echo
 from tieconv.cli.usage import translating_usage_errors
-from tieconv.errors import TieconvError
+from tieconv.errors import TieconvError, require_posix
 from tieconv.text import shown
 
 _BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
@@ -56,6 +56,7 @@ class ErrorBoundary(click.Group):
             kwargs["args"] = [word for word in argv if word != "--traceback"]
             args = args[1:]
         try:
+            require_posix()
             return super().main(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one too
             if wanted:

@@ -108,6 +108,6 @@ def timed(step: str) -> Iterator[None]:
     if is_verbose():
         import resource
 
-        # Linux counts in KiB.
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
         echo(f"{step}: {time.monotonic() - start:.2f} s, peak memory {size(peak)}", err=True)

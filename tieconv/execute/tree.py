@@ -122,15 +122,23 @@ def _open_writable(directory: int, name: str) -> int:
     try:
         below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
     except PermissionError:
-        handle = os.open(name, os.O_PATH | flags, dir_fd=directory)
-        try:
-            os.chmod(f"/proc/self/fd/{handle}", 0o700)
-        finally:
-            os.close(handle)
+        _allow(directory, name, flags)
         below = os.open(name, os.O_RDONLY | flags, dir_fd=directory)
     if os.fstat(below).st_mode & 0o700 != 0o700:
         os.fchmod(below, 0o700)
     return below
+
+
+def _allow(directory: int, name: str, flags: int) -> None:
+    """Let the owner change the directory ``name``, and never what a symlink of that name points to."""
+    if not hasattr(os, "O_PATH"):  # macOS, where chmod itself can leave symlinks alone
+        os.chmod(name, 0o700, dir_fd=directory, follow_symlinks=False)
+        return
+    handle = os.open(name, os.O_PATH | flags, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{handle}", 0o700)
+    finally:
+        os.close(handle)
 
 
 def rescue(old: Path, new: Path, known: Mapping[str, FileState]) -> None:

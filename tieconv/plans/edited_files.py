@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from tieconv.checkpoint import value_type
 from tieconv.checkpoint.model_files import Checkpoint, Layout, WeightFile
 from tieconv.checkpoint.operation import KeepTensor, LinkFile, Operation
 from tieconv.checkpoint.output import OutputStorage, OutputTensor, OutputText, OutputWeights
@@ -20,7 +21,7 @@ By format. It starts like the other shards and is not numbered, so that loaders 
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value_type.record
 class Files:
     """What becomes of the weight files and their index."""
 

@@ -1,0 +1,48 @@
+"""What mkdocs does besides: the project's own pages and the schemas join the site, and links to code go to GitHub."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from tieconv.version import REPOSITORY
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT_PAGES = {
+    name: f"{Path(name).stem.lower().replace('_', '-')}.md"
+    for name in ("CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md", "CHANGELOG.md")
+}
+"""Pages that GitHub wants at the root, and their names on the site."""
+_SCHEMAS = "tieconv/reporters/schemas/"
+_LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the root and the schemas."""
+    for name, page in PROJECT_PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    for path in sorted((ROOT / _SCHEMAS).glob("*.json")):
+        files.append(File.generated(config, f"schemas/{path.name}", content=path.read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Send each relative link to its page on the site, or to the file on GitHub."""
+    home = "" if page.file.src_uri in PROJECT_PAGES.values() else "docs"
+    return _LINK.sub(lambda found: _target(home, found["path"]) + (found["anchor"] or ""), markdown)
+
+
+def _target(home: str, link: str) -> str:
+    """Return what stands on the site for ``link``, which is relative to the folder ``home`` of the repository."""
+    path = posixpath.normpath(posixpath.join(home, link))
+    if path in PROJECT_PAGES:
+        return PROJECT_PAGES[path]
+    if path.startswith(_SCHEMAS):
+        return f"schemas/{posixpath.basename(path)}"
+    if path.startswith("docs/") and path.endswith(".md"):
+        return path.removeprefix("docs/")
+    return f"{REPOSITORY}/blob/main/{path}"

@@ -1,0 +1,112 @@
+"""The workflows: valid, pinned, with no more rights than they need, and running what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from check_jsonschema import main as check_jsonschema
+from click.testing import CliRunner
+
+from tests.fuzz.targets import TARGETS
+from tests.mutants.rooms import TESTS
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+TASKS = set(re.findall(r"^#   \.ci/run (\w+)", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.M)) | {"all"}
+
+
+def loaded(path: Path) -> dict[Any, Any]:
+    found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def steps(path: Path) -> list[dict[str, Any]]:
+    return [step for job in loaded(path)["jobs"].values() for step in job.get("steps", [])]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_each_is_what_github_documents(path: Path) -> None:
+    """By the schema of workflows."""
+    result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.github-workflows", str(path)])
+    assert result.exit_code == 0, result.output
+
+
+def test_dependabot_is_what_github_documents() -> None:
+    """By its schema; it renews the hashes."""
+    path = ROOT / ".github" / "dependabot.yml"
+    result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.dependabot", str(path)])
+    assert result.exit_code == 0, result.output
+    assert [one["package-ecosystem"] for one in loaded(path)["updates"]] == ["github-actions"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_actions_are_pinned_by_hash(path: Path) -> None:
+    """A full hash, the version as a comment for people and dependabot; one hash for an action everywhere."""
+    uses = re.findall(r"uses: (\S+)(?: # (\S+))?$", path.read_text(encoding="utf-8"), re.M)
+    for action, version in uses:
+        if not action.startswith("./"):
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}", action), action
+            assert re.fullmatch(r"v\d+\.\d+\.\d+", version), action
+
+
+def test_one_action_has_one_hash() -> None:
+    """Two workflows never use two versions of an action."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in WORKFLOWS)
+    pinned = set(re.findall(r"uses: ([\w/.-]+)@([0-9a-f]{40}) # (\S+)", text))
+    assert len(pinned) == len({name for name, _, _ in pinned}) >= 5
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_rights_are_given_by_job(path: Path) -> None:
+    """None for the workflow, each job's own, a limit of minutes; the checkout leaves no credentials behind."""
+    workflow = loaded(path)
+    assert workflow["permissions"] == {}
+    for job in workflow["jobs"].values():
+        assert "permissions" in job
+        assert "uses" in job or job["timeout-minutes"] <= 350
+    for step in steps(path):
+        if step.get("uses", "").startswith("actions/checkout@"):
+            assert step["with"]["persist-credentials"] is False
+        assert "${{" not in step.get("run", ""), "an expression in `run:` is text of the program"
+
+
+def test_each_task_of_the_run_exists() -> None:
+    """Every `.ci/run TASK` of a workflow is one that .ci/run documents and knows."""
+    for path in WORKFLOWS:
+        for name, job in loaded(path)["jobs"].items():
+            matrix = job.get("strategy", {}).get("matrix", {})
+            given = [*matrix.get("task", []), *(one["task"] for one in matrix.get("include", []) if "task" in one)]
+            text = "\n".join(step.get("run", "") for step in job.get("steps", []))
+            given += re.findall(r"\.ci/run (\w+)", text)
+            assert set(given) <= TASKS, (path.name, name)
+
+
+def test_the_run_refuses_an_unknown_task() -> None:
+    """It does not run everything, or nothing, for a mistyped word."""
+    done = subprocess.run(["bash", ".ci/run", "tset"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "unknown task tset" in done.stderr
+
+
+def test_what_takes_long_is_scheduled() -> None:
+    """slow, matrix (with the loaders' grids), every fuzz target, every room's mutants, the canary with its tables."""
+    jobs = {path.stem: loaded(path) for path in WORKFLOWS}
+    for name in ("slow", "fuzz", "mutants", "canary"):
+        assert "schedule" in jobs[name][True]
+    assert jobs["slow"]["jobs"]["tests"]["strategy"]["matrix"]["task"] == ["slow", "matrix"]
+    assert set(jobs["fuzz"]["jobs"]["target"]["strategy"]["matrix"]["target"]) == set(TARGETS)
+    parts = jobs["mutants"]["jobs"]["part"]["strategy"]["matrix"]["include"]
+    assert {room for part in parts for room in part["rooms"].split()} == set(TESTS)
+    newest = {step.get("env", {}).get("TIECONV_NEWEST") for step in jobs["canary"]["jobs"]["tables"]["steps"]}
+    assert "transformers safetensors onnxruntime" in newest
+
+
+def test_macos_is_tried() -> None:
+    """The README promises it."""
+    matrix = loaded(ROOT / ".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]
+    assert "macos-latest" in {one["os"] for one in matrix["include"]} and "ubuntu-latest" in matrix["os"]
