@@ -41,7 +41,7 @@ def _type(value: dict[str, Any]) -> str:
     if "const" in value:
         return f'"{value["const"]}"'
     if "enum" in value:
-        return ", ".join(f"`{json.dumps(one)}`" for one in value["enum"])
+        return ", ".join(f"`{json.dumps(choice)}`" for choice in value["enum"])
     kind = value.get("type", value.get("$ref", "object or null"))
     if isinstance(kind, list):
         return " or ".join(kind)
