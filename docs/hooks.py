@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Send each relative link to its page on the site, or to the file on GitHub."""
     home = "" if page.file.src_uri in PROJECT_PAGES.values() else "docs"
-    return _LINK.sub(lambda match: _target(home, match["path"]) + (match["anchor"] or ""), markdown)
+    return _LINK.sub(lambda link: _target(home, link["path"]) + (link["anchor"] or ""), markdown)
 
 
 def _target(home: str, link: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Fetched, Inspection
 from tieconv.checkpoint.plan import Outcome, Plan
+from tieconv.checkpoint.value_type import record
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import destination
@@ -26,7 +27,7 @@ class WriteOptions(TypedDict, total=False):
     verify: Verify
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PlannedWrite:
     """A plan and what it needs to be carried out. ``str()`` gives the `tieconv.plan/1` JSON.
 

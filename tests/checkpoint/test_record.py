@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+from typing import ClassVar
 
 import pytest
 
@@ -68,3 +69,37 @@ def test_frozen_slotted_replaceable() -> None:
             assert (name, size) == ("a", 3)
         case _:
             pytest.fail("a record does not match its own pattern")
+
+
+@record
+class Checked:
+    """A record that refuses some values."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+def test_values_are_checked_as_in_a_dataclass() -> None:
+    """`__post_init__` runs after the values are set."""
+    assert Checked(1, high=2) == Checked(1, 2)
+    with pytest.raises(ValueError, match="low is above high"):
+        Checked(2, 1)
+
+
+@record
+class Sized(Checked):
+    """A record with a class variable, which is no value of it."""
+
+    unit: ClassVar[str] = "bytes"
+    name: str = ""
+
+
+def test_class_variables_are_not_values() -> None:
+    """They take no place among the arguments, the values compared, and those printed."""
+    assert Sized(1, 2, "a") == Sized(1, 2, "a") and Sized(1, 2).unit == "bytes"
+    assert repr(Sized(1, 2)) == "Sized(low=1, high=2, name='')"
+    assert [field.name for field in dataclasses.fields(Sized)] == ["low", "high", "name"]

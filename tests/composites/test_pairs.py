@@ -71,7 +71,10 @@ def walked(spec: str, folder: Path) -> list[str]:
         assert "E" in pairs.family(spec).truth
         return []
     verdicts = Walk(subject, "single", folder).run()
-    assert "exact" in {kind(verdict) for verdict in verdicts.values()}
+    kinds = {kind(verdict) for verdict in verdicts.values()}
+    if kinds == {"not judged"}:
+        pytest.skip(next(iter(verdicts.values())))
+    assert "exact" in kinds
     return [f"{verb}: {verdict}" for verb, verdict in verdicts.items() if kind(verdict) == "wrong"]
 
 
@@ -99,11 +102,22 @@ def test_a_tie_that_transformers_5_cannot_build_is_an_error(tmp_path: Path) -> N
     assert inspection.config.effect.startswith("Not loaded: with this flag transformers 5 cannot build")
 
 
+@pytest.mark.parametrize(
+    ("spec", "changed"),
+    [("GlmAsrForConditionalGeneration[text_config=gpt2]", ["n_embd", "n_layer"]), (SAMPLE[6], [])],
+)
+def test_sizes_that_are_not_read_back_are_named(spec: str, changed: list[str], tmp_path: Path) -> None:
+    """GLM-ASR puts the sizes of its own text part into every other."""
+    assert pairs.resized(spec, tmp_path) == changed
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("spec", pairs.specs())
 def test_every_pair(spec: str, tmp_path: Path) -> None:
     """All that was measured: the record, the gate, the predictions and the verbs."""
     one, other = shipped(spec), measured(spec)
     assert one == other
-    assert pairs.wrong(spec, tmp_path / "files") == []
+    if changed := pairs.resized(spec, tmp_path / "config"):
+        pytest.skip(f"transformers 5 does not read back {', '.join(changed)} as it saved it")
     assert walked(spec, tmp_path / "verbs") == []
+    assert pairs.wrong(spec, tmp_path / "files") == []

@@ -73,7 +73,8 @@ def _look(model: Any, job: Job, tensors: dict[str, Any]) -> dict[str, Any]:
         bias = dict(model.named_parameters()).get(job["biases"][-1])
     if any(value.is_meta for value in (*parameters.values(), *([] if bias is None else [bias]))):
         return {"outcome": "error", "dropped": [], "why": "left on the meta device"}
-    names = [name for name in (job["embedding"], job["head"], *job["tables"]) if name in tensors]
+    tables = job.get("stored", job["tables"])
+    names = [name for name in (job["embedding"], job["head"], *tables) if name in tensors]
     held = [[name for name in names if _equal(tensors[name], value)] for value in parameters.values()]
     unused = [name for name in names if not any(name in holders for holders in held)]
     tied = parameters["head"] is parameters["embedding"]

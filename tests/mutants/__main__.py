@@ -22,6 +22,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300, help="Mutants to take, as many of each room.")
     parser.add_argument("--seed", type=int, default=0, help="Where the random choice begins.")
     parser.add_argument("--room", action="append", choices=[*TESTS], default=[], help="Only this room; repeatable.")
+    parser.add_argument("--keep", type=Path, help="Folder for what the tests reach: a later run reads it there.")
     parser.add_argument("--list", action="store_true", help="Print the mutants and run nothing.")
     asked = parser.parse_args()
     chosen = sample(asked.count, asked.seed, set(asked.room))
@@ -30,27 +31,28 @@ def main() -> int:
     if asked.list:
         print(*valid, sep="\n")
         return 0
-    survivors = run(valid)
+    survivors = run(valid, asked.keep)
     noticed = len(valid) - len(survivors)
     print(f"{noticed} of {len(valid)} mutants noticed; {len(chosen) - len(valid)} more are known to change nothing")
     return int(noticed < AIM * len(valid))
 
 
-def run(chosen: list[Mutant]) -> list[Mutant]:
+def run(chosen: list[Mutant], kept: Path | None = None) -> list[Mutant]:
     """The survivors, each printed as it is met."""
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Scratch(Path(folder))
+        scratch = Scratch(Path(folder), kept)
         for room, listed in groupby(chosen, key=lambda mutant: room_of(mutant.file)):
             every = list(listed)
             scratch.enter(room, TESTS[room])
             missed = []
             for mutant in every:
-                if not scratch.notices(mutant):
-                    missed.append(mutant)
-                    print(f"survived: {mutant}", flush=True)
+                noticed = scratch.notices(mutant)
+                missed += [] if noticed else [mutant]
+                print(f"{'noticed' if noticed else 'survived'}: {mutant}", flush=True)
             survivors += missed
             print(f"{room}: {len(every) - len(missed)} of {len(every)} noticed", flush=True)
+        scratch.close()
     return survivors
 
 

@@ -33,33 +33,45 @@ EXECUTE = tuple(
 )
 """The tests of writing but for those that kill hundreds of processes."""
 
-UNMEASURED = {"execute", "execute/staging"}
-"""Rooms whose tests limit file sizes and fork, which the database of coverage does not outlive: all of them run."""
-
 TESTS: dict[str, tuple[str, ...]] = {
     "onnx/parity": ("tests/onnx",),
     "onnx/share": ("tests/onnx/share", "tests/onnx"),
-    "execute/staging": (*EXECUTE, "tests/hostile"),
+    "execute/staging": EXECUTE,
     "analysis": ("tests/analysis", "tests/cli"),
-    "api": ("tests/gate", "tests/cli", "tests/test_api.py"),
-    "checkpoint": ("tests/checkpoint", "tests/checks", "tests/cli"),
+    "api": ("tests/gate", "tests/cli", "tests/test_api.py", "tests/hub", "tests/onnx"),
+    "checkpoint": ("tests/checkpoint", "tests/checks", "tests/cli", "tests/gate", "tests/onnx"),
     "checks": ("tests/checks",),
     "cli": ("tests/cli", "tests/output"),
-    "comparison": ("tests/cli", "tests/reporters"),
+    "comparison": ("tests/cli", "tests/reporters", "tests/hub"),
     "loaders": ("tests/consumers",),
     "demo": ("tests/demo",),
     "execute": EXECUTE,
-    "architectures": ("tests/families", "tests/checks"),
-    "formats": ("tests/formats", "tests/hostile"),
+    "architectures": ("tests/families", "tests/checks", "tests/consumers"),
+    "formats": ("tests/formats", "tests/sources", "tests/cli"),
     "gate": ("tests/gate", "tests/cli"),
     "inspection": ("tests/inspection", "tests/checks", "tests/cli/test_inspect.py", "tests/hub/test_inspect.py"),
     "onnx": ("tests/onnx",),
     "plans": ("tests/plans", "tests/checks", "tests/cli", "tests/cases"),
     "reference": ("tests/onnx", "tests/analysis"),
-    "reporters": ("tests/reporters", "tests/output", "tests/cli"),
+    "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx"),
     "sources": ("tests/sources", "tests/hub", "tests/formats"),
-    BASE: ("tests/cli", "tests/test_api.py", "tests/output"),
+    BASE: ("tests/cli", "tests/test_api.py", "tests/output", "tests/hub"),
 }
+
+
+def unit_of(path: str) -> str:
+    """What is recorded together with a path of `TESTS`: ``cli`` for ``tests/cli/test_inspect.py``."""
+    return path.split("/")[1]
+
+
+def units() -> dict[str, list[str]]:
+    """The widest paths of `TESTS` by unit."""
+    every = {path for paths in TESTS.values() for path in paths}
+    found: dict[str, list[str]] = {}
+    for path in sorted(every):
+        if not any(path.startswith(f"{other}/") for other in every):
+            found.setdefault(unit_of(path), []).append(path)
+    return found
 
 
 def room_of(file: str) -> str:

@@ -2,90 +2,160 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-import time
+from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 from tests.mutants.mutations import Mutant
-from tests.mutants.rooms import ROOT, UNMEASURED
+from tests.mutants.reached import Reached
+from tests.mutants.rooms import ROOT, unit_of, units
 
 LEFT_OUT = shutil.ignore_patterns(
     ".*_cache", "__pycache__", ".git", ".venv*", ".w", ".hypothesis", "shared", "dist", "build"
 )
+LIBRARIES = (
+    "click", "hypothesis", "numpy", "rich.console", "safetensors", "yaml", "jsonschema", "onnx", "onnx_ir",
+    "onnxruntime", "torch", "transformers", "huggingface_hub",
+)  # fmt: skip
+"""What the tests use and the package does not change: loaded once."""
+BATCHES = (24, 200)
+"""How many tests the first runs of a mutant have; the last run has the rest."""
+MOST = 120.0
+"""Seconds of tests that a mutant gets at most; one that only a later test would notice counts as survivor."""
 LEAST = 60.0
-"""Seconds that every mutant has at least: a slow machine is no reason to count it as noticed."""
+"""Seconds that every run has at least: a slow machine is no reason to count a mutant as noticed."""
+WORDS = ("-q", "-p", "no:randomly", "-p", "no:cacheprovider")
+NO_SUCH_TEST, NO_TESTS = 4, 5
+"""Exit codes of pytest."""
 
 
 class Scratch:
     """The copy in ``folder``, and the tests of a room with the lines that each of them runs."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kept: Path | None = None) -> None:
         self.root = folder / "copy"
         shutil.copytree(ROOT, self.root, ignore=LEFT_OUT, symlinks=True)
-        self.data = folder / "coverage"
-        self.tests: tuple[str, ...] = ()
-        self.seconds = 0.0
+        self.folder = folder
+        self.kept = kept or folder / "reached"
+        self.kept.mkdir(parents=True, exist_ok=True)
+        self.reached = Reached((), {})
+        self.times = 0
+        self.passing: dict[str, bool] = {}
+        self.server: subprocess.Popen[str] | None = None
+
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        if self.server is not None:
+            self.server.communicate()
 
     def enter(self, room: str, tests: tuple[str, ...]) -> None:
-        """Run the tests of a room on the unchanged package, which they must pass; keep the lines that each one runs."""
-        self.tests = tuple(path for path in tests if (self.root / path).exists())
-        self.data.unlink(missing_ok=True)
-        begun = time.monotonic()
-        measure = [] if room in UNMEASURED else ["--cov=tieconv", "--cov-context=test", "--cov-report="]
-        code, output = self._pytest([*self.tests, *measure], None, COVERAGE_FILE=str(self.data))
-        if code:
-            raise SystemExit(f"the tests of {room} fail without any change:\n{output[-4000:]}")
-        self.seconds = time.monotonic() - begun
+        """Run the tests of a room on the unchanged package, unless they have run; they must pass."""
+        paths = tuple(path for path in tests if (self.root / path).exists())
+        wider = {unit_of(path): units().get(unit_of(path), [path]) for path in paths}
+        records = {name: self._record(room, name, wide) for name, wide in wider.items()}
+        self.reached = Reached(paths, records)
+
+    def _record(self, room: str, unit: str, tests: list[str]) -> Path:
+        path = self.kept / f"{unit}-{self._digest(unit)}.json"
+        if not path.exists():
+            words = ["-p", "tests.mutants.recorder", *tests]
+            code, output = self._recorded(words, path)
+            if code:
+                path.unlink(missing_ok=True)
+                raise SystemExit(f"the tests of {room} fail without any change:\n{output[-4000:]}")
+        return path
+
+    def _digest(self, unit: str) -> str:
+        digest = sha256()
+        for folder in (self.root / "tieconv", self.root / "tests" / unit):
+            for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]:
+                digest.update(f"{path.relative_to(self.root)}\0".encode() + path.read_bytes())
+        return digest.hexdigest()[:16]
 
     def notices(self, mutant: Mutant) -> bool:
-        """Whether a test fails, or runs endlessly, with the change. Lines that run on import concern every test."""
+        """Whether a test that passes without the change fails, or runs endlessly, with it."""
         path = self.root / mutant.file
-        original = path.read_bytes()
-        chosen = self.root.parent / "chosen"
-        chosen.write_text("\n".join(self._covering(mutant) or self.tests), encoding="utf-8")
-        path.write_bytes(mutant.source(original))
-        try:
-            code, output = self._pytest([f"@{chosen}", "-x"], max(LEAST, 3 * self.seconds))
-        finally:
-            path.write_bytes(original)
-        if code not in (0, 1, 2, -9):
-            raise SystemExit(f"pytest ended with {code} on {mutant}:\n{output[-4000:]}")
-        return code != 0
+        original, times = path.read_bytes(), path.stat()
+        for names in self._batches(mutant, original):
+            path.write_bytes(mutant.source(original))
+            self.times += 1  # compiled modules are told apart by the time of their source
+            os.utime(path, (times.st_atime, times.st_mtime + 10 * self.times))
+            try:
+                code, failed = self._run(names)
+            finally:
+                path.write_bytes(original)
+                os.utime(path, (times.st_atime, times.st_mtime))
+            if code != 0 and (not failed or any(map(self._passes, failed))):
+                return True
+        return False
 
-    def _covering(self, mutant: Mutant) -> list[str]:
-        """The tests that run one of the mutant's lines, in the order of `tests`; none where importing runs it."""
-        from coverage import CoverageData
+    def _passes(self, name: str) -> bool:
+        """Whether a test passes on the unchanged package here and now: each is tried once."""
+        if name not in self.passing:
+            self.passing[name] = self._run([name])[0] == 0
+        return self.passing[name]
 
-        if not self.data.exists():
-            return []
-        data = CoverageData(basename=str(self.data))
-        data.read()
-        lines = data.contexts_by_lineno(str(self.root / mutant.file))
-        last = mutant.line + mutant.before.count("\n")
-        contexts = {context for line in range(mutant.line, last + 1) for context in lines.get(line, ())}
-        names = {context.rpartition("|")[0] for context in contexts} - {""}
-        return sorted(names, key=lambda name: (self._rank(name), name)) if "" not in contexts else []
+    def _batches(self, mutant: Mutant, source: bytes) -> Iterator[list[str]]:
+        """The tests that reach the mutant, the likeliest to notice it first, until `MOST` seconds are spent."""
+        names, spent = [], 0.0
+        for name in self.reached.ordered(mutant, source):
+            spent += self.reached.seconds[name]
+            if names and spent > MOST:
+                break
+            names.append(name)
+        begin = 0
+        for end in (*BATCHES, len(names)):
+            if names[begin:end]:
+                yield names[begin:end]
+            begin = max(begin, end)
 
-    def _rank(self, name: str) -> int:
-        return next((rank for rank, path in enumerate(self.tests) if name.startswith(path)), len(self.tests))
+    def _run(self, names: list[str]) -> tuple[int, list[str]]:
+        """The exit code of these tests, up to the first that fails, and those that failed."""
+        limit = LEAST + 5 * sum(self.reached.seconds.get(name, 0.0) for name in names)
+        code, failed, output = self._asked(names, limit)
+        if code == NO_SUCH_TEST:  # the cases of a test come from a changed table
+            code, failed, output = self._asked(list(dict.fromkeys(name.partition("[")[0] for name in names)), limit)
+        if code == NO_TESTS:
+            raise SystemExit(f"pytest ran nothing of {names}:\n{output[-4000:]}")
+        return code, failed
 
-    def _pytest(self, words: list[str], limit: float | None, **environment: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", *words]
-        command.append(f"--basetemp={self.root.parent / 'tmp'}")
-        held = os.environ | {"PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"} | environment
-        try:
-            done = subprocess.run(
-                command,
-                cwd=self.root,
-                env=held,
-                timeout=limit,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        except subprocess.TimeoutExpired as ended:
-            return -9, str(ended)
+    def _asked(self, names: list[str], limit: float) -> tuple[int, list[str], str]:
+        chosen, output, report = (self.folder / name for name in ("chosen", "output", "report"))
+        chosen.write_text("\n".join(names), encoding="utf-8")
+        output.write_text("", encoding="utf-8")
+        words = [*WORDS, f"@{chosen}", "-x", f"--basetemp={self.folder / 'tmp'}"]
+        asked = {"words": words, "limit": limit, "output": str(output), "report": str(report)}
+        if self.server is None:
+            self.server = self._served()
+        assert self.server.stdin is not None and self.server.stdout is not None
+        print(json.dumps(asked), file=self.server.stdin, flush=True)
+        answer = json.loads(self.server.stdout.readline())
+        return answer["code"], answer["failed"], output.read_text(encoding="utf-8", errors="replace")
+
+    def _served(self) -> subprocess.Popen[str]:
+        quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.forked", *LIBRARIES],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": str(self.root)} | quiet,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def _recorded(self, words: list[str], path: Path) -> tuple[int, str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *WORDS, *words, f"--basetemp={self.folder / 'tmp'}"],
+            cwd=self.root,
+            env=os.environ | {"PYTHONPATH": str(self.root), "TIECONV_REACHED": str(path)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
         return done.returncode, done.stdout

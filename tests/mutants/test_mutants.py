@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.mutants import scratch
-from tests.mutants.mutations import mutants
+from tests.mutants.mutations import Mutant, mutants
 from tests.mutants.rooms import ROOT, TESTS, modules, room_of
 from tests.mutants.sample import equivalent, key, population, sample
 
@@ -79,27 +81,75 @@ def test_every_equivalent_mutant_exists_and_has_its_reason() -> None:
     assert all(len(reason) > 20 for reason in equivalent().values())
 
 
+WHOLE = """
+import subprocess
+import sys
+
+
+def test_whole():
+    code = "from tieconv.one import each; assert each([1, 3]) == [1]; assert each([0, 2]) == [2]"
+    subprocess.run([sys.executable, "-c", code], check=True)
+"""
+
+
 @pytest.fixture
-def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> scratch.Scratch:
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[scratch.Scratch]:
     root = tmp_path / "root"
     for folder in ("tieconv", "tests"):
         (root / folder).mkdir(parents=True)
+    shutil.copytree(ROOT / "tests" / "mutants", root / "tests" / "mutants", ignore=shutil.ignore_patterns("test_*"))
+    (root / "tests" / "__init__.py").write_text("")
     (root / "tieconv" / "__init__.py").write_text("")
     (root / "tieconv" / "one.py").write_text(SOURCE)
     test = "from tieconv.one import judge\n\ndef test_one():\n    assert judge(2)\n    assert not judge(0)\n"
     (root / "tests" / "test_one.py").write_text(test + "\ndef test_two():\n    assert judge(1, True)\n")
     monkeypatch.setattr(scratch, "ROOT", root)
-    return scratch.Scratch(tmp_path)
+    monkeypatch.setattr(scratch, "LIBRARIES", ())
+    made = scratch.Scratch(tmp_path)
+    yield made
+    made.close()
+
+
+def changes() -> dict[str, Mutant]:
+    return {mutant.after: mutant for mutant in mutants("tieconv/one.py", SOURCE.encode())}
 
 
 def test_a_survivor_is_told_from_what_is_noticed(small: scratch.Scratch) -> None:
     """A change that an assertion sees is noticed; one beyond the values that are tried survives."""
     small.enter("checks", ("tests/test_one.py",))
-    every = {mutant.after: mutant for mutant in mutants("tieconv/one.py", SOURCE.encode())}
+    every = changes()
     assert small.notices(every["(value not in (1, 2))"])
     assert small.notices(every["(strict)"])
     assert not small.notices(every["(value <= LIMIT)"])
     assert (small.root / "tieconv" / "one.py").read_text() == SOURCE
+
+
+def test_other_processes_notice_too(small: scratch.Scratch) -> None:
+    """No line of `each` is measured, and the test that starts a process with it is run last."""
+    (small.root / "tests" / "test_whole.py").write_text(WHOLE)
+    small.enter("checks", ("tests/test_one.py", "tests/test_whole.py"))
+    assert small.notices(changes()["(not judge(value))"])
+
+
+def test_what_fails_anyway_notices_nothing(small: scratch.Scratch) -> None:
+    """A test that stops passing for another reason is not counted."""
+    small.enter("checks", ("tests/test_one.py",))
+    (small.root / "tests" / "test_one.py").write_text("def test_one():\n    assert False\n\ntest_two = test_one\n")
+    assert not small.notices(changes()["(strict)"])
+
+
+def test_an_endless_run_is_noticed(small: scratch.Scratch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends with its time."""
+    monkeypatch.setattr(scratch, "LEAST", 3.0)
+    endless = SOURCE.replace(
+        "return [value for value", "while len(values) == 9:\n        pass\n    return [value for value"
+    )
+    (small.root / "tieconv" / "one.py").write_text(endless)
+    test = "from tieconv.one import each\n\ndef test_one():\n    assert each([1]) == [1]\n"
+    (small.root / "tests" / "test_one.py").write_text(test)
+    small.enter("checks", ("tests/test_one.py",))
+    found = {mutant.after: mutant for mutant in mutants("tieconv/one.py", endless.encode())}
+    assert small.notices(found["(len(values) != 9)"])
 
 
 def test_failing_tests_are_no_measure(small: scratch.Scratch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,45 @@ def test_a_flag_that_only_scales_is_kept(flag: str, tmp_path: Path) -> None:
     tensors = {**dict.fromkeys(shared, matrix()), "lm_head.weight": matrix(seed=1)}
     pop = {**config("Pop2PianoForConditionalGeneration", "pop2piano"), "scale_decoder_outputs": True, "d_model": 64}
     assert refusal(tieconv.plan_set_tie, flag, save(tmp_path / "m", pop, tensors)).code == "flag.forward"
+
+
+@pytest.fixture
+def vilt(tmp_path: Path) -> Path:
+    """ViLT's config class sets its flag to true, whatever the file says."""
+    config = {"architectures": ["ViltForMaskedLM"], "model_type": "vilt", "tie_word_embeddings": True}
+    return save(tmp_path / "m", config, {"vilt.embeddings.text_embeddings.word_embeddings.weight": matrix()})
+
+
+def test_a_flag_that_the_class_overrides_unties_nothing(vilt: Path, tmp_path: Path) -> None:
+    """`untie` and `set-tie false` would promise a head of its own that no loaded model has; a copy is written."""
+    assert refusal(tieconv.plan_untie, vilt).code == "tie.always"
+    tieconv.plan_untie(vilt, keep_flag=True).execute(tmp_path / "copy")
+    assert refusal(tieconv.plan_set_tie, "false", tmp_path / "copy").code == "tie.always"
+
+
+def test_a_head_of_its_own_may_be_declared(tmp_path: Path) -> None:
+    """Transformers 5 keeps a stored head that differs, so a false flag is true of that model."""
+    config = {"architectures": ["ViltForMaskedLM"], "model_type": "vilt", "tie_word_embeddings": True}
+    names = ("vilt.embeddings.text_embeddings.word_embeddings.weight", "mlm_score.decoder.weight")
+    path = save(tmp_path / "m", config, {name: matrix(seed=seed) for seed, name in enumerate(names)})
+    tieconv.plan_set_tie("false", path).execute(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("verb", ["retie", "set-tie auto", "set-tie true"])
+def test_flags_of_a_talker_stay(verb: str, tmp_path: Path) -> None:
+    """Qwen3-Omni's talker reads the same key, and transformers cannot build it with a true one."""
+    flags = {"talker_config": {"tie_word_embeddings": False, "text_config": {"tie_word_embeddings": False}}}
+    config = {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": {"tie_word_embeddings": True, "text_config": {}},
+        **flags,
+    }
+    tensors = dict.fromkeys(("thinker.model.embed_tokens.weight", "thinker.lm_head.weight"), matrix())
+    path = save(tmp_path / "m", config, tensors)
+    plan = tieconv.plan_retie(path) if verb == "retie" else tieconv.plan_set_tie(verb.split()[1], path)
+    plan.execute(tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["talker_config"] == flags["talker_config"]
+    assert written["thinker_config"]["tie_word_embeddings"] is True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,13 +16,14 @@ from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
 from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.checkpoint.value_type import record
 from tieconv.sources.local.files import FileSet
 
 if TYPE_CHECKING:
     from tieconv.analysis.retie_cost.measured import OnText
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Findings:
     """What one model's tables are and cost: ``related`` and ``costs`` are ``None`` where there is one table,
     ``measured`` and ``gradients`` where no text was given.

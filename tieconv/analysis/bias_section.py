@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +16,7 @@ from tieconv.analysis.rows.frequency import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.checkpoint.results.analysis import Measure, Section
+from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ FOLDS = 0.9
 """R² from which a bias is said to be what the head makes of one vector (adjusted), or word frequency."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Explained:
     """b ≈ U·vector + k; ``left`` is the range of what remains."""
 

@@ -23,6 +23,8 @@ def record(cls: type[T]) -> type[T]:
     for name, method in _METHODS.items():
         if name not in own:
             setattr(made, name, method)
+    if hasattr(made, "__post_init__"):
+        made.__init__ = _init_checked  # type: ignore[method-assign]
     return made
 
 
@@ -41,6 +43,11 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
         values[name] = value
     for name, definition in fields.items():
         object.__setattr__(self, name, values[name] if name in values else _default(self, definition))
+
+
+def _init_checked(self: Any, *args: Any, **kwargs: Any) -> None:
+    _init(self, *args, **kwargs)
+    self.__post_init__()
 
 
 def _default(self: Any, definition: dataclasses.Field[Any]) -> Any:

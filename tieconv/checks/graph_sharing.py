@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
 from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")
 _MATRIX = 2
 
 
-@dataclass(frozen=True)
+@record
 class Outcome:
     """``why`` the copies stay (empty: they are stored once), and whether a session may then round differently."""
 
@@ -22,7 +22,7 @@ class Outcome:
     rounds: bool = False
 
 
-@dataclass(frozen=True)
+@record
 class _Read:
     """A node's read of one copy: ``turned`` relative to the first copy, in the type ``dtype``."""
 

@@ -5,13 +5,12 @@ The documentation is generated from these tables, and every cell of them is test
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import State
+from tieconv.checkpoint.value_type import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Column:
     """One way to declare a tie: the flag (``None``: left out) and what the class then does."""
 
@@ -20,7 +19,7 @@ class Column:
     tied: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """One state: what the file holds, and the rule for a group declared tied and for one declared untied."""
 
@@ -38,7 +37,7 @@ class Row:
         return self.state is not State.UNREAD or not column.tied
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Table:
     """All states of one kind of group."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,6 +13,7 @@ from tieconv.api import is_pattern
 from tieconv.api.baselines import write_baseline
 from tieconv.api.gate import expand, find_policy, run_gate
 from tieconv.api.reports import guard_report, write_report
+from tieconv.cli.check_arguments import Arguments
 from tieconv.cli.progress import count_progress
 from tieconv.cli.screen import paint, say, width
 from tieconv.cli.streams import echo, formatted
@@ -24,91 +25,45 @@ if TYPE_CHECKING:
     from tieconv.api import CheckedModel, CheckReport, GraphOutcome, Outcome, Policy
 
 
-@dataclass(frozen=True, slots=True)
-class CheckArguments:
-    """What the user said; the names are those of the options."""
-
-    models: tuple[str, ...]
-    select: tuple[str, ...]
-    ignore: tuple[str, ...]
-    fail_on: str | None
-    consumers: str | None
-    depth: str | None
-    format: str
-    output_file: str | None
-    config: str | None
-    no_config: bool
-    baseline: str | None
-    write_baseline: str | None
-    fix: bool
-    output: str | None
-    in_place: bool
-    jobs: int
-    embed: str | None
-    head: str | None
-    task: str | None
-    limit: int | None
-    resume: str | None
-    recursive: bool
-
-    def __post_init__(self) -> None:
-        if self.output is not None and self.in_place:
-            raise click.UsageError("give -o OUT or --in-place, not both")
-        if (self.output is not None or self.in_place) and not self.fix:
-            raise click.UsageError("-o OUT and --in-place go with --fix")
-        if self.config and self.no_config:
-            raise click.UsageError("give --config FILE or --no-config, not both")
-        if self.fix and self.write_baseline:
-            raise click.UsageError("--fix and --write-baseline do not go together: fix first, then write the baseline")
-
-        if (self.task or self.limit) and not any(map(is_pattern, self.models)):
-            raise click.UsageError("--task and --limit go with a pattern: hf://org/*")
-        if self.resume and self.fix:
-            raise click.UsageError("--resume and --fix do not go together: fix what the finished run found")
-
-    @property
-    def writes(self) -> bool:
-        return self.output is not None or self.in_place
-
-
-def run(arguments: CheckArguments) -> int:
+def run(arguments: Arguments) -> int:
     """The exit code, once everything is printed and written."""
     policy = _policy(arguments)
-    patterns = any(map(is_pattern, arguments.models))
-    expanded = expand(arguments.models, task=arguments.task, limit=arguments.limit, recursive=arguments.recursive)
-    arguments = replace(arguments, models=expanded, task=None, limit=None)
+    chosen = arguments.model
+    patterns = any(map(is_pattern, chosen.models))
+    expanded = expand(chosen.models, task=chosen.task, limit=chosen.limit, recursive=chosen.recursive)
+    arguments = replace(arguments, model=replace(chosen, models=expanded, task=None, limit=None))
     _guard_output(arguments)
     report, models = _checked(arguments, policy)
-    if arguments.write_baseline:
-        return _write_baseline(arguments.write_baseline, policy, report, models)
+    if arguments.result.write_baseline:
+        return _write_baseline(arguments.result.write_baseline, policy, report, models)
     outcomes: tuple[Outcome | GraphOutcome, ...] = ()
-    if arguments.fix:
+    if arguments.result.fix:
         report, outcomes = _remedied(arguments, policy, report, models)
     _show(arguments, report, outcomes)
-    if patterns and arguments.format == "text":
+    if patterns and arguments.result.format == "text":
         from tieconv.reporters.ci.check_table import table
 
-        echo(f"\n{table(report)}", err=arguments.output_file is not None)
-    writing = Writing(arguments.fix, arguments.output is not None, arguments.writes)
-    closing = summary(report, policy.settings.path, fixing=arguments.fix)
+        echo(f"\n{table(report)}", err=arguments.result.output_file is not None)
+    writing = Writing(arguments.result.fix, arguments.result.output is not None, arguments.result.writes)
+    closing = summary(report, policy.settings.path, fixing=arguments.result.fix)
     for line in (*fix_lines(report, writing), *map(_note, report.notes), closing):
         say(line)
     return report.exit_code
 
 
-def _policy(arguments: CheckArguments) -> Policy:
+def _policy(arguments: Arguments) -> Policy:
     policy, skipped = find_policy(
-        arguments.models,
-        config=arguments.config,
-        no_config=arguments.no_config,
-        select=arguments.select,
-        ignore=arguments.ignore,
-        fail_on=arguments.fail_on,
-        depth=arguments.depth,
-        consumers=arguments.consumers,
+        arguments.model.models,
+        config=arguments.rule.config,
+        no_config=arguments.rule.no_config,
+        select=arguments.rule.select,
+        ignore=arguments.rule.ignore,
+        fail_on=arguments.rule.fail_on,
+        depth=arguments.rule.depth,
+        consumers=arguments.rule.consumers,
         # The file to write may be the one that waives: it need not be there yet.
-        baseline=arguments.baseline,
-        without_baseline=bool(arguments.write_baseline),
+        baseline=arguments.rule.baseline,
+        without_baseline=bool(arguments.result.write_baseline),
     )
     for path in skipped:
         where = shell_word(os.path.relpath(path))
@@ -116,21 +71,21 @@ def _policy(arguments: CheckArguments) -> Policy:
     return policy
 
 
-def _guard_output(arguments: CheckArguments) -> None:
-    for path in filter(None, (arguments.output_file, arguments.write_baseline)):
-        guard_report(path, arguments.models)
+def _guard_output(arguments: Arguments) -> None:
+    for path in filter(None, (arguments.result.output_file, arguments.result.write_baseline)):
+        guard_report(path, arguments.model.models)
 
 
-def _checked(arguments: CheckArguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
+def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[str, CheckedModel]]:
     def checked(tick: Callable[[CheckedModel], object]) -> tuple[CheckReport, dict[str, CheckedModel]]:
         return run_gate(
             policy,
-            arguments.models,
-            embed=arguments.embed,
-            head=arguments.head,
-            jobs=arguments.jobs,
+            arguments.model.models,
+            embed=arguments.model.embed,
+            head=arguments.model.head,
+            jobs=arguments.model.jobs,
             tick=tick,
-            resume=arguments.resume,
+            resume=arguments.model.resume,
         )
 
     done = 0
@@ -139,20 +94,21 @@ def _checked(arguments: CheckArguments, policy: Policy) -> tuple[CheckReport, di
         def tick(_: CheckedModel) -> None:
             nonlocal done
             done += 1
-            progress(done, len(arguments.models))
+            progress(done, len(arguments.model.models))
 
         return checked(tick)
 
 
 def _remedied(
-    arguments: CheckArguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
+    arguments: Arguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
 ) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
     """Safe remedies applied where the user said where to, else their plans."""
     from tieconv.api.fixes import fix, preview_fixes  # with all that writes
 
-    if not arguments.writes:
+    if not arguments.result.writes:
         return preview_fixes(report)
-    return fix(policy, report, models, arguments.output, embed=arguments.embed, head=arguments.head), ()
+    chosen = arguments.model
+    return fix(policy, report, models, arguments.result.output, embed=chosen.embed, head=chosen.head), ()
 
 
 def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
@@ -161,16 +117,17 @@ def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict
     return 0
 
 
-def _show(arguments: CheckArguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
+def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
     """The result on stdout or in its file; plans after it where it is text, else on stderr."""
-    to_file = arguments.output_file is not None
-    text = render(arguments.format, report) if to_file else render(arguments.format, report, paint, width())
-    if arguments.output_file is not None:
-        write_report(arguments.output_file, f"{text}\n" if text else "")
+    result = arguments.result
+    to_file = result.output_file is not None
+    text = render(result.format, report) if to_file else render(result.format, report, paint, width())
+    if result.output_file is not None:
+        write_report(result.output_file, f"{text}\n" if text else "")
     elif text:
-        (echo if arguments.format == "text" else formatted)(text)
+        (echo if result.format == "text" else formatted)(text)
     for outcome in outcomes:
-        echo(_plan(outcome, in_place=arguments.in_place), err=to_file or arguments.format != "text")
+        echo(_plan(outcome, in_place=result.in_place), err=to_file or result.format != "text")
 
 
 def _plan(outcome: Outcome | GraphOutcome, *, in_place: bool) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 import click
 
+from tieconv.checkpoint.value_type import record
 from tieconv.cli.network import fetched_line
 from tieconv.cli.progress import byte_progress
 from tieconv.cli.screen import painter, say, timed, width
@@ -26,7 +26,7 @@ class PlanOptions(TypedDict):
     fetch: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WriteArguments:
     """What the user said about writing."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.checkpoint.results.push import Effect
+from tieconv.checkpoint.value_type import record
 from tieconv.comparison.configs import compare_configs
 from tieconv.comparison.pair import Pair, Relations
 from tieconv.loaders.parameters import Source
@@ -16,7 +16,7 @@ from tieconv.text import count, shown, size
 _EQUAL = (State.IDENTICAL, State.ALIASED)
 
 
-@dataclass
+@record
 class _Sides:
     """The model before and after; which files stay; ``relations`` where bytes can be compared."""
 

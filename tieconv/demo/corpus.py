@@ -8,11 +8,12 @@ has a topic that favours its own words, as in a natural text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from tieconv.checkpoint.value_type import record
 
 Array = npt.NDArray[Any]
 
@@ -34,7 +35,7 @@ _SYLLABLES = [
 ]
 
 
-@dataclass(frozen=True)
+@record
 class Grammar:
     """Who may follow whom: ``follows`` (words,) the role that a word asks for next, ``draws`` of (topic, role)."""
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
+from tieconv.checkpoint.value_type import record
 from tieconv.demo.corpus import Array, grammar, sample
 from tieconv.demo.toy_settings import BATCH, CONTEXT, HELD_OUT, WORDS
 
 _STREAMS = 256
 
 
-@dataclass(frozen=True)
+@record
 class Text:
     """``train`` and ``held_out`` are (passages, `CONTEXT`) word numbers, ``counts`` (`WORDS`,) of the training text."""
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import cos, pi
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tieconv.checkpoint.value_type import record
 from tieconv.demo import toy_settings
 from tieconv.demo.corpus import Array
 from tieconv.demo.generated_text import Text
@@ -18,7 +18,7 @@ from tieconv.demo.generated_text import Text
 _WARM = 50  # steps until the full learning rate
 
 
-@dataclass(frozen=True)
+@record
 class Trained:
     """A model, the training loss of each step, and its loss on the held-out text, in nats per word."""
 

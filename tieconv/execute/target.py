@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import DestinationError
 from tieconv.text import shown
 
@@ -20,7 +20,7 @@ _LONGEST_NAME = 200
 """Bytes of OUT's name that still leave room for the staging directory's own (a name has at most 255)."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Target:
     """OUT and how to write it.
 

@@ -12,7 +12,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.interface import prepare
-from tieconv.formats.weight_set import Naming, WeightSet, note_orphans, require_regular
+from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
 from tieconv.text import count, path_word, shown
 
 ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
@@ -43,12 +43,13 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
     prepare(files, weight_set.weights)
     read = [read_one(files, name) for name in weight_set.weights]
     weights = tuple(file for file, _ in read)
-    weight_set.cautions += [caution for _, cautions in read for caution in cautions]
+    cautions = [*weight_set.cautions, *(caution for _, file_cautions in read for caution in file_cautions)]
     if weight_set.index is not None or len(weights) > 1:
         from tieconv.formats.indexed import index_cautions  # most models are one file
 
-        weight_set.cautions += index_cautions(weight_set, weights)
-    config = _config(naming, listing, files, weight_set)
+        cautions += index_cautions(weight_set, weights)
+    config, config_cautions = _config(naming, listing, files, weight_set)
+    cautions += config_cautions
     named = [*weight_set.weights, *(document.name for document in (weight_set.index, config) if document)]
     whole = weight_set.layout is not Layout.FILE
     return Checkpoint(
@@ -61,7 +62,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
         index=weight_set.index,
         companions={name: size for name, size in listing.entries.items() if name not in named} if whole else {},
         special=listing.special if whole else (),
-        cautions=(*weight_set.cautions, *(_code_cautions(listing, files) if config else ())),
+        cautions=(*cautions, *(_code_cautions(listing, files) if config else ())),
         states={name: files.state(name) for name in named},
         orphans=tuple(_readable(files, weight_set.orphans, read_one)),
     )
@@ -69,7 +70,7 @@ def read_model(naming: Naming, listing: Listing, files: Files, read_one: ReadOne
 
 def _find_weights(naming: Naming, listing: Listing, files: Files) -> WeightSet:
     if listing.named and not naming.is_index(listing.named):
-        cautions = [not_alone(listing.named)] if naming.index in listing.top else []
+        cautions = (not_alone(listing.named),) if naming.index in listing.top else ()
         return WeightSet(Layout.FILE, (listing.named,), cautions=cautions)
     if listing.named:
         return _indexed(naming, listing, files, listing.named)
@@ -100,18 +101,14 @@ def _name_one(listing: Listing, name: str) -> str:
 
 
 def _single(naming: Naming, listing: Listing, stored: list[str]) -> WeightSet:
-    weight_set = WeightSet(Layout.SINGLE, (naming.single,))
-    if naming.index in listing.top:
-        weight_set.cautions.append(
-            Caution(
-                "layout.ambiguous",
-                f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
-                "other loaders read the shards",
-            )
-        )
-    else:
-        note_orphans(weight_set, stored)
-    return weight_set
+    if naming.index not in listing.top:
+        return with_orphans(WeightSet(Layout.SINGLE, (naming.single,)), stored)
+    caution = Caution(
+        "layout.ambiguous",
+        f"{naming.single} and {naming.index} stand side by side: transformers reads the single file, "
+        "other loaders read the shards",
+    )
+    return WeightSet(Layout.SINGLE, (naming.single,), cautions=(caution,))
 
 
 def _indexed(naming: Naming, listing: Listing, files: Files, name: str) -> WeightSet:
@@ -127,7 +124,7 @@ def _without_index(naming: Naming, listing: Listing, stored: list[str]) -> Weigh
         return WeightSet(Layout.SINGLE, tuple(stored))
     if shards and len(shards) == len(stored):
         absent = f"{count(len(shards), 'shard')} without {naming.index}: loaders need the index"
-        return WeightSet(Layout.SHARDED, tuple(shards), cautions=[Caution("index.absent", absent)])
+        return WeightSet(Layout.SHARDED, tuple(shards), cautions=(Caution("index.absent", absent),))
     raise UnreadableError(
         f"{shown(listing.source)} holds {count(len(stored), naming.noun)}, none named {naming.single}, and no index",
         _name_one(listing, stored[0]),
@@ -150,18 +147,14 @@ def _readable(files: Files, names: Iterable[str], read_one: ReadOne) -> Iterator
             yield read_one(files, name)[0]
 
 
-def _config(naming: Naming, listing: Listing, files: Files, weight_set: WeightSet) -> Document | None:
-    """The config of the directory. For one shard of many it would describe tensors that are not in sight."""
+def _config(
+    naming: Naming, listing: Listing, files: Files, weight_set: WeightSet
+) -> tuple[Document | None, Iterable[Caution]]:
+    """The config of the directory, and cautions. For one shard it would describe tensors that are not in sight."""
     require_regular(listing, files, CONFIG)
     if CONFIG not in listing.top:
-        return None
+        return None, ()
     if weight_set.layout is Layout.FILE and re.search(naming.shard, weight_set.weights[0]):
-        weight_set.cautions.append(
-            Caution(
-                "layout.one-shard", f"{shown(weight_set.weights[0])} is one shard of a model; inspect its directory"
-            )
-        )
-        return None
-    document, cautions = read_config(files)
-    weight_set.cautions += cautions
-    return document
+        message = f"{shown(weight_set.weights[0])} is one shard of a model; inspect its directory"
+        return None, (Caution("layout.one-shard", message),)
+    return read_config(files)

@@ -9,7 +9,7 @@ from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Lis
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import read_bytes
-from tieconv.formats.weight_set import Naming, WeightSet, note_orphans, require_regular
+from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
 from tieconv.text import command, count, shown
 
 
@@ -25,8 +25,7 @@ def read_indexed(naming: Naming, listing: Listing, files: Files, name: str) -> W
                 f"{shown(name)} names the shard", shard, "index.absent-shard", _instead(listing, shard)
             )
     weight_set = WeightSet(Layout.SHARDED, shards, Document(name, data.decode("utf-8"), value), weight_map)
-    note_orphans(weight_set, (entry for entry in listing.top if naming.is_weights(entry)))
-    return weight_set
+    return with_orphans(weight_set, filter(naming.is_weights, listing.top))
 
 
 def _instead(listing: Listing, absent: str) -> str:

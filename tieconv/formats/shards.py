@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 from tieconv.checkpoint.model_files import (
@@ -19,6 +18,7 @@ from tieconv.checkpoint.model_files import (
     Listing,
     WeightFile,
 )
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model
@@ -47,7 +47,7 @@ _DIFFUSERS = "diffusion_pytorch_model"
 _NUMBERED = re.compile(r"^(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<total>\d{5})(?P<suffix>\.\w+)$")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Set:
     """Numbered shards that belong together: ``prefix``-NNNNN-of-``total``."""
 

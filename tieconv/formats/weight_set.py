@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
 
 from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Listing
 from tieconv.checkpoint.value_type import record
@@ -43,23 +44,16 @@ class Naming:
         return any(self.is_weights(entry) or self.is_index(entry) for entry in listing.top)
 
 
+@record
 class WeightSet:
-    """What reading gathers before it becomes a `Checkpoint`."""
+    """The weight files of a model, and those of its directory that the model does not use (``orphans``)."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        weights: tuple[str, ...],
-        index: Document | None = None,
-        weight_map: dict[str, str] | None = None,
-        cautions: list[Caution] | None = None,
-    ) -> None:
-        self.layout = layout
-        self.weights = weights
-        self.index = index
-        self.weight_map = weight_map or {}
-        self.cautions = cautions or []
-        self.orphans: tuple[str, ...] = ()
+    layout: Layout
+    weights: tuple[str, ...]
+    index: Document | None = None
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+    cautions: tuple[Caution, ...] = ()
+    orphans: tuple[str, ...] = ()
 
 
 def require_regular(listing: Listing, files: Files, name: str) -> None:
@@ -68,12 +62,12 @@ def require_regular(listing: Listing, files: Files, name: str) -> None:
         files.state(name)
 
 
-def note_orphans(weight_set: WeightSet, stored: Iterable[str]) -> None:
-    """Record the ``stored`` weight files that the model does not use, with a caution."""
+def with_orphans(weight_set: WeightSet, stored: Iterable[str]) -> WeightSet:
+    """Return the set with the ``stored`` weight files that the model does not use, and a caution."""
     left = sorted(set(stored) - set(weight_set.weights))
     if not left:
-        return
-    weight_set.orphans = tuple(left)
+        return weight_set
     listed = ", ".join(shown(name, 60) for name in left[:4])
     message = f"{count(len(left), 'weight file')} that the model does not use: {listed}"
-    weight_set.cautions.append(Caution("index.orphan", message))
+    cautions = (*weight_set.cautions, Caution("index.orphan", message))
+    return replace(weight_set, orphans=tuple(left), cautions=cautions)

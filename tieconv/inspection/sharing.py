@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checkpoint.relation.proved import Transposed
+from tieconv.checkpoint.value_type import record
 from tieconv.sources.strided import StridedRange, row_major
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _View:
     """Where a tensor's elements lie. Sides of length 1 are left out: their strides say nothing."""
 
@@ -44,15 +44,15 @@ def sharing(canonical: TensorRecord, second: TensorRecord) -> Aliased | Transpos
 def shared_names(tensors: Mapping[str, TensorRecord]) -> tuple[tuple[str, ...], ...]:
     """Return the groups of names that are one tensor of the file: the same elements of one storage."""
     storages: dict[object, list[str]] = defaultdict(list)
-    for name, record in tensors.items():
-        if record.storage is not None:
-            storages[record.storage, record.range.file].append(name)
+    for name, tensor in tensors.items():
+        if tensor.storage is not None:
+            storages[tensor.storage, tensor.range.file].append(name)
     groups: dict[object, list[str]] = defaultdict(list)
     for names in storages.values():
         if len(names) > 1:  # of half a million tensors, few share a storage
             for name in names:
-                if (record := tensors[name]).elements:
-                    groups[record.dtype, record.range, record.shape, record.stride].append(name)
+                if (tensor := tensors[name]).elements:
+                    groups[tensor.dtype, tensor.range, tensor.shape, tensor.stride].append(name)
     return tuple(tuple(names) for names in groups.values() if len(names) > 1)
 
 

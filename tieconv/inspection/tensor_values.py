@@ -5,15 +5,15 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.view_reader import readable
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Layout:
     """How a float type is stored: array codes of its width, its infinity, and its NaN's top bytes."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tieconv.architectures import locate
 from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4, text_config
 from tieconv.checkpoint.family import Family, FlagMeaning, Role, TieGroup, Tying
 from tieconv.checkpoint.inspection import BiasState, Inspection, Tie
+from tieconv.checkpoint.value_type import record
 from tieconv.loaders.parameters import ParameterNames, Source, Sources
 from tieconv.loaders.transformers import names5 as newer
 from tieconv.loaders.transformers.names4 import corrupt, unread
@@ -26,7 +26,7 @@ _OLDER = "4.57"
 """The release of transformers 4 that counts."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class View:
     """A model in one loader. A parameter that the loader leaves random or has no values for is absent.
 

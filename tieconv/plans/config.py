@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 
-from tieconv.architectures.flag_levels import text_config
+from tieconv.architectures.flag_levels import levels_read, text_config
 from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import FlagMeaning
 from tieconv.checkpoint.inspection import Inspection
@@ -23,7 +23,8 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
     """The config text with the flag set to ``tied`` at the top and at every nested level that has one.
 
     One level is not enough: transformers 4 obeys the nested flag, transformers 5 the top one, and some classes
-    either. ``(None, ())`` where every level already says so, or where there is no config.
+    either. A class that cannot have all alike (`Family.unflippable`) gets it at the levels that decide.
+    ``(None, ())`` where every level already says so, or where there is no config.
     """
     document = inspection.checkpoint.config
     if document is None:
@@ -43,11 +44,17 @@ def set_flag(inspection: Inspection, tied: bool) -> tuple[OutputText | None, tup
 
 def _changes(inspection: Inspection, tied: bool) -> Iterator[SetConfig]:
     for entry in inspection.config.declared:
-        if entry.value is tied:
+        if entry.value is tied or not _may_change(inspection, entry.path):
             continue
         if not entry.present and entry.path != FLAG and entry.path not in _governing(inspection):
             continue
         yield SetConfig(entry.path, tied, entry.value, entry.present)
+
+
+def _may_change(inspection: Inspection, path: str) -> bool:
+    """Whether a level may get the flag: of a class that cannot have all alike, those alone that decide the tie."""
+    level = path.removesuffix(FLAG).rstrip(".")
+    return inspection.family.unflippable is None or level in levels_read(inspection.family)
 
 
 def _own(config: Mapping[str, object], tied: bool, prefix: str = "") -> Iterator[SetConfig]:

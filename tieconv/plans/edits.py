@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tieconv.checkpoint import kept_copies
+from tieconv.checkpoint import kept_copies, value_type
 from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.model_files import ByteRange, Checkpoint, Layout, TensorRecord, WeightFile
 from tieconv.checkpoint.operation import (
@@ -46,7 +46,7 @@ By format. It starts like the other shards and is not numbered, so that loaders 
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value_type.record
 class Files:
     """What becomes of the weight files and their index."""
 

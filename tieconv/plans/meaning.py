@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tieconv.architectures.flag_levels import FLAG, levels_read, reading_v4, text_config
-from tieconv.checkpoint.family import FlagMeaning, Knowledge
+from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.phrases import is_apart
+from tieconv.plans.build import ALIKE
 from tieconv.plans.config import DERIVED_KEY
 from tieconv.plans.guards import again, refuse
 from tieconv.text import shown
@@ -79,6 +80,20 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
             _instead(inspection, verb),
             "tie.unflippable",
         )
+
+
+def always_tied(inspection: Inspection) -> str:
+    """The sentence that a false flag unties nothing, for a class that ties an equal or missing head; else empty."""
+    family, head = inspection.family, inspection.head.output_head
+    own = (
+        member.stored and member.state not in ALIKE
+        for tie in inspection.ties
+        for member in tie.members
+        if head is not None and member.name == head.name
+    )
+    if family.tying is not Tying.ALWAYS or any(own):
+        return ""
+    return f"{family.architecture} ties its head whatever the config says, so a false flag unties nothing"
 
 
 def _instead(inspection: Inspection, verb: str) -> str:

@@ -10,6 +10,7 @@ from functools import cached_property
 from inspect import signature
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.packages import need
 from tieconv.text import command, shown
@@ -17,7 +18,7 @@ from tieconv.text import command, shown
 _PURPOSE = "the torch reference"
 
 
-@dataclass(frozen=True)
+@record
 class Batch:
     """Token ids (batch × sequence, int64) with their mask, 1 for a token and 0 for padding.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.reference.model import Reference, load
 from tieconv.reference.packages import need, require
@@ -23,7 +23,7 @@ LEAST = 256
 """Predicted tokens below which nothing is claimed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Apart:
     """A model in float32 on the CPU, its tables (V, d) apart, and the text.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.reference.model import Batch, load_config, load_whole_config
 from tieconv.reference.packages import need
@@ -20,7 +20,7 @@ EXTRA, PURPOSE = "torch", "--text, which runs the model,"
 """The extra that `--text` needs, and what for."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fed:
     """One window as the model gets it. ``places`` index the logits that predict ``targets``, ids: (n,)."""
 
@@ -50,7 +50,7 @@ class Reading(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Causal:
     """Each token is predicted from those before it."""
 
@@ -66,7 +66,7 @@ class Causal:
         return places
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Masked:
     """Every seventh token is masked and predicted from all the others, between the tokens that begin and end a text."""
 
@@ -93,7 +93,7 @@ class Masked:
         return places - len(self.prefix) - len(self.suffix)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EncoderDecoder:
     """The encoder reads the first half of a window, the decoder predicts the second, token by token."""
 

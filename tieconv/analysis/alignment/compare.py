@@ -9,7 +9,6 @@ similarities and the norm profile, and the fitted maps are only reported. Import
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -19,6 +18,7 @@ from tieconv.analysis.alignment.local import NEIGHBOURS, Local, Sample, draw, lo
 from tieconv.analysis.alignment.token_tables import Array, Joined, Table, join
 from tieconv.analysis.alignment.verdict import Contest, verdict
 from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
+from tieconv.checkpoint.value_type import record
 
 TITLE = "Alignment"
 
@@ -39,7 +39,7 @@ _PAIRS = {"E→U": (1, 2), "E→T": (1, 0), "U→T": (2, 0)}
 _CEILINGS = {"E→T": "E→E'", "U→T": "U→U'"}
 
 
-@dataclass(frozen=True)
+@record
 class Untied:
     """The input and the output table of an untied model."""
 
@@ -47,7 +47,7 @@ class Untied:
     head: Table
 
 
-@dataclass(frozen=True)
+@record
 class _Figure:
     value: float | None
     floor: float

@@ -7,13 +7,13 @@ second pass that takes the cosine of each mapped row with its target. Imports nu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import pi, sqrt
 
 import numpy as np
 
 from tieconv.analysis.alignment.token_tables import Array, Joined
 from tieconv.analysis.relation.linear_map import solve
+from tieconv.checkpoint.value_type import record
 
 MAPS = ("identity", "procrustes", "least squares")
 
@@ -21,7 +21,7 @@ _ROUNDING = 1e-10
 """Share of the largest energy that sums of float32 products leave in a direction that is not there."""
 
 
-@dataclass(frozen=True)
+@record
 class Linear:
     """Mean per-token cosine after each map (``None`` where widths differ) and CKA."""
 
@@ -29,7 +29,7 @@ class Linear:
     cka: float
 
 
-@dataclass(frozen=True)
+@record
 class Moments:
     """A table (n, d) about its mean: ``mean`` (d,) float32, ``gram`` (d, d), ``rest`` (d,) the sums that remain."""
 

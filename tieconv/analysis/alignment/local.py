@@ -5,17 +5,16 @@ KNN and RSA rest on sampled tokens and use rows as they are stored, not centred.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.alignment.token_tables import Array, Joined
+from tieconv.checkpoint.value_type import record
 
 NEIGHBOURS = 10
 PAIRS = 200_000
 
 
-@dataclass(frozen=True)
+@record
 class Local:
     """One table seen through sampled tokens: their nearest tokens, the cosines of random pairs, all row norms."""
 
@@ -24,7 +23,7 @@ class Local:
     norms: Array  # (tokens,)
 
 
-@dataclass(frozen=True)
+@record
 class Sample:
     """The tokens that are asked about, and the pairs of them, as places of the common order."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.text import shown
 
@@ -24,7 +24,7 @@ FEWEST = 3
 """The square of the longest row: sums of products of longer ones leave the range of float32."""
 
 
-@dataclass(frozen=True)
+@record
 class Table:
     """A matrix of one row per token, (rows, width), read where it is needed.
 
@@ -51,7 +51,7 @@ class Table:
         return taken
 
 
-@dataclass(frozen=True)
+@record
 class Joined:
     """Tables whose rows are the same tokens in the same order: ``numbers[i]`` are the rows of ``tables[i]``."""
 

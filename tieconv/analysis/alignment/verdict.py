@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import hypot
+
+from tieconv.checkpoint.value_type import record
 
 _WORDS = {"knn": "neighbours", "rsa": "pair similarities", "norms": "the norm profile"}
 _ERRORS = 3.0
@@ -13,7 +14,7 @@ Side = tuple[float, float, float, float | None]
 """(value, chance floor, standard error, ceiling or ``None``) of the tied table against one role."""
 
 
-@dataclass(frozen=True)
+@record
 class Contest:
     """One measure of T against the input table and against the output table."""
 

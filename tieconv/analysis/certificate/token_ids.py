@@ -7,7 +7,6 @@ the release, so that every id which it could get counts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from tieconv.analysis.certificate.measured_releases import (
     passes_over_named_class,
@@ -15,6 +14,7 @@ from tieconv.analysis.certificate.measured_releases import (
     tokens_of_class,
 )
 from tieconv.analysis.certificate.tokenizer_files import CONFIG, SPECIAL, TOKENIZER, VOCABULARY, TokenizerFiles, is_id
+from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 _EXTRA = "extra_ids"
@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
 """Keys of tokenizer_config.json that add no token whatever they hold; a truth value adds none either."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TokenIds:
     """``listed`` ids have a token in the files, ``spans`` may get one as the tokenizer is loaded.
 

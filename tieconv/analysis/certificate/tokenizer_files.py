@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from fnmatch import fnmatchcase
 
 from tieconv.analysis.certificate.allowance import MAX_SETTINGS, Allowance, too_large
 from tieconv.analysis.certificate.large_json import Batch, LargeJson
 from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
 
@@ -28,7 +29,7 @@ _UNREAD = ("*.model", "*.spm", "*.tiktoken", "*.codes", "*.vocab", "tekken.json"
 PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-@dataclass
+@record
 class TokenizerFiles:
     """``documents`` are the JSON files that could be read, without the tokens that stand below by id.
 
@@ -44,8 +45,8 @@ class TokenizerFiles:
     words: dict[int, str] = field(default_factory=dict)
     odd_vocabulary: bool = False
     added: dict[int, str] = field(default_factory=dict)
-    broken: list[str] = field(default_factory=list)
-    too_large: list[str] = field(default_factory=list)
+    broken: tuple[str, ...] = ()
+    too_large: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
     processors: tuple[str, ...] = ()
 
@@ -62,25 +63,38 @@ class TokenizerFiles:
 def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
     """Read what there is among ``names``. Nothing is raised for a malformed file, or one that is too large."""
     top = sorted(name for name in names if "/" not in name)
-    tokenizer = TokenizerFiles(
-        unread=tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD)),
-        processors=tuple(filter(names.__contains__, PROCESSORS)),
-    )
-    reader = _Reader(files, tokenizer)
+    reader, broken, oversized = _Reader(files), list[str](), list[str]()
     for name, read in reader.readers.items():
         if name in names:
             try:
                 read(name)
             except UnreadableError as error:
-                (tokenizer.too_large if error.code == "json.too-large" else tokenizer.broken).append(name)
-    return tokenizer
+                (oversized if error.code == "json.too-large" else broken).append(name)
+    return TokenizerFiles(
+        documents=reader.documents,
+        model=reader.model,
+        vocabulary=reader.vocabulary,
+        words=reader.words,
+        odd_vocabulary=reader.odd_vocabulary,
+        added=reader.added,
+        broken=tuple(broken),
+        too_large=tuple(oversized),
+        unread=tuple(name for name in top if any(fnmatchcase(name, pattern) for pattern in _UNREAD)),
+        processors=tuple(filter(names.__contains__, PROCESSORS)),
+    )
 
 
 class _Reader:
-    """Reads each file into ``found``. The methods raise `UnreadableError`."""
+    """Reads each file into its attribute. The methods raise `UnreadableError`."""
 
-    def __init__(self, files: Files, tokenizer: TokenizerFiles) -> None:
-        self._files, self._gathered, self._allowance = files, tokenizer, Allowance()
+    def __init__(self, files: Files) -> None:
+        self._files, self._allowance = files, Allowance()
+        self.documents: dict[str, Mapping[str, object]] = {}
+        self.model: dict[int, str] = {}
+        self.vocabulary: dict[int, str] = {}
+        self.words: dict[int, str] = {}
+        self.added: dict[int, str] = {}
+        self.odd_vocabulary = False
         self.readers: dict[str, Callable[[str], None]] = {
             TOKENIZER: self._tokenizer,
             VOCABULARY: self._vocabulary,
@@ -92,36 +106,36 @@ class _Reader:
 
     def _tokenizer(self, name: str) -> None:
         model: dict[int, str] = {}
-        self._gathered.documents[name] = self._large(name).document(
+        self.documents[name] = self._large(name).document(
             {
                 ("model", "vocab"): lambda batch: self._take(name, model, _vocabulary_pairs(batch, len(model))),
                 ("model", "merges"): lambda batch: self._allowance.merges(len(batch), name),
-                ("added_tokens",): lambda batch: self._take(name, self._gathered.added, _contents(batch)),
+                ("added_tokens",): lambda batch: self._take(name, self.added, _contents(batch)),
             }
         )
-        self._gathered.model = model
+        self.model = model
 
     def _vocabulary(self, name: str) -> None:
         vocabulary: dict[int, str] = {}
 
         def take(batch: Mapping[str, object]) -> None:
             self._take(name, vocabulary, batch.items())
-            self._gathered.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
+            self.odd_vocabulary |= any(not isinstance(number, int) for number in batch.values())
 
         self._large(name).members(take)
-        self._gathered.vocabulary = vocabulary
+        self.vocabulary = vocabulary
 
     def _added(self, name: str) -> None:
-        self._large(name).members(lambda batch: self._take(name, self._gathered.added, batch.items()))
+        self._large(name).members(lambda batch: self._take(name, self.added, batch.items()))
 
     def _config(self, name: str) -> None:
         """Read what transformers adds to the tokenizer as it loads it too: {id as text: {"content": …}}."""
-        self._gathered.documents[name] = self._large(name).document(
-            {("added_tokens_decoder",): lambda batch: self._take(name, self._gathered.added, _decoded(batch))}
+        self.documents[name] = self._large(name).document(
+            {("added_tokens_decoder",): lambda batch: self._take(name, self.added, _decoded(batch))}
         )
 
     def _special(self, name: str) -> None:
-        self._gathered.documents[name] = self._large(name).document({})
+        self.documents[name] = self._large(name).document({})
 
     def _words(self, name: str) -> None:
         """Read a text with a token a line."""
@@ -136,7 +150,7 @@ class _Reader:
             text = ""
         if not text:
             raise UnreadableError(f"{name} is no UTF-8 text, or empty", "", "tokenizer.words")
-        self._gathered.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
+        self.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
 
     def _large(self, name: str) -> LargeJson:
         size = self._files.state(name).size

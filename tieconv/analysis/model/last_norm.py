@@ -7,7 +7,6 @@ the classes of transformers by the tests. Where a class is not listed no bound i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,11 +15,12 @@ from tieconv.analysis.model.tables import Array
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.view_reader import readable
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Final:
     """γ (d,), β (d,) or ``None``, s, and the logits' soft cap (0: none), which ends the softmax gauge.
 
@@ -49,7 +49,7 @@ class Final:
         return 1.0 if self.gain_key == "one_plus" else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Known:
     """``norm`` is the module, ``{last}`` in it the number of the last of the layers that the config counts in
     ``layers``. Which config keys decide whether this holds was measured: `class_values`.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.model.tables import Array, Table, numbers, spans
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import Format, convert
 
 SQUARED = (1e-150, 1e150)
 """Lengths of rows whose square float64 holds to its last digit, with room for a sum of them."""
 
 
-@dataclass(slots=True)
+@record
 class Moments:
     """What one pass found about the first ``rows`` rows of E and U, both ``width`` wide.
 
@@ -81,7 +80,7 @@ def _add(moments: Moments, start: int, stop: int, e_bits: Array, u_bits: Array, 
     e, u = numbers(e_bits, forms[0]), numbers(u_bits, forms[1])
     differing = _unequal(e_bits, u_bits, forms)
     moments.unequal[start:stop] = differing.any(axis=1)
-    moments.unequal_columns |= differing.any(axis=0)
+    moments.unequal_columns[:] |= differing.any(axis=0)
     moments.norms[0][start:stop], moments.norms[1][start:stop] = _lengths(e), _lengths(u)
     with np.errstate(all="ignore"):
         moments.distances[start:stop] = _lengths(u - e)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tieconv.analysis.model.tables import Table
 from tieconv.checkpoint.family import Role
@@ -11,12 +10,13 @@ from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.relation import relate
 from tieconv.inspection.ties import EQUAL
 from tieconv.text import shown
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flip:
     """``exponent``: once tied, the class multiplies its logits by 2**exponent (T5 and its kin). ``taken_up`` where the
     head is the embedding times that number, element by element, so that a re-tie changes nothing. ``refused`` says why

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tieconv.analysis.certificate.config_values import WithheldError, guard_class
 from tieconv.analysis.certificate.fed_ids import fed_ids, read_generation
 from tieconv.analysis.model.last_norm import Final, final_norm, vector
@@ -14,12 +12,13 @@ from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.retie_forecast import NOT_ASKED, RetieForecast
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Subject:
     """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from tieconv.checkpoint.dtypes import FLOATS, nbytes
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, decode
 from tieconv.inspection.view_reader import readable
@@ -26,7 +26,7 @@ MOST_ROWS, WIDEST = 1 << 24, 1 << 16
 """The most rows and columns of a table: beyond, what is kept for each row or a single row would not fit."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Table:
     """A matrix of ``rows`` × ``width`` floats, one row a token."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,9 +10,10 @@ from tieconv.analysis.certificate.token_ids import token_ids, too_large
 from tieconv.analysis.certificate.tokenizer_files import TOKENIZER, VOCABULARY, WORDS, read_files
 from tieconv.analysis.model.tables import Array
 from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.value_type import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Tokens:
     """Each id that a file gives a token, with its text; ``file`` is where the vocabulary is from.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from tieconv.analysis.relation.retrieval import precision_at_1, sample
 from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import FORMATS, convert
 
 FEW = 32
@@ -33,7 +34,7 @@ SAME = 1e-12
 """Share of a table's energy that is no more than what summing leaves of rows that are all the same."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Related:
     """The class and the evidence for it. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
 
@@ -103,7 +104,7 @@ def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str,
         left, right = (convert(table.bits(start, stop).reshape(-1), table.form, form) for table in (wide, narrow))
         if (left != right).any():
             return None
-    moments.cast = form.name
+    moments = replace(moments, cast=form.name)
     differing = int(np.count_nonzero(moments.unequal))
     detail = {"rows_differing": differing, "rows": moments.rows, "cast": form.name, "stored": "F32"}
     return _exact(Kinship.CAST, moments, detail)

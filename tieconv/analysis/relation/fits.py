@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.model.moments import Moments
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.checkpoint.value_type import record
 
 SURE = 16
 """Rows for each free number of a column's fit: with fewer a fit says nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fit:
     """U_v ≈ gains ⊙ E_v + shift, its residual ‖U − Û‖ / ‖U‖ over every row, and the most that rounding explains."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.checkpoint.value_type import record
 
 GEMM = 1 << 22
 """Elements of a block that is multiplied at once (16 MiB as float32)."""
@@ -16,7 +15,7 @@ WIDEST = 1 << 14
 """The most columns of which moments are taken: a d × d matrix of so many takes 2 GiB."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Grams:
     """Centred second moments over ``rows`` rows, float64: ``ee``, ``uu`` and ``eu`` (d, d), and the mean rows."""
 

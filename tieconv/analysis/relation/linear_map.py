@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.model.tables import Array, Table
 from tieconv.analysis.relation.grams import Grams
 from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.checkpoint.value_type import record
 
 ENOUGH = 2
 """Rows for each column below which any table is nearly a linear map of any other."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Linear:
     """U_v ≈ E_v·map + shift. ``r2`` is the share of the centred energy of U that it explains, ``adjusted`` the same
     without what chance explains: 0 for unrelated tables whatever V and d are.

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.model.moments import Moments
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.rounding_tolerance import tolerance
+from tieconv.checkpoint.value_type import record
 
 HIGHEST_RANK = 128
 """Larger ranks are not looked for: adapters merged into a head have 4 to 128."""
@@ -21,7 +20,7 @@ SHARE = 0.1
 """Share of the rows or of the columns from which equal ones make tables partly equal."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EqualShare:
     """How many ``rows`` and ``columns`` are equal bit by bit (of two types: once rounded), those of zeros left out of
     all counts.

@@ -8,7 +8,6 @@ range ≤ 2·s·√d·r + s·range_v(Δ_v·β). Then max|Δ log p| ≤ range and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
@@ -16,9 +15,10 @@ import numpy as np
 from tieconv.analysis.model.last_norm import Final
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.retie_cost.ball import UP, enclosing_ball, radius_about
+from tieconv.checkpoint.value_type import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bound:
     """``kl`` (nats a token) and ``log_p`` (largest change of a log-probability) hold for every input.
 
@@ -37,7 +37,7 @@ class Bound:
         return bool(np.isfinite(self.kl))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Change:
     """The rows of U' − U, ``share`` of the way from U to E, those of ``rows`` alone where they are given."""
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.certificate.measured_releases import RELEASES
@@ -13,6 +11,7 @@ from tieconv.analysis.model.tables import Array
 from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.bounds import Bound, Change, bound
 from tieconv.checkpoint.results.analysis import Kinship, Measure
+from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
@@ -31,7 +30,7 @@ _NATS = "nats/token"
 _LISTED = 8
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Costs:
     """``certified`` bounds on the KL by survivor, ``None`` where the weights cannot say; ``head`` is the change of the
     head where the embedding survives. ``free`` where a re-tie changes nothing. ``uncovered`` are the ids, as text, that

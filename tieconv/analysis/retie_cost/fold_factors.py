@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
 from tieconv.analysis.model.last_norm import Final
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.simplest import simplest
+from tieconv.checkpoint.value_type import record
 from tieconv.execute.contents.mean import floats, rounded
 
 _SLACK = 2.0**-50  # relative; of the quotients that bound a factor
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pair:
     """Two tables of one shape and type."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.checkpoint.results.analysis import Measure
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.mean import floats, midpoints, rounded
 from tieconv.reference import Apart, load_apart
@@ -79,7 +80,7 @@ class Effect:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OnText:
     """``effects`` of each change by name; ``zero_mass`` is the probability of the zero rows, ``hidden`` the mean of
     what the head is applied to (d,), ``counts`` how often each token stands in the text (V,).

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from tieconv.analysis.model.series import points
 from tieconv.analysis.model.tables import Array
 from tieconv.checkpoint.results.analysis import Measure
+from tieconv.checkpoint.value_type import record
 
 DISTINCT = 100
 """Different tokens below which no line is fitted through their frequencies."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Line:
     """values ≈ slope·log p + start over the ``seen`` tokens of the text, in nats; ``None`` where there are too few."""
 

@@ -8,12 +8,11 @@ the stored tables are related, never the flag of the config: an untied copy of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from tieconv.analysis.model.moments import SQUARED
 from tieconv.analysis.model.tables import Array, Table, spans
+from tieconv.checkpoint.value_type import record
 
 REFERENCE = 8
 """Unused rows that a judgement needs."""
@@ -25,7 +24,7 @@ QUANTILE = 0.95
 """Share of the unused rows that the threshold keeps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flagged:
     """``score`` of each row (V,), small where a row looks untrained, and the tokens at or below ``threshold``."""
 

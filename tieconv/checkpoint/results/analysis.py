@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
 ANALYZE_SCHEMA = "tieconv.analyze/1"
@@ -39,7 +40,7 @@ POINTS = 4096
 """The most points of one series: longer ones are thinned out evenly."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measure:
     """One figure with what it is to be held against.
 
@@ -74,7 +75,7 @@ class Measure:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Section:
     """One question: a plain sentence that answers it, the figures behind, numbers to plot, and whatever else.
 
@@ -104,7 +105,7 @@ class Section:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Analysis(Printed):
     """The answer of `tieconv analyze`.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from tieconv.checkpoint.json_values import Printed, plain
 from tieconv.checkpoint.relation.proved import Relation
+from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
 DIFF_SCHEMA = "tieconv.diff/1"
@@ -33,7 +33,7 @@ class Weight(StrEnum):
     FUNCTION = "function"  # the models may compute something else
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Side:
     """One of the two models."""
 
@@ -44,7 +44,7 @@ class Side:
     bytes_stored: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OnlyHere:
     """A tensor that one model alone stores."""
 
@@ -56,7 +56,7 @@ class OnlyHere:
         return {"shape": list(self.shape), "dtype": self.dtype}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shapes:
     """The shapes of tensors that do not have the same one."""
 
@@ -68,7 +68,7 @@ class Shapes:
         return {"a": list(self.a), "b": list(self.b)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForwardScale:
     """Equal bytes, of which one model's forward pass multiplies the logits by ``forward_factor``."""
 
@@ -80,7 +80,7 @@ class ForwardScale:
         return {"forward_factor": plain(self.forward_factor), "reason": self.reason}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Values:
     """What B's tensor is to A's; ``forward_factor`` where A's forward pass multiplies its logits and B's does not."""
 
@@ -93,7 +93,7 @@ class Values:
         return {**self.relation.to_dict(), **factor}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorDifference:
     """A parameter that the models do not share.
 
@@ -109,7 +109,7 @@ class TensorDifference:
     evidence: OnlyHere | Shapes | ForwardScale | Values
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ConfigDifference:
     """A value of config.json that the models do not share; ``None`` where it is absent and ``in_*`` false."""
 
@@ -121,7 +121,7 @@ class ConfigDifference:
     weight: Weight
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileDifference:
     """Another file of the directories that is not the same in both: ``only_a``, ``only_b`` or ``distinct``."""
 
@@ -129,7 +129,7 @@ class FileDifference:
     contrast: Contrast
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison(Printed):
     """Two models, compared. ``str()`` gives the `tieconv.diff/1` JSON.
 

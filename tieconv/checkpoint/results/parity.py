@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
 PARITY_SCHEMA = "tieconv.parity/1"
@@ -22,7 +23,7 @@ class Verdict(StrEnum):
     NOT_RUN = "not_run"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ProviderUse:
     """Where the graph ran. ``fallback_nodes`` are heavy nodes on the CPU though another provider was asked for.
 
@@ -40,7 +41,7 @@ class ProviderUse:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Lost:
     """A checkpoint tensor that the graph does not hold (or a graph weight that no tensor explains), and why."""
 
@@ -52,7 +53,7 @@ class Lost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Identity:
     """Which checkpoint tensors stand bit for bit in the graph, cast to its precision.
 
@@ -76,7 +77,7 @@ class Identity:
         return not any(entry.required for entry in (*self.lost, *self.unexplained))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Structure:
     """What the graph takes and gives; ``faults`` are sentences that each fail the verdict."""
 
@@ -89,7 +90,7 @@ class Structure:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Figures:
     """Errors of logits against the reference over ``positions`` tokens that are no padding.
 
@@ -112,7 +113,7 @@ class Figures:
         return 1 - self.flips / self.positions if self.positions else 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Case:
     """One batch: its shape and seed, the graph's errors, the floor's, and how they compare.
 
@@ -133,7 +134,7 @@ class Case:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gate:
     """One condition of the verdict: ``value`` must not exceed ``limit``."""
 
@@ -144,7 +145,7 @@ class Gate:
     sentence: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Histogram:
     """|error| over the RMS of the logits, in decades: ``counts[i]`` from ``10**(start + i * width)`` on."""
 
@@ -155,7 +156,7 @@ class Histogram:
     floor: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Parity:
     """The measured agreement of a graph with its checkpoint. ``str()`` gives the `tieconv.parity/1` JSON.
 

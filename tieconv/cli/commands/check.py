@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from tieconv.cli.check_run import CheckArguments, run
+from tieconv.cli.check_arguments import make_arguments
+from tieconv.cli.check_run import run
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import MODEL_PATH, common_options, name_options
 from tieconv.reporters.ci.formats import FORMATS
@@ -76,4 +77,4 @@ def command(context: click.Context, /, models: tuple[str, ...], **options: Any) 
         if context.get_parameter_source("format") is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("give --json or --format, not both")
         options["format"] = "json"
-    sys.exit(run(CheckArguments(models=models or (".",), **options)))
+    sys.exit(run(make_arguments({"models": models or (".",), **options})))

@@ -7,9 +7,9 @@ import os
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
+from tieconv.checkpoint.value_type import record
 from tieconv.text import count, shown
 
 _ACCESS = "system.posix_acl_access"
@@ -20,7 +20,7 @@ _NONE = frozenset({errno.EOPNOTSUPP, errno.ENODATA})
 _ALL = ("all",)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Like:
     """The file or directory that a written one is like: one that it ``replaces``, or else one that it is made from."""
 

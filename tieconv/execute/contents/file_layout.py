@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, parts
 from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.value_type import record
 from tieconv.execute.contents import layout
 from tieconv.execute.contents.copy import BLOCK, read_full
 from tieconv.execute.contents.layout import Piece
@@ -43,7 +43,7 @@ def file_layout(output: OutputWeights) -> FileLayout:
     return _torch(output) if output.format == "torch" else _safetensors(output)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Safetensors:
     head: bytes
     pieces: tuple[Piece, ...]
@@ -59,7 +59,7 @@ def _safetensors(output: OutputWeights) -> _Safetensors:
     return _Safetensors(head, pieces, len(head) + output.nbytes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Torch:
     archive: Archive
     pieces: tuple[Piece, ...]

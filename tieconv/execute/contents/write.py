@@ -11,6 +11,7 @@ from typing import assert_never
 
 from tieconv.checkpoint.model_files import ByteRange, FileState
 from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
@@ -29,7 +30,7 @@ SCALE_BLOCK = 1024 * 1024
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.EACCES, errno.ENOSYS})
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shared:
     """Bytes ``start`` to ``end`` of a written file that the kernel copied or shared.
 
@@ -54,6 +55,18 @@ class Record:
     sources: dict[str, FileState] = field(default_factory=dict)
     lost: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def add_shared(self, name: str, extents: list[Shared]) -> None:
+        self.shared[name] = extents
+
+    def add_companion(self, name: str) -> None:
+        self.companions.append(name)
+
+    def add_source(self, name: str, state: FileState) -> None:
+        self.sources[name] = state
+
+    def add_lost(self, name: str, attributes: tuple[str, ...]) -> None:
+        self.lost[name] = attributes
+
 
 @dataclass
 class Writer:
@@ -75,7 +88,7 @@ class Writer:
             like = self.like(output.name)
             descriptor = self._create(name, like)
             try:
-                self.record.shared[name] = self._fill(output, files, descriptor)
+                self.record.add_shared(name, self._fill(output, files, descriptor))
                 self._inherit(descriptor, name, like)
                 self.syncer.add(descriptor)
             finally:
@@ -110,7 +123,8 @@ class Writer:
         return shared
 
     def _open(self, files: FileSet, name: str) -> int:
-        self.record.sources.setdefault(name, files.state(name))
+        if name not in self.record.sources:
+            self.record.add_source(name, files.state(name))
         return files.descriptor(name)
 
     def _nudging(self, descriptor: int) -> Tick:
@@ -165,12 +179,12 @@ class Writer:
         source = open_regular(self.root / name, self.root)
         try:
             status = os.fstat(source)
-            self.record.sources[name] = file_state(source)
+            self.record.add_source(name, file_state(source))
             with writing(name, self.new, status.st_size):
                 self._bring(name, source, status)
         finally:
             os.close(source)
-        self.record.companions.append(name)
+        self.record.add_companion(name)
 
     def _bring(self, name: str, source: int, status: os.stat_result) -> None:
         like = self.like(name) or Like(self.root / name, False)
@@ -181,7 +195,7 @@ class Writer:
                 self.tick(status.st_size)
             else:
                 extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
-            self.record.shared[name] = [Shared(start, end, name, 0) for start, end in extents]
+            self.record.add_shared(name, [Shared(start, end, name, 0) for start, end in extents])
             self._inherit(descriptor, name, like)
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
             self.syncer.add(descriptor)
@@ -197,13 +211,13 @@ class Writer:
                 os.link(os.path.realpath(self.root / name), self.new / name)
             if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
                 raise RefusedError(f"{shown(name)} was replaced while it was linked", "run the command again")
-            self.record.sources[name] = file_state(source)
+            self.record.add_source(name, file_state(source))
             self.syncer.add(source)
         except TieconvError as error:
             raise _not_linkable(name, error) from error
         finally:
             os.close(source)
-        self.record.companions.append(name)
+        self.record.add_companion(name)
 
     def share(self, name: str) -> None:
         """A file comes along as a hard link, or as a copy where there are no hard links."""
@@ -223,7 +237,7 @@ class Writer:
 
     def _inherit(self, descriptor: int, name: str, like: Like | None) -> None:
         if like is not None and (lost := inherit(descriptor, like)):
-            self.record.lost[name] = lost
+            self.record.add_lost(name, lost)
 
 
 def _not_linkable(name: str, error: TieconvError) -> TieconvError:

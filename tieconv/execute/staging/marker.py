@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
+from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 SIZE = 512
@@ -15,7 +16,7 @@ _PROGRAM = "tieconv"
 _START = json.dumps({"program": _PROGRAM})[:-1].encode()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Owner:
     """A process: ``boot`` names the run of its kernel, ``ticks`` its start; both are empty where the system has none.
 

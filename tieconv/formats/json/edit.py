@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from json.decoder import scanstring  # type: ignore[attr-defined]
 
+from tieconv.checkpoint.value_type import record
+
 _DECODER = json.JSONDecoder()
 _SPACE = " \t\n\r"
 
@@ -62,7 +64,7 @@ def set_values(text: str, changes: Sequence[tuple[Sequence[str], object]]) -> st
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Leaf:
     """A value to set."""
 
@@ -101,16 +103,16 @@ def remove_keys(text: str, path: Sequence[str], keys: Collection[str]) -> str:
     remaining = [position for position, entry in enumerate(entries) if entry.key not in keys]
     if len(remaining) == len(entries):
         return text
-    final = entries[-1].value_end
+    end = entries[-1].value_end
     if not remaining:
         # Keys that follow their `{` directly may have been put into an empty object: its white space stays.
-        return text[: start + 1] + text[final if entries[0].key_start == start + 1 else _skip(text, final) :]
+        return text[: start + 1] + text[end if entries[0].key_start == start + 1 else _skip(text, end) :]
     done, parts = 0, list[str]()
     for position in range(remaining[-1]):
         if entries[position].key in keys:
             parts.append(text[done : entries[position].key_start])
             done = entries[position + 1].key_start
-    return "".join((*parts, text[done : entries[remaining[-1]].value_end], text[final:]))
+    return "".join((*parts, text[done : entries[remaining[-1]].value_end], text[end:]))
 
 
 def _object_at(text: str, path: Sequence[str]) -> int:

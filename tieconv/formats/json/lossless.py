@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.json.strict import loads
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Number:
     """A number, or `NaN` and the like, by its characters."""
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.messages import Node, Tensor
 from tieconv.formats.onnx.roles import ON_THE_WAY
 from tieconv.formats.onnx.structure import Scope, integer, is_constant, origin, scopes
@@ -22,7 +22,7 @@ _STEPS = 64
 _MATRIX = 2
 
 
-@dataclass(frozen=True)
+@record
 class Quantised:
     """A quantised matrix and the operator that computes with it.
 

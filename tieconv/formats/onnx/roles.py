@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.indices import Index, index_of
 from tieconv.formats.onnx.messages import Node, Tensor
 from tieconv.formats.onnx.structure import Scope, integer, is_constant, origin, scopes
@@ -18,7 +18,7 @@ _WITH_A_CONSTANT = frozenset({"Add", "Mul", "Div"})
 _STEPS = 1000
 
 
-@dataclass(frozen=True)
+@record
 class Role:
     """A matrix in its role; ``turned`` where it is stored as [H, V]."""
 
@@ -31,7 +31,7 @@ class Role:
         return self.tensor.dims[1 if self.turned else 0]
 
 
-@dataclass(frozen=True)
+@record
 class Roles:
     """What plays the head of a graph."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.messages import Graph, Node, Tensor
 
 _STEPS = 256
@@ -36,8 +37,7 @@ class Scope:
 
 def scope_of(graph: Graph, parent: Scope | None = None) -> Scope:
     """The graph and all graphs inside it."""
-    scope = Scope(graph, parent)
-    scope.held = {tensor.name: tensor for tensor in graph.initializers}
+    scope = Scope(graph, parent, held={tensor.name: tensor for tensor in graph.initializers})
     for number, node in enumerate(graph.nodes):
         for index, name in enumerate(node.outputs):
             scope.makers.setdefault(name, (node, index))
@@ -53,7 +53,7 @@ def scopes(scope: Scope) -> Iterator[Scope]:
             yield from scopes(inside)
 
 
-@dataclass(frozen=True)
+@record
 class Origin:
     """An initializer behind nodes that only turn it round or cast it; ``perm`` is ``None`` where it lies as stored.
 

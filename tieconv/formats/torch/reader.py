@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 
 from tieconv.checkpoint.git_files import check_git_file
 from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.json.strict import collector_paused
 from tieconv.formats.torch import archive as torch_zip
 from tieconv.formats.torch.archive import Entry
@@ -32,7 +32,7 @@ _VERSIONS = (b"1", b"2", b"3")
 _UNUSED = 1_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Content:
     """What either container holds beside the pickled value: where each storage's bytes lie.
 

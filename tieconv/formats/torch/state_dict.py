@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from tieconv.checkpoint.model_files import SEVERAL, TRAINING, Caution
+from tieconv.checkpoint.value_type import record
 from tieconv.formats.torch.pickle.values import Pairs, StoredTensor, describe, refuse
 from tieconv.text import count, shown
 
@@ -26,7 +26,7 @@ _MOST_DICTIONARIES = 10_000
 _LARGEST_METADATA = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StateDict:
     """Tensors by name in the order of the file; ``metadata`` is that of torch, as JSON."""
 
@@ -35,7 +35,7 @@ class StateDict:
     cautions: tuple[Caution, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Candidate:
     """A dictionary of the file, the keys that lead to it, and how many tensors it holds by name."""
 

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch.archive import LOCAL
 from tieconv.formats.torch.archive_directory import CENTRAL, END, END64, LOCATOR64
@@ -60,7 +61,7 @@ class Placed:
     data: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Archive:
     """A file to write: its records with their places, and its size."""
 
@@ -70,65 +71,65 @@ class Archive:
 
     @property
     def storages(self) -> tuple[Placed, ...]:
-        """The records whose bytes come from elsewhere."""
-        return tuple(record for record in self.records if record.data is None)
+        """The entries whose bytes come from elsewhere."""
+        return tuple(entry for entry in self.records if entry.data is None)
 
     def literals(self, checksum: Callable[[Placed], int]) -> Iterator[tuple[int, bytes]]:
         """Everything but the storages' bytes, with its offset; ``checksum`` gives that of a written storage."""
         listed = []
-        for record in self.records:
-            crc = record.crc if record.crc is not None else checksum(record)
-            yield record.header, _local_header(record, crc)
-            if record.data is not None:
-                yield record.start, record.data
-            listed.append(_directory_entry(record, crc))
+        for entry in self.records:
+            crc = entry.crc if entry.crc is not None else checksum(entry)
+            yield entry.header, _local_header(entry, crc)
+            if entry.data is not None:
+                yield entry.start, entry.data
+            listed.append(_directory_entry(entry, crc))
         directory = b"".join(listed)
         yield self.directory, directory + _end(len(self.records), len(directory), self.directory)
 
 
 def lay_out(pickled: bytes, storages: Sequence[Placed]) -> Archive:
-    """The archive of a pickle and its storages, each record given its place."""
+    """The archive of a pickle and its storages, each entry given its place."""
     before = [_literal("data.pkl", pickled), _literal("byteorder", b"little")]
     named = [_replaced(storage, name=f"data/{key}") for key, storage in enumerate(storages)]
     position = 0
     placed = []
-    for record in (*before, *named, _literal("version", b"3\n")):
-        fixed = position + _LOCAL_SIZE + len(_name(record)) + _wide_size(record)
-        start = _aligned(fixed + _FIELD, record)
-        placed.append(_replaced(record, header=position, start=start))
-        position = start + record.size
-    listed = sum(len(_directory_entry(record, 0)) for record in placed)
+    for entry in (*before, *named, _literal("version", b"3\n")):
+        fixed = position + _LOCAL_SIZE + len(_name(entry)) + _wide_size(entry)
+        start = _aligned(fixed + _FIELD, entry)
+        placed.append(_replaced(entry, header=position, start=start))
+        position = start + entry.size
+    listed = sum(len(_directory_entry(entry, 0)) for entry in placed)
     return Archive(tuple(placed), position, position + listed + len(_end(len(placed), listed, position)))
 
 
-def _replaced(record: Placed, *, name: str | None = None, header: int = 0, start: int = 0) -> Placed:
-    return Placed(name or record.name, record.size, header, start, record.crc, record.congruent, record.data)
+def _replaced(entry: Placed, *, name: str | None = None, header: int = 0, start: int = 0) -> Placed:
+    return Placed(name or entry.name, entry.size, header, start, entry.crc, entry.congruent, entry.data)
 
 
 def _literal(name: str, data: bytes) -> Placed:
     return Placed(name, len(data), crc=zlib.crc32(data), data=data)
 
 
-def _aligned(start: int, record: Placed) -> int:
-    if record.congruent is not None and record.size >= _SHARED and record.congruent % ALIGNMENT == 0:
-        return start + (record.congruent - start) % PAGE
+def _aligned(start: int, entry: Placed) -> int:
+    if entry.congruent is not None and entry.size >= _SHARED and entry.congruent % ALIGNMENT == 0:
+        return start + (entry.congruent - start) % PAGE
     return start + -start % ALIGNMENT
 
 
-def _name(record: Placed) -> bytes:
-    return (_TOP + record.name).encode()
+def _name(entry: Placed) -> bytes:
+    return (_TOP + entry.name).encode()
 
 
-def _wide_size(record: Placed) -> int:
-    return _WIDE if record.size >= _MAX32 else 0
+def _wide_size(entry: Placed) -> int:
+    return _WIDE if entry.size >= _MAX32 else 0
 
 
-def _local_header(record: Placed, crc: int) -> bytes:
-    name, wide = _name(record), b""
-    size = record.size
-    if _wide_size(record):
-        wide, size = struct.pack("<HHQQ", 1, 16, record.size, record.size), _MAX32
-    padding = record.start - record.header - _LOCAL_SIZE - len(name) - len(wide) - _FIELD
+def _local_header(entry: Placed, crc: int) -> bytes:
+    name, wide = _name(entry), b""
+    size = entry.size
+    if _wide_size(entry):
+        wide, size = struct.pack("<HHQQ", 1, 16, entry.size, entry.size), _MAX32
+    padding = entry.start - entry.header - _LOCAL_SIZE - len(name) - len(wide) - _FIELD
     extra = wide + b"FB" + struct.pack("<H", padding) + b"Z" * padding
     version = 45 if wide else 0
     return (
@@ -138,14 +139,14 @@ def _local_header(record: Placed, crc: int) -> bytes:
     )
 
 
-def _directory_entry(record: Placed, crc: int) -> bytes:
-    name = _name(record)
+def _directory_entry(entry: Placed, crc: int) -> bytes:
+    name = _name(entry)
     wide = []
-    size, offset = record.size, record.header
+    size, offset = entry.size, entry.header
     if size >= _MAX32:
-        wide, size = [record.size, record.size], _MAX32
+        wide, size = [entry.size, entry.size], _MAX32
     if offset >= _MAX32:
-        wide, offset = [*wide, record.header], _MAX32
+        wide, offset = [*wide, entry.header], _MAX32
     extra = struct.pack(f"<HH{len(wide)}Q", 1, 8 * len(wide), *wide) if wide else b""
     version = 45 if wide else 0
     fields = (version, version, _UTF8, 0, 0, 0, crc, size, size, len(name), len(extra), 0, 0, 0, 0, offset)

@@ -7,14 +7,13 @@ to nearest, ties to even.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.blocks import Piece, announce
 
 Array = npt.NDArray[Any]
@@ -27,7 +26,7 @@ PROBES = 16
 """Places in a tensor that a sample is taken from."""
 
 
-@dataclass(frozen=True)
+@record
 class Format:
     """A float type: its bits as integers, and the number of bits that its mantissa stores."""
 
@@ -35,17 +34,17 @@ class Format:
     width: int
     mantissa: int
 
-    @cached_property
+    @property
     def bits(self) -> np.dtype[Any]:
         """The unsigned integer type of the bits."""
         return np.dtype(f"<u{self.width}")
 
-    @cached_property
+    @property
     def sign(self) -> int:
         """The sign bit alone."""
         return 1 << (8 * self.width - 1)
 
-    @cached_property
+    @property
     def infinity(self) -> int:
         """Magnitude of infinity; larger magnitudes are NaNs."""
         return (self.sign - 1) >> self.mantissa << self.mantissa
@@ -58,7 +57,7 @@ F64 = Format("F64", 8, 52)
 FORMATS = {form.name: form for form in (F16, BF16, F32, F64)}
 
 
-@dataclass(frozen=True)
+@record
 class Pair:
     """Two stored float tensors of the same shape, read element range by element range."""
 
@@ -66,7 +65,7 @@ class Pair:
     left: TensorRecord
     right: TensorRecord
 
-    @cached_property
+    @property
     def formats(self) -> tuple[Format, Format]:
         """The types of the left and the right tensor."""
         return FORMATS[self.left.dtype], FORMATS[self.right.dtype]
@@ -91,9 +90,9 @@ class Pair:
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def _run(self, start: int, length: int) -> Iterator[Piece]:
-        for record in (self.left, self.right):
-            width = FORMATS[record.dtype].width
-            yield record.range, start * width, length * width
+        for tensor in (self.left, self.right):
+            width = FORMATS[tensor.dtype].width
+            yield tensor.range, start * width, length * width
 
     def reversed(self) -> Pair:
         """The same tensors with the sides exchanged."""

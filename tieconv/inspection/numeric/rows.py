@@ -111,6 +111,48 @@ class Difference:
         product = (self.left_squares + self.right_squares - self.squares) / 2
         return _finite(max(-1.0, min(1.0, product / lengths)))
 
+    def add_plain(self, left: Array, right: Array, form: Format, row: int, width: int) -> bool:
+        """Add a piece whose squares are safe to sum, which also shows that it is finite; else do nothing."""
+        a = _values(left, form)
+        same = np.array_equal(left, right)
+        b = a if same else _values(right, form)
+        with np.errstate(all="ignore"):
+            left_squares = float(np.dot(a, a))
+            right_squares = left_squares if same else float(np.dot(b, b))
+        if not all(_SAFE_SQUARES[0] < total < _SAFE_SQUARES[1] for total in (left_squares, right_squares)):
+            return False
+        self.left_squares += left_squares
+        self.right_squares += right_squares
+        if not same:
+            self.differing.add(row, _rows_of(left != right, width))
+            self._add_distances(b - a, ulp_distance(left, right, form))
+        return True
+
+    def add_careful(self, left: Array, right: Array, form: Format, row: int, width: int) -> None:
+        """Add a piece that may hold NaN, infinities or extreme magnitudes."""
+        unequal = left != right
+        if not magnitude(left | right, form).any():  # zeros, of whatever sign
+            self.differing.add(row, _rows_of(unequal, width))
+            return
+        nan_left, nan_right = is_nan(left, form), is_nan(right, form)
+        one_nan = nan_left != nan_right
+        finite = is_finite(left, form) & is_finite(right, form)
+        self.differing.add(row, _rows_of(unequal, width))
+        self.nan.add(row, _rows_of(one_nan, width))
+        self.unbounded |= bool((unequal & ~finite & ~(nan_left & nan_right)).any())
+        self.payloads_differ |= bool((unequal & nan_left & nan_right).any())
+        a = np.where(finite, decode(left, form), 0).astype("<f8")
+        b = np.where(finite, decode(right, form), 0).astype("<f8")
+        with np.errstate(all="ignore"):
+            self.left_squares += float(np.dot(a, a))
+            self.right_squares += float(np.dot(b, b))
+            self._add_distances(b - a, np.where(nan_left | nan_right, 0, ulp_distance(left, right, form)))
+
+    def _add_distances(self, distance: Array, ulps: Array) -> None:
+        self.squares += float(np.dot(distance, distance))
+        self.max_abs = max(self.max_abs, float(distance.max()), -float(distance.min()))
+        self.max_ulp = max(self.max_ulp, int(ulps.max()))
+
 
 def difference(pair: Pair) -> Difference:
     """Compare every element of a pair; raises what the reader raises."""
@@ -121,8 +163,8 @@ def difference(pair: Pair) -> Difference:
         left, right = (
             convert(bits, form, common) for bits, form in zip(pair.read(start, stop), pair.formats, strict=True)
         )
-        if not _add_plain(differences, left, right, common, row, width):
-            _add_careful(differences, left, right, common, row, width)
+        if not differences.add_plain(left, right, common, row, width):
+            differences.add_careful(left, right, common, row, width)
     return differences
 
 
@@ -149,51 +191,6 @@ def _row_pieces(rows: int, width: int) -> Iterator[tuple[int, int, int]]:
     for row in range(rows):
         for start in range(row * width, (row + 1) * width, PIECE):
             yield row, start, min(start + PIECE, (row + 1) * width)
-
-
-def _add_plain(differences: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> bool:
-    """Add a piece whose squares are safe to sum, which also shows that it is finite; else do nothing."""
-    a = _values(left, form)
-    same = np.array_equal(left, right)
-    b = a if same else _values(right, form)
-    with np.errstate(all="ignore"):
-        left_squares = float(np.dot(a, a))
-        right_squares = left_squares if same else float(np.dot(b, b))
-    if not all(_SAFE_SQUARES[0] < total < _SAFE_SQUARES[1] for total in (left_squares, right_squares)):
-        return False
-    differences.left_squares += left_squares
-    differences.right_squares += right_squares
-    if not same:
-        differences.differing.add(row, _rows_of(left != right, width))
-        _add_distances(differences, b - a, ulp_distance(left, right, form))
-    return True
-
-
-def _add_careful(differences: Difference, left: Array, right: Array, form: Format, row: int, width: int) -> None:
-    """Add a piece that may hold NaN, infinities or extreme magnitudes."""
-    unequal = left != right
-    if not magnitude(left | right, form).any():  # zeros, of whatever sign
-        differences.differing.add(row, _rows_of(unequal, width))
-        return
-    nan_left, nan_right = is_nan(left, form), is_nan(right, form)
-    one_nan = nan_left != nan_right
-    finite = is_finite(left, form) & is_finite(right, form)
-    differences.differing.add(row, _rows_of(unequal, width))
-    differences.nan.add(row, _rows_of(one_nan, width))
-    differences.unbounded |= bool((unequal & ~finite & ~(nan_left & nan_right)).any())
-    differences.payloads_differ |= bool((unequal & nan_left & nan_right).any())
-    a = np.where(finite, decode(left, form), 0).astype("<f8")
-    b = np.where(finite, decode(right, form), 0).astype("<f8")
-    with np.errstate(all="ignore"):
-        differences.left_squares += float(np.dot(a, a))
-        differences.right_squares += float(np.dot(b, b))
-        _add_distances(differences, b - a, np.where(nan_left | nan_right, 0, ulp_distance(left, right, form)))
-
-
-def _add_distances(differences: Difference, distance: Array, ulps: Array) -> None:
-    differences.squares += float(np.dot(distance, distance))
-    differences.max_abs = max(differences.max_abs, float(distance.max()), -float(distance.min()))
-    differences.max_ulp = max(differences.max_ulp, int(ulps.max()))
 
 
 def _values(bits: Array, form: Format) -> Array:

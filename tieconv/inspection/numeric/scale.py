@@ -7,12 +7,13 @@ bounds refute most pairs and suggest a factor; only a pass over every element wi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from math import ceil, frexp, inf, isfinite, ldexp, log10, sqrt
 
 import numpy as np
 
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import (
     BF16,
     F16,
@@ -36,7 +37,7 @@ _WIDEN = 2 * float(np.finfo(np.float64).eps)
 """Relative slack for the roundings of the bounds' own arithmetic."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scaling:
     """``right`` = ``factor`` * ``left`` of ``pair``, rounded; off by at most ``max_ulp`` (0 or 1)."""
 
@@ -51,7 +52,7 @@ class Scaling:
         return abs(frexp(self.factor)[0]) == 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Interval:
     low: float = -inf
     high: float = inf
@@ -71,7 +72,7 @@ _ANY = _Interval()
 _NONE = _Interval(inf, -inf)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Bounds:
     """Factors that could give every value seen exactly, and to one ulp; a little wider than the truth."""
 

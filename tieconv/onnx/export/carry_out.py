@@ -14,6 +14,7 @@ from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
@@ -38,7 +39,7 @@ Progress = Callable[[str, int, int], None]
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 
 
-@dataclass(frozen=True)
+@record
 class Settings:
     """How to export; ``dtype`` as torch names it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tieconv.checkpoint.finding import Level
@@ -13,6 +13,7 @@ from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.operation import LinkFile
 from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep
@@ -49,7 +50,7 @@ _AXES = {
 }
 
 
-@dataclass(frozen=True)
+@record
 class PlannedExport:
     """An export that can be carried out. ``str()`` gives the `tieconv.plan/1` JSON."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
 from tieconv.onnx.write.plan import PlannedGraphs
@@ -15,7 +15,7 @@ from tieconv.onnx.write.session_proof import prove
 from tieconv.sources.local.files import locate
 
 
-@dataclass(frozen=True)
+@record
 class Shared:
     """What became of the matrices, and what a session holds."""
 

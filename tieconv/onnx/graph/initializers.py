@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.model import NEW, GraphFile, sides
 from tieconv.sources.local.files import FileSet
 
@@ -36,7 +36,7 @@ DTYPES = {
 _INLINE = "\0inline:"
 
 
-@dataclass(frozen=True)
+@record
 class Stored:
     """An initializer and the record of its bytes; the record's name is unique in the graph file."""
 

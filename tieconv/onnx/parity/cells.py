@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.graph.bindings import Kind, Padding
 from tieconv.reference import Batch
 
@@ -16,7 +16,7 @@ STEPS = 32
 PROMPT = 5
 
 
-@dataclass(frozen=True)
+@record
 class Cell:
     """A batch shape: ``past`` tokens come from the cache, ``padding`` is on the left of the first row.
 

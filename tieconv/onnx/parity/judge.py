@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from tieconv.checkpoint.results.parity import Case, Gate, Histogram
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.cells import Cell
 from tieconv.onnx.parity.gates import case_gates, logit_gates
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -14,14 +14,14 @@ from tieconv.onnx.parity.measure import Errors, histogram, pool, ratios
 from tieconv.onnx.parity.passes import Work
 
 
-@dataclass
+@record
 class Judged:
     """The errors of every cell, of the graph and of the floor."""
 
     precision: str
-    cases: list[Case] = field(default_factory=list)
-    graph: dict[Cell, Errors] = field(default_factory=dict)
-    floor: dict[Cell, Errors] = field(default_factory=dict)
+    cases: tuple[Case, ...]
+    graph: Mapping[Cell, Errors]
+    floor: Mapping[Cell, Errors]
 
     def pooled(self, *, steps: bool) -> tuple[Errors, Errors]:
         """The pools of graph and floor over the single passes, or over the cached steps."""
@@ -60,20 +60,22 @@ def _sides(graph: Errors, floor: Errors) -> dict[str, Any]:
 
 def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
     """Every cell's errors against the reference; those of the graph are stored under ``name``."""
-    judged = Judged(precision)
+    cases: list[Case] = []
+    of_graph: dict[Cell, Errors] = {}
+    of_floor: dict[Cell, Errors] = {}
     for cell in work.cells:
         shape = (cell.group, cell.batch, cell.sequence, cell.past, cell.padding, cell.seed)
         reference, floor, graph = (store.get((side, cell)) for side in ("reference", "floor", name))
         if cell in errors or reference is None or floor is None or graph is None:
-            judged.cases.append(Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
+            cases.append(Case(*shape, None, None, None, None, errors.get(cell, "no logits")))
             continue
         if graph.shape != reference.shape:
             message = f"logits of {list(graph.shape)} instead of {list(reference.shape)}"
-            judged.cases.append(Case(*shape, None, None, None, None, message))
+            cases.append(Case(*shape, None, None, None, None, message))
             continue
         ours, theirs = Errors(), Errors()
         ours.add(reference, graph)
         theirs.add(reference, floor)
-        judged.graph[cell], judged.floor[cell] = ours, theirs
-        judged.cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
-    return judged
+        of_graph[cell], of_floor[cell] = ours, theirs
+        cases.append(Case(*shape, ours.figures(), theirs.figures(), *ratios(ours, theirs, precision)))
+    return Judged(precision, tuple(cases), of_graph, of_floor)

@@ -53,6 +53,18 @@ class Errors:
         counts = torch.bincount(places.clamp(0, BINS - 1).long().flatten(), minlength=BINS)
         self.counts = [ours + more for ours, more in zip(self.counts, counts.tolist(), strict=True)]
 
+    def include(self, part: Errors) -> None:
+        """Count in the positions of another sum."""
+        self.positions += part.positions
+        self.values += part.values
+        self.squares += part.squares
+        self.signal += part.signal
+        self.max_abs = max(self.max_abs, part.max_abs)
+        self.flips += part.flips
+        self.flip_margin = max(self.flip_margin, part.flip_margin)
+        self.kl += part.kl
+        self.counts = [ours + more for ours, more in zip(self.counts, part.counts, strict=True)]
+
     @property
     def scale(self) -> float:
         """The RMS of the reference without its mean."""
@@ -75,15 +87,7 @@ def pool(parts: Iterable[Errors]) -> Errors:
     """The sums of all parts."""
     whole = Errors()
     for part in parts:
-        whole.positions += part.positions
-        whole.values += part.values
-        whole.squares += part.squares
-        whole.signal += part.signal
-        whole.max_abs = max(whole.max_abs, part.max_abs)
-        whole.flips += part.flips
-        whole.flip_margin = max(whole.flip_margin, part.flip_margin)
-        whole.kl += part.kl
-        whole.counts = [ours + more for ours, more in zip(whole.counts, part.counts, strict=True)]
+        whole.include(part)
     return whole
 
 

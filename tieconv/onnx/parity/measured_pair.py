@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.onnx.parity.graph.bindings import Bindings, bind, faults
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, quantised_weights, read_graph
@@ -18,7 +18,7 @@ from tieconv.reference import architecture, load_config
 from tieconv.text import command, shown
 
 
-@dataclass(frozen=True)
+@record
 class Subject:
     """What is measured."""
 

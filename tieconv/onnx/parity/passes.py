@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.cells import PROMPT, Cell, cells, compared, make_batch, stepped
 from tieconv.onnx.parity.graph.bindings import Bindings, Kind, Padding, Role
@@ -20,7 +20,7 @@ from tieconv.text import shown
 Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 
 
-@dataclass(frozen=True)
+@record
 class Work:
     """What is fed: the cells of a kind of graph, and each cell's batch, always the same."""
 
@@ -70,16 +70,12 @@ def cached_logits(steps: Steps, batch: Batch, cell: Cell) -> torch.Tensor:
     return torch.cat(made[1:] if cell.past else made, 1)
 
 
-@dataclass
-class GraphPass:
-    """What the graph gave: logits in the store under ``name``, and what the runtime said where it failed."""
+def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> dict[Cell, str]:
+    """Run every cell through the graph; return what the runtime said of those that failed.
 
-    errors: dict[Cell, str] = field(default_factory=dict)
-
-
-def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> GraphPass:
-    """Every cell through the graph. Raises `NotRunError` where memory runs out or the device fails."""
-    graph_pass = GraphPass()
+    Raises `NotRunError` where memory runs out or the device fails.
+    """
+    errors: dict[Cell, str] = {}
     for cell in work.cells:
         batch = work.batch(cell)
         try:
@@ -92,8 +88,8 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> Gr
             # Each status of the runtime is an exception class of its own, all made in C++.
             if out_of_memory(error):
                 raise NotRunError("memory ran out while the graph was run", "run it on a larger machine") from error
-            graph_pass.errors[cell] = shown(error, 300)
-    return graph_pass
+            errors[cell] = shown(error, 300)
+    return errors
 
 
 def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:

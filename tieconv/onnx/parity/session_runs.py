@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 from tieconv.checkpoint.results.parity import ProviderUse
+from tieconv.checkpoint.value_type import record
+from tieconv.onnx.parity.cells import Cell
 from tieconv.onnx.parity.free_run import free_runs
 from tieconv.onnx.parity.graph.file import DTYPES, Graph
 from tieconv.onnx.parity.graph.forward import GraphModel
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
-from tieconv.onnx.parity.passes import GraphPass, Work, run_graph
+from tieconv.onnx.parity.passes import Work, run_graph
 from tieconv.onnx.session.open_ import open_session
 from tieconv.onnx.session.provider import CUDA
 
 
-@dataclass(frozen=True)
+@record
 class SessionRuns:
     """Where the graph ran and what failed; ``tf32`` where it ran again with products rounded to TF32.
 
@@ -25,8 +27,8 @@ class SessionRuns:
     """
 
     use: ProviderUse
-    graph: GraphPass
-    tf32: GraphPass | None
+    graph: Mapping[Cell, str]
+    tf32: Mapping[Cell, str] | None
     tokens: Any
 
 
@@ -37,7 +39,7 @@ def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns
     return SessionRuns(use, graph, _run(subject, work, store, tf32=True)[1] if again else None, tokens)
 
 
-def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, GraphPass, Any]:
+def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tuple[ProviderUse, Mapping[Cell, str], Any]:
     session = open_session(
         subject.graph.path,
         subject.provider,
@@ -46,9 +48,9 @@ def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tupl
         weight_gathers=weight_gathers(subject.graph),
     )
     model = GraphModel(session, subject.bindings, subject.window)
-    graph_pass = run_graph(model, work, store, "tf32" if tf32 else "graph")
-    tokens = free_runs(work, model.generate) if not tf32 and not graph_pass.errors else None
-    return session.use, graph_pass, tokens
+    errors = run_graph(model, work, store, "tf32" if tf32 else "graph")
+    tokens = free_runs(work, model.generate) if not tf32 and not errors else None
+    return session.use, errors, tokens
 
 
 def weight_gathers(graph: Graph) -> frozenset[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tieconv.checkpoint.results.parity import Identity
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.logit_store import LogitStore
 from tieconv.onnx.parity.measured_pair import Subject
@@ -16,7 +16,7 @@ from tieconv.reference import Reference, load
 from tieconv.sources.local.files import open_files
 
 
-@dataclass(frozen=True)
+@record
 class TorchRuns:
     """``free``: how far free runs agree; ``identity``: the weights bit for bit; ``epsilons`` of the model's norms."""
 

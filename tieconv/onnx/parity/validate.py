@@ -49,8 +49,8 @@ def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
     with LogitStore() as store:
         sessions = run_sessions(subject, work, store)
         torch_runs = run_torch(subject, dtype, sessions.tokens, work, store)
-        judged = judge(work, store, sessions.graph.errors, subject.precision)
-        tf32 = judge(work, store, sessions.tf32.errors, subject.precision, "tf32") if sessions.tf32 else None
+        judged = judge(work, store, sessions.graph, subject.precision)
+        tf32 = judge(work, store, sessions.tf32, subject.precision, "tf32") if sessions.tf32 is not None else None
     gates = (*structure_gates(structure), *identity_gates(torch_runs.identity), *judged.gates())
     passed = _all_passed(gates)
     likely = () if passed else _likely(subject, judged, torch_runs.epsilons)
@@ -61,7 +61,7 @@ def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
         structure=structure,
         identity=torch_runs.identity,
         gates=gates,
-        cases=tuple(judged.cases),
+        cases=judged.cases,
         metrics=_metrics(subject, judged, tf32, dtype) | {"free_run": torch_runs.free},
         histograms=tuple(judged.histograms()),
     )

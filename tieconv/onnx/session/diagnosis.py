@@ -7,10 +7,10 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.install import install_command
 from tieconv.text import shown
 
@@ -28,7 +28,7 @@ _OLDEST = {13: "580", 12: "525"}
 Load = Callable[[str], Any]
 
 
-@dataclass(frozen=True)
+@record
 class Cause:
     """What is wrong in half a sentence, the next command, and a stable code."""
 

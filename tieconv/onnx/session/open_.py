@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from tieconv.checkpoint.results.parity import ProviderUse
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.session.diagnosis import UNKNOWN, diagnose, failed_while_run
 from tieconv.onnx.session.placement import check_placement
@@ -22,9 +22,12 @@ ELEMENTS = {"FLOAT": 1, "INT32": 6, "INT64": 7, "FLOAT16": 10, "DOUBLE": 11, "BF
 _NO_KERNEL = "session.kernel"
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class Session:
     """An open session. ``run`` binds inputs and outputs in place, so that a cache stays on the device."""
+
+    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __hash__ = object.__hash__
 
     inner: Any
     ort: Any

@@ -6,9 +6,9 @@ import contextlib
 import importlib.metadata
 import io
 import os
-from dataclasses import dataclass
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import MissingPackageError, NotRunError
 from tieconv.install import install_command
 from tieconv.reference.packages import need
@@ -19,7 +19,7 @@ CUDA = "CUDAExecutionProvider"
 _CLASH = f"pip uninstall -y onnxruntime onnxruntime-gpu && {install_command('gpu')}"
 
 
-@dataclass(frozen=True)
+@record
 class Choice:
     """What goes to onnxruntime as ``providers``, and notes for the report."""
 
@@ -36,7 +36,7 @@ def runtime() -> Any:
     return ort
 
 
-@dataclass(frozen=True)
+@record
 class Package:
     """A distribution that provides the module onnxruntime, and the directory that it does so in."""
 

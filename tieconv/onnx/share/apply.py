@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.find import Member
@@ -24,7 +24,7 @@ LEFT = "a MatMul with the matrix on its left"
 """What no form of the head changes."""
 
 
-@dataclass(frozen=True)
+@record
 class Applied:
     """The value that stays, the names that went, the nodes that were rewritten, and what may be rounded otherwise.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.value_type import record
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast
@@ -16,7 +16,7 @@ from tieconv.inspection.view_reader import one_way, readable
 from tieconv.onnx.graph.initializers import Stored
 
 
-@dataclass(frozen=True)
+@record
 class Member:
     """One stored copy. ``flipped`` where it is the transposed of the group's first member."""
 
@@ -24,7 +24,7 @@ class Member:
     flipped: bool
 
 
-@dataclass(frozen=True)
+@record
 class Group:
     """Stored tensors with the same values; ``kinds`` are the relations that were proved among them."""
 
@@ -32,7 +32,7 @@ class Group:
     kinds: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@record
 class _Link:
     left: str
     right: str

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.share.apply import rounding
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.surviving_copy import Choice, Setting, choose, reads_of, target_of, to_rewrite
 
 
-@dataclass(frozen=True)
+@record
 class FormChoice:
     """The copy that stays and the form of the heads; ``choice`` is ``None`` where all copies stay, for ``why``.
 

@@ -7,19 +7,19 @@ factor becomes the Gemm's own ``alpha`` and the casts change places with the Res
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite
 
 import numpy as np
 import onnx_ir as ir
 
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.share.uses import MATRIX, is_standard
 
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 """The types whose factors an alpha, an F32 number, holds exactly."""
 
 
-@dataclass(frozen=True)
+@record
 class Around:
     """A product of ``x`` times ``alpha``: what the nodes from ``before``, the first, to ``behind``, the last, compute.
 
@@ -68,7 +68,7 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
     return Around(x, rank, float(alpha), tuple(before), tuple(behind), narrow, widen)
 
 
-@dataclass(frozen=True)
+@record
 class _Scale:
     """``node`` is a product of ``of`` and a constant number; ``alpha`` is that number times those taken before."""
 

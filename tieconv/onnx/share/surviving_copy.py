@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import RUNTIMES, HeadForm
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.patterns.interface import Names, Target
@@ -15,7 +16,7 @@ from tieconv.onnx.share.patterns.registry import pattern_of
 from tieconv.onnx.share.uses import Use, integer, is_standard, uses_of
 
 
-@dataclass(frozen=True)
+@record
 class Read:
     """A use of one stored copy; ``use.flipped`` is relative to the group's first member."""
 
@@ -23,7 +24,7 @@ class Read:
     use: Use
 
 
-@dataclass(frozen=True)
+@record
 class Choice:
     """The form that stays: ``keeper`` is the copy that has it, ``None`` where it must be written from ``source``."""
 
@@ -33,7 +34,7 @@ class Choice:
     dtype: ir.DataType
 
 
-@dataclass(frozen=True)
+@record
 class Setting:
     """What holds for a whole graph file."""
 

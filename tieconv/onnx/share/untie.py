@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.apply import copied, turned
@@ -30,7 +29,7 @@ def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
     return tuple(matrices)
 
 
-@dataclass(frozen=True)
+@record
 class _Tied:
     """The heads of a matrix, and whether its rows are gathered from its transposed."""
 

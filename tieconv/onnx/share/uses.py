@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import onnx_ir as ir
+
+from tieconv.checkpoint.value_type import record
 
 _STANDARD = ("", "ai.onnx")
 MATRIX = 2
@@ -13,7 +14,7 @@ SMALL = 8
 """Elements of the longest constant that counts as a shape or a number, not as a tensor."""
 
 
-@dataclass(frozen=True)
+@record
 class Use:
     """Input ``index`` of ``node`` reads the matrix; ``flipped`` where it reads it transposed.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import onnx
 import onnx_ir as ir
@@ -12,6 +11,7 @@ from google.protobuf.message import EncodeError
 
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph.external import is_external, tensor_bytes, tensors
 from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile
@@ -25,7 +25,7 @@ DATA = ".data"
 Source = ByteRange | Gathered
 
 
-@dataclass(frozen=True)
+@record
 class DataFile:
     """A file of tensor bytes to write: what it is made from, each content at its offset."""
 
@@ -43,7 +43,7 @@ class DataFile:
         return sum(content.size for _, content in self.pieces)
 
 
-@dataclass(frozen=True)
+@record
 class Store:
     """The files to write: graphs by name, tensor bytes, and the source's data files that have no successor."""
 
@@ -56,7 +56,7 @@ class Store:
         return sum(map(len, self.graphs.values())) + sum(file.nbytes for file in self.data)
 
 
-@dataclass(frozen=True)
+@record
 class _Written:
     """A graph as a message, and what its external tensors hold."""
 

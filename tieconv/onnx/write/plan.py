@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tieconv.checkpoint.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
 from tieconv.checkpoint.model_files import FileState, Listing
+from tieconv.checkpoint.value_type import record
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile
@@ -21,7 +22,7 @@ from tieconv.planned import Verify
 from tieconv.sources.local.files import open_files
 
 
-@dataclass(frozen=True)
+@record
 class PlannedGraphs:
     """What becomes of the graphs of MODEL. ``str()`` gives the `tieconv.plan/1` JSON."""
 

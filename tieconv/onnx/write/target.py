@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing, WeightFile
 from tieconv.checkpoint.operation import LinkFile
 from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import DestinationError, RefusedError
 from tieconv.execute.refusals import check_place
 from tieconv.execute.system_errors import free_bytes, no_space, writing
@@ -19,7 +19,7 @@ from tieconv.onnx.write.in_place import check_removal
 from tieconv.text import shown
 
 
-@dataclass(frozen=True)
+@record
 class GraphTarget:
     """What is written and where: ``store(name)`` is laid out for the name that OUT has."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.value_type import record
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.proof.verify import first_difference
 
@@ -21,7 +21,7 @@ _STRIP = 64
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
+@record
 class _Tile:
     """Rows ``top`` to ``bottom`` and columns ``left`` to ``right`` of the stored matrix."""
 

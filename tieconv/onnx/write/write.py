@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof
 from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, first_like, inherit, inherit_directory, notes
@@ -71,7 +72,7 @@ def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tic
     return tick
 
 
-@dataclass(frozen=True)
+@record
 class Written:
     """What sessions hold of the graphs that were written, and notes about attributes that could not be kept."""
 
@@ -152,7 +153,7 @@ class _Job:
         if self._replaces and not self.target.is_file and (self.final / name).is_dir():
             lost = inherit_directory(directory, Like(self.final / name, True))
             if lost:
-                self.record.lost[f"{name}/"] = lost
+                self.record.add_lost(f"{name}/", lost)
 
     def _write_data(self, file: DataFile, syncer: Syncer) -> None:
         with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
@@ -278,7 +279,7 @@ class _Created:
         try:
             if kind is None:
                 if lost := inherit(self.number, self.like):
-                    self.record.lost[self.name] = lost
+                    self.record.add_lost(self.name, lost)
                 self.syncer.add(self.number)
         finally:
             os.close(self.number)

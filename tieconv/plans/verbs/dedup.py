@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Tying
@@ -11,6 +10,7 @@ from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.output import OutputStorage
 from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.value_type import record
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_layout
@@ -22,7 +22,7 @@ _WIDEST = 16
 """Bytes of the widest element."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedGroup:
     """Stored tensors with the same bytes, type and shape.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from tieconv.checkpoint import value_type
 from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
 from tieconv.checkpoint.operation import KeepTensor, LinkFile
 from tieconv.checkpoint.output import OutputText, OutputWeights
@@ -113,7 +114,7 @@ def _totals(homes: Mapping[str, TensorRecord]) -> tuple[int, int]:
     return sum(once.values()), sum(record.nbytes for record in homes.values())
 
 
-@dataclass(frozen=True, slots=True)
+@value_type.record
 class _Carried:
     """What the old index says beside its map and its total, numbers as they are spelled; ``lost`` is what it said
     that a strict reader would refuse, with the reason.

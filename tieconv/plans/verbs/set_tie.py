@@ -14,7 +14,7 @@ from tieconv.plans.biases import found_half
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, told_apart, told_missing
+from tieconv.plans.meaning import always_tied, guard_flip, reads_false, told_apart, told_missing
 from tieconv.text import shown
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
@@ -85,6 +85,8 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
             f"tieconv {verb}, which rewrites the head where that is exact",
             "flag.forward",
         )
+    if not tied and (sentence := always_tied(inspection)):
+        refuse(sentence, f"keep the flag: {again(inspection, 'set-tie true')}", "tie.always")
 
 
 Loss = tuple[str, str, str]

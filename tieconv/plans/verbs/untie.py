@@ -13,8 +13,8 @@ from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
-from tieconv.plans.guards import guard, inspect_hint, refuse
-from tieconv.plans.meaning import guard_flip, reads_false, scaling_exponent, told_apart
+from tieconv.plans.guards import again, guard, inspect_hint, refuse
+from tieconv.plans.meaning import always_tied, guard_flip, reads_false, scaling_exponent, told_apart
 from tieconv.text import shown
 
 
@@ -35,6 +35,8 @@ def plan_untie(
     exponent = scaling_exponent(inspection, "untie") if flips else 0
     if inspection.config.effective and (not keep_flag or inspection.family.misfit):
         guard_flip(inspection, "untie")
+    if flips and not exponent and (sentence := always_tied(inspection)):
+        refuse(sentence, f"write a copy and leave the flag: {again(inspection, 'untie', '--keep-flag')}", "tie.always")
     notes = [*biases.found_half(inspection)]
     for tie in inspection.ties:
         notes += _separate(edits, inspection, tie, exponent)

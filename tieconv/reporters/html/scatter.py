@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 
+from tieconv.checkpoint.value_type import record
 from tieconv.reporters.html.svg import STEPS, Frame, Point, figure, step_of
 
 Series = Mapping[str, Sequence[float]]
@@ -29,7 +29,7 @@ _FREQUENCY = {
 _NO_LINE = "So little is not word frequency: look for what else tells high dots from low ones."
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shade:
     """One colouring of a drawing: what it shows, the drawing (SVG), and the numbers at both ends of its ramp."""
 
@@ -38,7 +38,7 @@ class Shade:
     ramp: tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Plot:
     """A drawing (SVG), its heading, what its colours and marks are, and the sentence below (plain text).
 

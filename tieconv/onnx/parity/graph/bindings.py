@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import NotRunError, UnreadableError
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Value
 from tieconv.onnx.parity.graph.grouped_query_cache import grouped_caches
@@ -43,7 +44,7 @@ class Padding(StrEnum):
     NONE = "no padding"
 
 
-@dataclass(frozen=True)
+@record
 class Cache:
     """One key or value tensor: the input for the past, and the output that holds past and present.
 
@@ -55,7 +56,7 @@ class Cache:
     capacity: int = 0
 
 
-@dataclass(frozen=True)
+@record
 class Bindings:
     """The graph's inputs by role; ``logits`` is the name of that output.
 

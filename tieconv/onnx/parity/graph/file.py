@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.onnx.external import External, byte_range
 from tieconv.formats.onnx.model import check_readable
@@ -27,7 +27,7 @@ QUANTISED = frozenset({
 """Operators that compute with weights of a few bits."""
 
 
-@dataclass(frozen=True)
+@record
 class Value:
     """An input or output: its ONNX element type and its axes, a symbol or ``None`` where one is free."""
 
@@ -36,9 +36,12 @@ class Value:
     shape: tuple[int | str | None, ...]
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class Initializer:
     """A weight of the graph; ``array()`` maps its values, bf16 as bit patterns."""
+
+    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __hash__ = object.__hash__
 
     name: str
     dtype: str
@@ -51,7 +54,7 @@ class Initializer:
         return self.tensor.numpy()
 
 
-@dataclass(frozen=True)
+@record
 class Graph:
     """An ONNX file: ``weights`` are its initializers and constants, ``model`` the whole as onnx-ir reads it."""
 

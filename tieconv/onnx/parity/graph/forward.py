@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.graph.bindings import Bindings, Padding, Role
 from tieconv.onnx.parity.graph.file import Value
 from tieconv.onnx.parity.graph.grouped_query_cache import behind, in_front
@@ -17,9 +18,12 @@ from tieconv.onnx.session.open_ import Session
 from tieconv.reference import Batch
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class GraphModel:
     """An open session with the meaning of its inputs; ``window`` is the config's sliding window."""
+
+    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __hash__ = object.__hash__
 
     session: Session
     bindings: Bindings

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tieconv.checkpoint.value_type import record
 
-@dataclass(frozen=True)
+
+@record
 class Fold:
     """A weight as the graph may hold it; ``apply`` takes it in the graph's precision and gives what is stored."""
 

@@ -223,7 +223,7 @@ def weight_identity(
         {w.name: _bits_of(w) for w in graph.weights if w.dtype in DTYPES and w.nbytes},
     )
     forms.update(blocks.forms[entry.name] for entry in lost if entry.name in blocks.forms)
-    held = {name for name, shorter in padded.items() if shorter & blocks.within[name]}
+    held = {name for name, shorter in padded.items() if shorter & blocks.within.get(name, set())}
     search.held.update({name: "parts" for name in blocks.held | held if name not in search.held})
     lost = [entry for entry in lost if entry.name not in blocks.forms]
     cut = {entry.name: rows for entry in lost if (rows := _before(entry, offsets))}

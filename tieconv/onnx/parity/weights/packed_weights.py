@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.weights.sampled_lines import Lines, View, hashed, positions
 
 _BLOCK = 1 << 21
@@ -26,7 +26,7 @@ Rows = Callable[[int, int], Any]
 """The bit patterns of a tensor's rows from one up to another, rows × columns."""
 
 
-@dataclass(frozen=True)
+@record
 class Tensor:
     """A tensor of the checkpoint, a vector being a column.
 
@@ -58,7 +58,7 @@ def _later(rows: Rows, count: int, first: int, end: int) -> Any:
     return rows(count + first, count + end)
 
 
-@dataclass(frozen=True)
+@record
 class Weight:
     """A weight of the graph: its type and its bit patterns, of the weight's shape."""
 
@@ -66,16 +66,16 @@ class Weight:
     bits: Any
 
 
-@dataclass
+@record
 class Blocks:
     """``forms``: how each tensor is stored; ``held`` are the weights that tensors fill, or that fill a tensor.
 
     ``within`` are the tensors that stand in a weight among others, or beside padding.
     """
 
-    forms: dict[str, str] = field(default_factory=dict)
-    held: set[str] = field(default_factory=set)
-    within: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    forms: Mapping[str, str]
+    held: frozenset[str]
+    within: Mapping[str, set[str]]
 
 
 def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Blocks:
@@ -83,21 +83,25 @@ def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) ->
 
     Every element of what is found was compared. Only vectors and matrices are looked for, among their own kind.
     """
-    blocks = Blocks()
+    forms: dict[str, str] = {}
+    held: set[str] = set()
+    within: dict[str, set[str]] = defaultdict(set)
     filled: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     looked = {name: tensor for name, tensor in tensors.items() if len(tensor.shape) in (1, 2) and 0 not in tensor.shape}
     lines = _lines(weights) if looked else {}
     for name, tensor in looked.items():
-        for form, view, at, length in _packed(tensor, lines):
-            blocks.forms.setdefault(name, form)
-            blocks.within[view.name].add(name)
+        for packed, view, at, length in _packed(tensor, lines):
+            forms.setdefault(name, packed)
+            within[view.name].add(name)
             filled[view.name, view.axis].append((at, at + length))
-        if name not in blocks.forms:
-            _split(name, tensor, lines, blocks)
+        if name not in forms:
+            form, parts = _split(tensor, lines)
+            forms |= {name: form} if parts else {}
+            held |= parts
     for (weight, axis), stretches in filled.items():
         if _covers(stretches, weights[weight].bits.shape[axis]):
-            blocks.held.add(weight)
-    return blocks
+            held.add(weight)
+    return Blocks(forms, frozenset(held), within)
 
 
 def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
@@ -137,16 +141,15 @@ def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis
             tries[view] += 1
 
 
-def _split(name: str, tensor: Tensor, lines: Mapping[str, Lines], blocks: Blocks) -> None:
-    """Note the tensor as found where weights, one after the other, are all of it."""
+def _split(tensor: Tensor, lines: Mapping[str, Lines]) -> tuple[str, set[str]]:
+    """How the tensor is split, and the weights that, one after the other, are all of it; none where it is not."""
     for dtype, held in sorted(lines.items()):
         for fold, rows in tensor.forms(dtype):
             for axis in tensor.axes:
                 parts = _parts(tensor, rows, axis, held)
                 if parts:
-                    blocks.forms[name] = _named("split", fold)
-                    blocks.held.update(parts)
-                    return
+                    return _named("split", fold), parts
+    return "", set()
 
 
 def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:

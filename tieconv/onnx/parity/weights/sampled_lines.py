@@ -9,15 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from tieconv.checkpoint.value_type import record
+
 _SAMPLES = 48
 _FACTORS = np.random.default_rng(0).integers(1, 1 << 63, _SAMPLES, dtype=np.uint64) | np.uint64(1)
 _AT_ONCE = 1 << 14
 """Lines hashed at a time."""
 
 
-@dataclass(frozen=True, eq=False)
+@record
 class View:
     """A weight as lines × width: its rows, or with ``axis`` 1 its columns."""
+
+    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __hash__ = object.__hash__
 
     name: str
     axis: int

@@ -9,6 +9,7 @@ from typing import Protocol
 import onnx_ir as ir
 
 from tieconv.checkpoint.graph import HeadForm
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.share.uses import Use
 
 
@@ -35,7 +36,7 @@ class Names:
         return name
 
 
-@dataclass(frozen=True)
+@record
 class Target:
     """The initializer that stays, and how a head is to read it."""
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import onnx_ir as ir
 
+from tieconv.checkpoint.value_type import record
 from tieconv.onnx.share.uses import SMALL, drop, drop_unread, integer, is_standard
 
 
-@dataclass(frozen=True)
+@record
 class ReshapedGemm:
     """The nodes from ``first_reshape`` (of ``x``) over ``gemm`` to ``last_reshape`` (of the product)."""
 

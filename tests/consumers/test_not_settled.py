@@ -1,0 +1,85 @@
+"""Models of which no loader's answer is known: each loader says so, in the one sentence that names the reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fixtures.gguf_bytes import gguf
+from tests.checks.fixtures.model import HEAD, Config, Tensors, llama, matrix, save, weights
+from tieconv import api
+
+LOADERS = ("transformers", "vllm", "mlx-lm")
+
+
+def of(name: str, kind: str, **more: object) -> Config:
+    return {"architectures": [name], "model_type": kind, **more}
+
+
+MARIAN = of("MarianMTModel", "marian", share_encoder_decoder_embeddings=False)
+CODES: Tensors = {**llama(), "lm_head.qweight": matrix(2, 2).view("<u4"), "lm_head.scales": matrix(2, 2)}
+REASONS: dict[str, tuple[Config | None, Tensors]] = {
+    "error: there is no config.json beside the weights": (None, llama()),
+    "unknown: the architecture has no output head by design": (of("ElectraForPreTraining", "electra"), llama()),
+    "unknown: the architecture is not in the measured table": (of("AcmeForCausalLM", "acme"), llama()),
+    "unknown: its input embedding is several tensors in the file": (
+        of("Molmo2ForConditionalGeneration", "molmo2"),
+        llama(),
+    ),
+    "unknown: share_encoder_decoder_embeddings is false, and which tables are one then was not measured": (
+        MARIAN,
+        llama(),
+    ),
+    f"unknown: {HEAD} is stored as quantised codes": (of("LlamaForCausalLM", "llama"), CODES),
+}
+APART_IN_5 = {
+    "ReformerModelWithLMHead": ("reformer", "reformer.embeddings.word_embeddings.weight", "lm_head.decoder.weight"),
+    "xLSTMForCausalLM": ("xlstm", "backbone.embeddings.weight", "lm_head.weight"),
+}
+"""Classes that tie their head in transformers 4 alone: the type, the embedding and the head."""
+
+
+def answers(path: Path, loaders: tuple[str, ...] = LOADERS) -> set[str]:
+    found = api.inspect(path, consumers=",".join(loaders)).consumers
+    assert {one.name for one in found} == set(loaders)
+    return {f"{one.outcome}: {one.detail}" for one in found}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_model_directory(reason: str, tmp_path: Path) -> None:
+    """All loaders give the same reason."""
+    assert answers(save(tmp_path / "m", *REASONS[reason])) == {reason}
+
+
+def test_an_adapter(tmp_path: Path) -> None:
+    """What a loader does depends on the base model."""
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    start = "base_model.model.model.layers.0.self_attn.q_proj"
+    tensors = {f"{start}.lora_A.weight": matrix(2, 4), f"{start}.lora_B.weight": matrix(4, 2)}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    (tmp_path / "adapter_model.safetensors").write_bytes(weights(tensors))
+    assert answers(tmp_path) == {"unknown: an adapter alone is loaded onto its base model"}
+
+
+def test_a_gguf_file(tmp_path: Path) -> None:
+    """Loaders of Hugging Face models are not judged by it."""
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf([("token_embd.weight", (4, 8), 0, bytes(128))]))
+    reason = "unknown: a GGUF file is made for llama.cpp and the programs built on it"
+    assert answers(path, ("transformers", "vllm")) == {reason}
+
+
+@pytest.mark.parametrize("name", APART_IN_5)
+def test_a_head_that_only_transformers_4_ties(name: str, tmp_path: Path) -> None:
+    """Whether it is the embedding was not compared, since transformers 5 keeps it apart."""
+    kind, embedding, head = APART_IN_5[name]
+    tensors = {embedding: matrix(), head: matrix(seed=1)}
+    found = api.inspect(
+        save(tmp_path / "m", of(name, kind, tie_word_embeddings=True), tensors), consumers="transformers"
+    ).consumers
+    details = {one.version: (str(one.outcome), one.detail) for one in found}
+    reason = "its head is tied in transformers 4 and not in 5, and was not compared with the embedding"
+    assert details["4.57"] == ("unknown", reason)
+    assert details["5.x"][0] == "untied"

@@ -1,0 +1,92 @@
+"""What the user said to `tieconv check`; the names are those of the options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+from tieconv.api import is_pattern
+from tieconv.checkpoint.value_type import record
+
+T = TypeVar("T")
+
+
+@record
+class ModelArguments:
+    """Which models, and how they are read."""
+
+    models: tuple[str, ...]
+    recursive: bool
+    task: str | None
+    limit: int | None
+    embed: str | None
+    head: str | None
+    jobs: int
+    resume: str | None
+
+
+@record
+class RuleArguments:
+    """Which findings count."""
+
+    select: tuple[str, ...]
+    ignore: tuple[str, ...]
+    fail_on: str | None
+    consumers: str | None
+    depth: str | None
+    config: str | None
+    no_config: bool
+    baseline: str | None
+
+
+@record
+class ResultArguments:
+    """What is printed and written."""
+
+    format: str
+    output_file: str | None
+    write_baseline: str | None
+    fix: bool
+    output: str | None
+    in_place: bool
+
+    @property
+    def writes(self) -> bool:
+        """Whether remedies are written, not only shown."""
+        return self.output is not None or self.in_place
+
+
+@record
+class Arguments:
+    """The whole command line. Raises `click.UsageError` where options do not go together."""
+
+    model: ModelArguments
+    rule: RuleArguments
+    result: ResultArguments
+
+    def __post_init__(self) -> None:
+        model, rule, result = self.model, self.rule, self.result
+        if result.output is not None and result.in_place:
+            raise click.UsageError("give -o OUT or --in-place, not both")
+        if result.writes and not result.fix:
+            raise click.UsageError("-o OUT and --in-place go with --fix")
+        if rule.config and rule.no_config:
+            raise click.UsageError("give --config FILE or --no-config, not both")
+        if result.fix and result.write_baseline:
+            raise click.UsageError("--fix and --write-baseline do not go together: fix first, then write the baseline")
+        if (model.task or model.limit) and not any(map(is_pattern, model.models)):
+            raise click.UsageError("--task and --limit go with a pattern: hf://org/*")
+        if model.resume and result.fix:
+            raise click.UsageError("--resume and --fix do not go together: fix what the finished run found")
+
+
+def make_arguments(options: Mapping[str, Any]) -> Arguments:
+    """Return the arguments of the options, by their names."""
+    return Arguments(_taken(ModelArguments, options), _taken(RuleArguments, options), _taken(ResultArguments, options))
+
+
+def _taken(kind: type[T], options: Mapping[str, Any]) -> T:
+    return kind(**{field.name: options[field.name] for field in fields(kind)})  # type: ignore[arg-type]
