@@ -20,7 +20,7 @@ LINES = {
     "hf://org/name": ("unknown command", "tieconv inspect hf://org/name"),
     "'a b/c'": ("unknown command", "tieconv inspect 'a b/c'"),
     "--foo": ("no such option", "tieconv --help"),
-    "inspect --consumer": ("no such option", "did you mean '--consumers'? usage: tieconv inspect ["),
+    "inspect --consumer": ("no such option", "--consumers"),
     "inspect a b": ("unexpected extra argument", "tieconv inspect --help"),
     "diff a": ("missing argument 'B'", "usage: tieconv diff [OPTIONS] A B; more with: tieconv diff --help"),
     "convert": ("missing option '--to', one of: safetensors, torch", "tieconv convert --help"),

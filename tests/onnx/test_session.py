@@ -152,7 +152,7 @@ def test_a_silent_fallback_is_no_run(monkeypatch, packages) -> None:
     with pytest.raises(NotRunError, match="silently") as refused:
         open_session("model.onnx", "cuda")
     assert refused.value.active == CPU
-    assert install_command("gpu") in refused.value.hint
+    assert install_command("gpu", upgrade=True) in refused.value.hint
 
 
 def test_auto_takes_the_cpu_and_says_so(monkeypatch, packages) -> None:

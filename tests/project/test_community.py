@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import trove_classifiers
 import yaml
 from check_jsonschema import main as check_jsonschema
 from click.testing import CliRunner
@@ -89,3 +91,15 @@ def test_the_citation_is_of_this_version() -> None:
     """What GitHub shows under "Cite this repository"."""
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert str(citation["version"]) == VERSION and citation["repository-code"] == REPOSITORY
+
+
+def test_the_classifiers_say_what_ci_runs() -> None:
+    """Each Python of the matrix, and no other; the name of each classifier is one that the index knows."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ci = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    pythons = re.findall(r"Python :: (3\.\d+)$", "\n".join(project["classifiers"]), re.M)
+    assert pythons == ci["jobs"]["run"]["strategy"]["matrix"]["python"]
+    assert set(project["classifiers"]) <= trove_classifiers.classifiers
+    assert project["classifiers"] == sorted(project["classifiers"]) and project["keywords"] == sorted(
+        project["keywords"]
+    )

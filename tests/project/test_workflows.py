@@ -87,6 +87,19 @@ def test_each_task_of_the_run_exists() -> None:
             assert set(given) <= TASKS, (path.name, name)
 
 
+def test_the_run_calls_what_exists() -> None:
+    """Each module, script and test folder that a task names is in the repository."""
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    modules = set(re.findall(r"python -m (tests[\w.]+)", text))
+    scripts = set(re.findall(r"python ([\w/]+\.py)", text))
+    (folders,) = re.findall(r"set -- tests/\{([\w,]+)\}", text)
+    assert len(modules) == len(scripts) == 3
+    for module in modules:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    assert all((ROOT / script).is_file() for script in scripts)
+    assert all((ROOT / "tests" / folder).is_dir() for folder in folders.split(","))
+
+
 def test_the_run_refuses_an_unknown_task() -> None:
     """It does not run everything, or nothing, for a mistyped word."""
     done = subprocess.run(["bash", ".ci/run", "tset"], cwd=ROOT, capture_output=True, text=True)

@@ -25,7 +25,8 @@ from tieconv.checkpoint.output import OutputText
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.config import set_flag
 from tieconv.plans.described import described
-from tieconv.plans.edits import Edits, with_text
+from tieconv.plans.edited_files import files_of, with_text
+from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_lone_config
 from tieconv.plans.loader_changes import change_notes
 from tieconv.plans.prefix import give_prefix
@@ -59,7 +60,7 @@ def build(
     text, changes = document or ((None, ()) if tied is None else set_flag(inspection, tied))
     guard_lone_config(inspection, bool(changes))
     promises, prefixed = give_prefix(inspection, edits, promises)
-    files = edits.files()
+    files = files_of(edits)
     if text is not None:
         files = with_text(files, text, changes)
     notes = (*notes, *prefixed)

@@ -16,6 +16,7 @@ from tieconv.checkpoint.plan import Promises
 from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.loaders.loaded import Cause
 from tieconv.plans.described import described
+from tieconv.plans.edited_files import files_of
 from tieconv.plans.edits import Edits
 from tieconv.text import shown
 
@@ -28,9 +29,9 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     The promises, renamed, and what the user should know of it.
     """
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    if (not edits.additions and not edits.renames) or _is_refused(inspection):
+    if not family.prefix or not (edits.additions or edits.renames) or _is_refused(inspection):
         return promises, ()
-    files = replace(edits, operations=[]).files()
+    files = files_of(replace(edits, operations=[]))
     if not _is_refused(described(inspection, files.weights, files.texts, files.removed)):
         return promises, ()
     start = f"{family.prefix}."
