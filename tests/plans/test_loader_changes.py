@@ -106,3 +106,23 @@ def test_transformers_4_is_told_of_where_it_has_the_class(tmp_path: Path) -> Non
         model = save(tmp_path / str(config["model_type"]), flagged(config, True), tensors)
         (note,) = api.plan_untie(model).plan.notes
         assert note.endswith(ends)
+
+
+def test_dedup_keeps_what_transformers_4_48_does_not_restore(tmp_path: Path) -> None:
+    """LongT5's halves, untied: 4.57 takes them from the shared table, 4.48 starts them with random numbers."""
+    config = {"architectures": ["LongT5ForConditionalGeneration"], "model_type": "longt5", "tie_word_embeddings": False}
+    halves = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    tensors = dict.fromkeys(("shared.weight", *halves), matrix()) | {"lm_head.weight": matrix(seed=1)}
+    plan = api.plan_dedup(save(tmp_path / "m", config, tensors)).plan
+    assert not plan.weights and all(
+        any(f"kept: {name}, transformers 4" in note for note in plan.notes) for name in halves
+    )
+
+
+def test_dedup_drops_what_every_release_restores(tmp_path: Path) -> None:
+    """T5's halves are given one table whatever the flag says."""
+    config = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "tie_word_embeddings": False}
+    halves = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+    tensors = dict.fromkeys(("shared.weight", *halves), matrix()) | {"lm_head.weight": matrix(seed=1)}
+    plan = api.plan_dedup(save(tmp_path / "m", config, tensors)).plan
+    assert [tensor.name for file in plan.weights for tensor in file.tensors] == ["shared.weight", "lm_head.weight"]

@@ -30,8 +30,6 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import BiasState, Inspection, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.load import head_bias
-from tieconv.loaders.loaded import Absence
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -58,6 +56,9 @@ def _report(inspection: Inspection, tie: Tie, absent: list[str]) -> Finding:
 
 
 def _outcome(inspection: Inspection) -> str:
+    from tieconv.loaders.load import head_bias  # few models have half a pair
+    from tieconv.loaders.loaded import Absence
+
     says = {Absence.ZERO: "starts it at zero", Absence.UNSET: "leaves it without values"}
     found = {version: bias.absence for version, bias in head_bias(inspection).items() if bias.absence in says}
     told = [f"transformers {version} {says[absence]}" for version, absence in found.items() if absence is not None]

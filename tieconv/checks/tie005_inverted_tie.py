@@ -32,7 +32,6 @@ from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.load import TRANSFORMERS_4, load
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -40,9 +39,10 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in inspection.ties:
         if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
             stored = [member.name for member in tie.stored_members]
-            read = (
-                tie.role is Role.WORD_EMBEDDING and load(inspection, TRANSFORMERS_4).source(tie.canonical) is not None
-            )
+            from tieconv.loaders.load import TRANSFORMERS_4, load  # few models have such a tie
+
+            older = load(inspection, TRANSFORMERS_4)
+            read = tie.role is Role.WORD_EMBEDDING and older.source(tie.canonical) is not None
             found = "transformers looks at both, and other loaders miss" if read else "transformers 4.57 leaves"
             yield RULE.finding(
                 f"{evidence.clause(stored, 'is', 'are')} stored, but not "

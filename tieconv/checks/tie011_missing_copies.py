@@ -33,7 +33,6 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.load import TRANSFORMERS_4, load
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
@@ -41,6 +40,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in evidence.declared_untied(inspection):
         absent = [member.name for member in tie.members if _is_needed(inspection, tie, member)]
         if absent and tie.role is not Role.OUTPUT_BIAS:
+            from tieconv.loaders.load import TRANSFORMERS_4, load  # few models lack such names
+
             stored = load(inspection, TRANSFORMERS_4).source(absent[0]) or evidence.reference(tie)
             yield RULE.finding(
                 f"{evidence.says(inspection, False)}, but {evidence.clause(absent, 'is', 'are')} not stored "

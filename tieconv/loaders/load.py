@@ -7,10 +7,13 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import measured
 from tieconv.loaders.loaded import Loaded, Parameter
 from tieconv.loaders.transformers import load4, load5
+from tieconv.loaders.transformers.load4 import has_class_448 as has_class_448
 
 TRANSFORMERS_5 = "5"
 TRANSFORMERS_4 = "4.57"
 """The release of transformers 4 that plans and `diff` go by: its last."""
+
+TRANSFORMERS_448 = "4.48"
 
 _COUNTED = (TRANSFORMERS_5, TRANSFORMERS_4)
 

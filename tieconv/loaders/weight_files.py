@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import OPENED, TWO_FORMATS, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.model_files import OPENED, TWO_FORMATS, WEIGHTS_KEY, Layout
 from tieconv.loaders import questions as facts
+from tieconv.loaders.files_opened import NAMEABLE, opened, stops_at_index
 from tieconv.loaders.interface import Verdict, error, unknown
 from tieconv.loaders.questions import listed
 from tieconv.text import shown
 
 _BOTH = (facts.SAFETENSORS, facts.TORCH)
-_NAMEABLE = (".safetensors", ".safetensors.index.json")
 
 
 def by_name(inspection: Inspection, *, configured: bool = True) -> Verdict | None:
@@ -54,26 +54,12 @@ def _is_directory(inspection: Inspection, formats: tuple[str, ...]) -> bool:
     return checkpoint.layout is not Layout.FILE and checkpoint.format in formats
 
 
-def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
-    """The file of a directory that transformers opens, weights or their index; ``None`` where it finds none."""
-    there = {*checkpoint.states, *checkpoint.companions}
-    named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
-    if named is not None:
-        return named if isinstance(named, str) and named in there and named.endswith(_NAMEABLE) else None
-    return next((name for name in OPENED if name in there), None)
-
-
-def stops_at_index(checkpoint: Checkpoint) -> bool:
-    """Whether the index lacks what transformers reads of it."""
-    return checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict)
-
-
 def _opened(inspection: Inspection, configured: bool) -> Verdict | None:
     checkpoint = inspection.checkpoint
     if not _is_directory(inspection, _BOTH):
         return None
     named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
-    if named is not None and not str(named).endswith(_NAMEABLE):
+    if named is not None and not str(named).endswith(NAMEABLE):
         return error(f"{WEIGHTS_KEY} in the config names {shown(named)}, neither a safetensors file nor an index")
     file = opened(checkpoint, configured=configured)
     if file is None:

@@ -38,7 +38,7 @@ def _checkpoint(
     before: Checkpoint, written: dict[str, OutputWeights], texts: Iterable[OutputText], removed: Collection[str]
 ) -> Checkpoint:
     kept = [file for file in before.files if file.name not in written and file.name not in removed]
-    made = [_file(output) for output in written.values()]
+    made = [_file(output, before) for output in written.values()]
     order = {file.name: place for place, file in enumerate(before.files)}
     files = sorted((*kept, *made), key=lambda file: (order.get(file.name, len(order)), file.name))
     config = before.config
@@ -48,13 +48,15 @@ def _checkpoint(
     return replace(before, files=tuple(files), config=config)
 
 
-def _file(output: OutputWeights) -> WeightFile:
-    tensors = tuple(_record(output, tensor) for tensor in output.tensors)
+def _file(output: OutputWeights, before: Checkpoint) -> WeightFile:
+    tensors = tuple(_record(output, tensor, before.tensors.get(tensor.name)) for tensor in output.tensors)
     return WeightFile(output.name, 0, 0, tensors, output.metadata)
 
 
-def _record(output: OutputWeights, tensor: OutputTensor) -> TensorRecord:
+def _record(output: OutputWeights, tensor: OutputTensor, before: TensorRecord | None) -> TensorRecord:
     """The tensor, its bytes where they are now: a range of no file where they are made."""
     content = tensor.content
+    if before is not None and (before.range, before.dtype, before.shape) == (content, tensor.dtype, tensor.shape):
+        return before
     span = content if isinstance(content, ByteRange) else ByteRange(f"{output.name}/{tensor.name}", 0, tensor.nbytes)
     return TensorRecord(tensor.name, tensor.dtype, tensor.shape, span, tensor.stride)

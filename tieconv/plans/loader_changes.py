@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Content, OutputWeights, Padded, Scaled, Zeros
+from tieconv.checkpoint.output import Content, OutputTensor, OutputWeights, Padded, Scaled, Zeros
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
@@ -88,15 +88,17 @@ class _Values:
     def __init__(self, before: Inspection, weights: Sequence[OutputWeights]) -> None:
         self.tensors = before.checkpoint.tensors
         self.unjudged = before.family.output_biases[:-1]  # no logit gets another name of a bias than the last
-        self.made = {tensor.name: tensor for output in weights for tensor in output.tensors}
-        self.names: dict[ByteRange, str] = {}
-        for name, tensor in self.tensors.items():
-            self.names.setdefault(tensor.range, name)
+        tensors = (tensor for output in weights for tensor in output.tensors)
+        self.made = {tensor.name: tensor for tensor in tensors if not self._stays(tensor)}
         equal = [[one.name for one in tie.members if one.state in _EQUAL and one.stored] for tie in before.ties]
         equal += [list(found.tensors) for found in before.duplicates if found.kind in _EQUAL]
         self.first = {name: group[0] for group in reversed(equal) for name in group}
         bias = before.head.output_bias
         self.zero = bias.name if bias is not None and bias.state is BiasState.ZERO else None
+
+    def _stays(self, tensor: OutputTensor) -> bool:
+        record = self.tensors.get(tensor.name)
+        return record is not None and record.range == tensor.content
 
     def before(self, parameter: Parameter) -> Value:
         if parameter.stored is None:
@@ -141,7 +143,5 @@ class _Values:
 
     def _name(self, span: ByteRange) -> str | None:
         """The tensor whose bytes these are, or whose first rows."""
-        if span in self.names:
-            return self.names[span]
-        starts = ((name, (other.file, other.start)) for other, name in self.names.items())
-        return next((name for name, start in starts if start == (span.file, span.start)), None)
+        starts = ((name, tensor.range) for name, tensor in self.tensors.items())
+        return next((name for name, held in starts if (held.file, held.start) == (span.file, span.start)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, text_config
+from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, reading_v4, text_config
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, Tie
 from tieconv.checkpoint.phrases import is_apart
@@ -63,10 +63,10 @@ def scaling_exponent(inspection: Inspection, verb: str) -> int:
 
 def told_apart(inspection: Inspection, tie: Tie, member: Member) -> tuple[str, ...]:
     """What transformers 5 and 4 made of a stored member that differs, where one reads the config as tied."""
+    if not tie.declared and not (tie.gated and reading_v4(inspection)):
+        return ()
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
-    if not tie.declared and not discarded:
-        return ()
     says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
     what = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
     older = "; transformers 4 discards it" if discarded else ""

@@ -13,10 +13,8 @@ from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
 from tieconv.checkpoint.plan import Promises
-from tieconv.loaders.load import TRANSFORMERS_4, load
-from tieconv.loaders.loaded import Cause
-from tieconv.plans.described import described
-from tieconv.plans.edited_files import files_of
+from tieconv.loaders.load import TRANSFORMERS_4
+from tieconv.loaders.transformers.names4 import corrupt
 from tieconv.plans.edits import Edits
 from tieconv.text import shown
 
@@ -29,10 +27,8 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     The promises, renamed, and what the user should know of it.
     """
     family, tensors = inspection.family, inspection.checkpoint.tensors
-    if not family.prefix or not (edits.additions or edits.renames) or _is_refused(inspection):
-        return promises, ()
-    files = files_of(replace(edits, operations=[]))
-    if not _is_refused(described(inspection, files.weights, files.texts, files.removed)):
+    after = edits.after()
+    if corrupt(family, after, TRANSFORMERS_4) is None or corrupt(family, tensors, TRANSFORMERS_4) is not None:
         return promises, ()
     start = f"{family.prefix}."
     outside = {name for name in _told(family) if not name.startswith(start)}
@@ -51,10 +47,6 @@ def give_prefix(inspection: Inspection, edits: Edits, promises: Promises) -> tup
     edits.kept_copies = {to(name) for name in edits.kept_copies}
     why = f"the names get {shown(start)} in front, as transformers 4 refuses a file with a head and names without it"
     return _promises(promises, to), (why,)
-
-
-def _is_refused(inspection: Inspection) -> bool:
-    return load(inspection, TRANSFORMERS_4).refused(Cause.NAMES) is not None
 
 
 def _told(family: Family) -> Iterator[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tieconv.architectures.flag_levels import reading_v4
-from tieconv.checkpoint.family import Role, Tying
+from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
@@ -50,6 +50,16 @@ def load(inspection: Inspection, version: str) -> Loaded:
         in_order=_in_order(reading, version),
         undecided=next(filter(None, open_pairs), None),
     )
+
+
+def unmeasured_448(family: Family) -> bool:
+    """Whether a class was not measured with transformers 4.48, which may have its type."""
+    return family.unlisted or (family.part is not None and not family.part.usual)
+
+
+def has_class_448(family: Family) -> bool:
+    """Whether transformers 4.48 has the class, and it was measured."""
+    return not unmeasured_448(family) and family.model_type in measured.names("transformers-4.48", "types")
 
 
 def _unindexed(inspection: Inspection) -> frozenset[str]:

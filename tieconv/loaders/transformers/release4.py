@@ -16,7 +16,7 @@ from tieconv.loaders.interface import Consumer, Verdict, unknown
 from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.loaders.questions import Pair
 from tieconv.loaders.tie_groups import biases, groups, two_vocabularies
-from tieconv.loaders.transformers.load4 import load, ties_alone
+from tieconv.loaders.transformers.load4 import has_class_448, load, ties_alone, unmeasured_448
 from tieconv.loaders.transformers.verdict import refused, unset, weights, words
 from tieconv.text import shown
 
@@ -34,7 +34,7 @@ def _judge(inspection: Inspection, version: str, loaded: Loaded) -> Verdict:
     if found is not None:
         return found
     tied, pair = reading_v4(inspection), facts.pair(inspection)
-    if tied is None or not _knows(inspection, version):
+    if tied is None or (version == "4.48" and not has_class_448(inspection.family)):
         return unknown(_not_known(inspection.family, version))
     if pair is None:
         return unknown("the table does not name both the embedding and the head")
@@ -69,17 +69,8 @@ def _other_framework(inspection: Inspection) -> Verdict | None:
     return None
 
 
-def _knows(inspection: Inspection, version: str) -> bool:
-    family = inspection.family
-    return version != "4.48" or (not _unmeasured_448(family) and _listed(family.model_type, version, "types"))
-
-
-def _unmeasured_448(family: Family) -> bool:
-    return family.unlisted or (family.part is not None and not family.part.usual)
-
-
 def _not_known(family: Family, version: str) -> str:
-    if version == "4.48" and _unmeasured_448(family):
+    if version == "4.48" and unmeasured_448(family):
         part = f" on {shown(family.part.model_type)}" if family.part is not None else ""
         return f"what transformers 4.48 does with {shown(family.architecture)}{part} was not measured"
     return f"transformers {version} has no model of type {shown(family.model_type)}"

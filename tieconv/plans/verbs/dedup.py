@@ -11,7 +11,7 @@ from tieconv.checkpoint.output import OutputStorage
 from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.as_read import as_read
-from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load, releases
+from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
 from tieconv.loaders.loaded import Absence, Parameter
 from tieconv.plans.build import build, kept_promise
 from tieconv.plans.edits import Edits
@@ -137,7 +137,10 @@ def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) ->
     empty = next((one for one in older if one.absence is Absence.UNSET), None)
     if empty is not None:
         return f"transformers 4 takes the tied values from {shown(empty.parameter)} alone"
-    return "transformers 4 reads the flag as false: tieconv retie writes it at every level" if older else ""
+    if older:
+        return "transformers 4 reads the flag as false: tieconv retie writes it at every level"
+    oldest = has_class_448(inspection.family) and _lost(inspection, dropped, TRANSFORMERS_448)
+    return "transformers 4.48 takes its values from no other name" if oldest else ""
 
 
 def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> list[Parameter]:
