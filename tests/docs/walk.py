@@ -21,6 +21,7 @@ PACKAGE = Path(tieconv.__file__).parent
 PROJECT = PACKAGE.parent / "pyproject.toml"
 VALUES = ("checkpoint", "errors", "install", "text", "version")
 """Values and words, which every room uses: they are on no way."""
+RECORDS = "checkpoint/value_type.py"
 SCREEN = ("cli/check_run.py", "cli/write.py")
 """The modules of `cli` that take a part in the work; the others read options and print."""
 SINGLY = ("api", "cli/commands", "execute", "gate", "onnx/parity", "plans", "plans/verbs")
@@ -55,6 +56,8 @@ class Walk:
         above, caller = frame.f_back, None
         while above is not None and caller is None:
             above, caller = above.f_back, self._module(above)
+            if caller == RECORDS:  # an instance is made: the call is of whoever makes it
+                caller = None
         call = (caller or "", module)
         if call in self._calls or _is_imported(frame):
             return

@@ -20,6 +20,7 @@ from tieconv.errors import DestinationError, RefusedError, TieconvError, Unreada
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive
 from tieconv.formats.torch.write import Archive, Placed, lay_out
+from tieconv.plans.edited_files import files_of
 from tieconv.plans.edits import Edits
 
 EMBED, HEAD, NORM = "model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"
@@ -66,7 +67,7 @@ def shares(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def run(edits: Edits, out: Path) -> None:
     """Execute the edits alone: no config, no promises."""
-    files = edits.files()
+    files = files_of(edits)
     plan = Plan(
         "test", edits.checkpoint, dict(edits.checkpoint.states), files.operations, files.weights, files.texts,
         files.links, files.removed, Promises(None, ()), "",

@@ -16,6 +16,7 @@ from tieconv import api
 from tieconv.checkpoint.inspection import State
 from tieconv.errors import RefusedError, TieconvError, UnreadableError
 from tieconv.formats.gguf import reader
+from tieconv.formats.gguf.ggml_types import TYPES
 
 gguf_package = pytest.importorskip("gguf")
 ROOT = Path(__file__).parents[2]
@@ -48,7 +49,7 @@ def code(path: Path) -> str:
 def test_types_are_those_of_the_package() -> None:
     """Every ggml type that the package sizes is known under its name, with its block."""
     sizes = gguf_package.constants.GGML_QUANT_SIZES
-    assert {kind.value: (kind.name, *size) for kind, size in sizes.items()} == reader.TYPES
+    assert {kind.value: (kind.name, *size) for kind, size in sizes.items()} == TYPES
 
 
 def test_versions_are_those_of_the_package() -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tieconv.checkpoint.dtypes import BITS, nbytes
 from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.output import OutputStorage, OutputTensor
-from tieconv.plans.verbs.convert import _aligned, _split
 from tieconv.plans.verbs.dedup import trimmed
+from tieconv.plans.verbs.shard_split import split_shards, widest_first
 from tieconv.text import parse_size
 
 UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -57,7 +57,7 @@ tensors = st.lists(
 def test_every_tensor_starts_on_a_multiple_of_its_element(found: list[OutputTensor]) -> None:
     """Readers that map a file cannot use a float that starts between two."""
     position = 0
-    for entry in _aligned(found):
+    for entry in widest_first(found):
         assert position % (BITS[entry.dtype] // 8) == 0
         position += entry.nbytes
 
@@ -66,7 +66,7 @@ def test_every_tensor_starts_on_a_multiple_of_its_element(found: list[OutputTens
 def test_a_split_keeps_order_and_limit(found: list[OutputTensor], limit: int) -> None:
     """The shards, one after the other, are the tensors; each fits, or holds one tensor that does not."""
     named = [OutputTensor(str(place), t.dtype, t.shape, t.content) for place, t in enumerate(found)]
-    shards = list(_split(named, limit))
+    shards = list(split_shards(named, limit))
     assert sorted((t.name for shard in shards for t in shard), key=int) == [t.name for t in named]
     for shard in shards:
         assert shard and (sum(t.nbytes for t in shard) <= limit or len(shard) == 1)

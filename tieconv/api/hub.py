@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tieconv.checkpoint.results.push import Push
+    from tieconv.opened import Model
+    from tieconv.sources.hub.files import HubFiles
 
 
 def plan_push(
@@ -42,29 +44,22 @@ def plan_push(
 
     repo_path = parse(target)
     require()
-    from tieconv.sources.hub.files import HubFiles
-    from tieconv.sources.hub.private import grouped, is_private, private, refuse_special
+    from tieconv.sources.hub.private import grouped, private
     from tieconv.sources.hub.push import changes
 
     guard_push(str(directory), repo_path, pull_request)
     with opened(target) as remote, opened(str(directory)) as local:
-        if not isinstance(remote[1], HubFiles):
-            raise UnreadableError(
-                "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
-            )
-        if local[0].named:
-            raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
-        refuse_special(local[0].root, (name for name in local[0].special if not is_private(name)))
+        hub_files = _guarded(directory, remote, local)
         kept_back = private(local[0].entries, include)
         # What the local cache holds of the commit is compared; what would have to be fetched is not.
-        compares = not remote[1].costly
+        compares = not hub_files.costly
         before = inspected(remote, Depth.CANDIDATES if compares else Depth.HEADER, None, None)
         after = inspected(local, Depth.CANDIDATES, None, None)
         used = [name for name in (*before.checkpoint.states, *before.checkpoint.others) if name != "config.json"]
-        file_changes = changes(remote[1].snapshot, local[0], local[1], used, kept_back)  # type: ignore[arg-type]
+        file_changes = changes(hub_files.snapshot, local[0], local[1], used, kept_back)  # type: ignore[arg-type]
         left_out = grouped((*kept_back, *local[0].special), local[0].root)
         same = set(local[0].entries) - {change.name for change in file_changes}
-        push_effects = effects(before, after, (remote[1], local[1]), same, compares=compares)
+        push_effects = effects(before, after, (hub_files, local[1]), same, compares=compares)
     return Push(
         directory=str(directory),
         repo=repo_path.repo,
@@ -77,6 +72,21 @@ def plan_push(
         changes=file_changes,
         left_out=left_out,
     )
+
+
+def _guarded(directory: str | Path, remote: Model, local: Model) -> HubFiles:
+    """Return the reader of the repository. Raises where it is out of reach, and where ``directory`` is none."""
+    from tieconv.sources.hub.files import HubFiles
+    from tieconv.sources.hub.private import is_private, refuse_special
+
+    if not isinstance(remote[1], HubFiles):
+        raise UnreadableError(
+            "a push needs the network, and HF_HUB_OFFLINE forbids it", "unset HF_HUB_OFFLINE", "hub.offline"
+        )
+    if local[0].named:
+        raise RefusedError(f"{shown(directory)} is not a directory", "give the model's directory", "push.directory")
+    refuse_special(local[0].root, (name for name in local[0].special if not is_private(name)))
+    return remote[1]
 
 
 def push(planned: Push) -> Push:

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 import click
 
-from tieconv.api import is_hub
 from tieconv.cli.screen import ALWAYS, AUTO, NEVER, set_option
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -26,7 +25,11 @@ def model_argument(function: F) -> F:
 def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
     """Of the model and `--in-place` whichever is read second: nothing is fetched that could not be written."""
     params = {**context.params, parameter.name: value}
-    if params.get("in_place") and is_hub(str(params.get("model", ""))):
+    if not params.get("in_place"):
+        return value
+    from tieconv.api import is_hub  # a list of commands needs no interface
+
+    if is_hub(str(params.get("model", ""))):
         raise click.UsageError("--in-place changes local models: write with -o OUT, then `tieconv push OUT hf://…`")
     return value
 

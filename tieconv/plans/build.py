@@ -24,7 +24,8 @@ from tieconv.checkpoint.operation import (
 from tieconv.checkpoint.output import OutputText
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.config import set_flag
-from tieconv.plans.edits import Edits, with_text
+from tieconv.plans.edited_files import files_of, with_text
+from tieconv.plans.edits import Edits
 from tieconv.plans.guards import guard_lone_config
 from tieconv.plans.older_notes import older_notes
 from tieconv.plans.prefix import give_prefix
@@ -57,7 +58,7 @@ def build(
     guard_lone_config(inspection, bool(changes))
     promises, prefixed = give_prefix(inspection, edits, promises)
     notes = (*notes, *prefixed, *older_notes(inspection, edits.after(), tied))
-    files = edits.files()
+    files = files_of(edits)
     if text is not None:
         files = with_text(files, text, changes)
     if tied is not None and checkpoint.config is None:

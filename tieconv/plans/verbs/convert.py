@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
-from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
 from tieconv.checkpoint.operation import DropTensor, KeepTensor, LinkFile, Operation
-from tieconv.checkpoint.output import Gathered, OutputStorage, OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.plans.guards import guard_layout, refuse
 from tieconv.plans.reading_order import order_notes
-from tieconv.plans.verbs.dedup import shared_groups, trimmed
+from tieconv.plans.verbs.dedup import shared_groups
+from tieconv.plans.verbs.shard_split import Storages, dense, split_shards, widest_first
 from tieconv.text import count, shown, size
 
 SHARD_SIZE = 5_000_000_000
@@ -43,10 +43,10 @@ def plan_convert(inspection: Inspection, to: Format, max_shard_size: int = SHARD
     guard_layout(inspection, allowed=TRAINING if to is Format.SAFETENSORS else "")
     checkpoint = inspection.checkpoint
     dropped, notes = _aliases(inspection) if to is Format.SAFETENSORS else ({}, ())
-    shape = _dense if to is Format.SAFETENSORS else _Storages(checkpoint).output
+    shape = dense if to is Format.SAFETENSORS else Storages(checkpoint).output
     tensors = [shape(record) for record in checkpoint.tensors.values() if record.name not in dropped]
     whole = checkpoint.layout is Layout.FILE
-    groups = [tensors] if whole else list(_split(tensors, max_shard_size)) or [[]]
+    groups = [tensors] if whole else list(split_shards(tensors, max_shard_size)) or [[]]
     metadata, odd = _metadata(checkpoint, to)
     weights = _weights(checkpoint, groups, to, metadata)
     texts = () if len(weights) == 1 else (_index(checkpoint, weights, to),)
@@ -62,54 +62,6 @@ def _left_out(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"{caution.message}: only the model is written, and nothing of its training"
 
 
-def _dense(record: TensorRecord) -> OutputTensor:
-    """The tensor with its elements in order: a strided view is gathered."""
-    if record.stride is None:
-        return OutputTensor(record.name, record.dtype, record.shape, record.range)
-    content = Gathered(record.range, record.dtype, record.shape, record.stride)
-    return OutputTensor(record.name, record.dtype, record.shape, content)
-
-
-class _Storages:
-    """Storages of a torch file to write: those of the source, without the bytes that no tensor is a view of."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.homes: dict[tuple[str, str], OutputStorage] = {}
-        for file in checkpoint.files:
-            for storage in file.storages:
-                views = [record for record in file.tensors if record.storage == storage.key]
-                self.homes[file.name, storage.key] = trimmed(storage, views)
-
-    def output(self, record: TensorRecord) -> OutputTensor:
-        home = None if record.storage is None else self.homes[record.range.file, record.storage]
-        return OutputTensor(record.name, record.dtype, record.shape, record.range, record.stride, home)
-
-
-def _storage(tensor: OutputTensor) -> object:
-    return tensor.storage or tensor
-
-
-def _split(tensors: Iterable[OutputTensor], limit: int) -> Iterator[list[OutputTensor]]:
-    """Greedy in the given order, as `huggingface_hub` splits a state dict: tensors of one storage stay together."""
-    blocks: dict[object, list[OutputTensor]] = {}
-    for tensor in tensors:
-        blocks.setdefault(_storage(tensor), []).append(tensor)
-    shard: list[OutputTensor] = []
-    total = 0
-    for block in blocks.values():
-        needed = block[0].storage.range.size if block[0].storage else block[0].nbytes
-        if needed > limit:
-            yield block
-            continue
-        if shard and total + needed > limit:
-            yield shard
-            shard, total = [], 0
-        shard += block
-        total += needed
-    if shard:
-        yield shard
-
-
 def _weights(
     checkpoint: Checkpoint, groups: list[list[OutputTensor]], to: Format, metadata: Mapping[str, str] | None
 ) -> tuple[OutputWeights, ...]:
@@ -121,14 +73,9 @@ def _weights(
     else:
         names = [f"{stem}-{number:05d}-of-{len(groups):05d}{suffix}" for number in range(1, len(groups) + 1)]
     return tuple(
-        OutputWeights(name, tuple(group if to is Format.TORCH else _aligned(group)), metadata)
+        OutputWeights(name, tuple(group if to is Format.TORCH else widest_first(group)), metadata)
         for name, group in zip(names, groups, strict=True)
     )
-
-
-def _aligned(tensors: list[OutputTensor]) -> list[OutputTensor]:
-    """Widest types first, so that each tensor starts on a multiple of its element: readers map them in place."""
-    return sorted(tensors, key=lambda tensor: -BITS.get(tensor.dtype, 8))
 
 
 def _metadata(checkpoint: Checkpoint, to: Format) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:

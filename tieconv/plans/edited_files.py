@@ -1,0 +1,131 @@
+"""From edits to the files that must be written, linked and left out, in any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tieconv.checkpoint import value_type
+from tieconv.checkpoint.model_files import Checkpoint, Layout, WeightFile
+from tieconv.checkpoint.operation import KeepTensor, LinkFile, Operation
+from tieconv.checkpoint.output import OutputStorage, OutputTensor, OutputText, OutputWeights
+from tieconv.plans.edited_index import index_text
+from tieconv.plans.edited_metadata import metadata_after, metadata_of_new
+from tieconv.plans.edits import Edits
+
+HEAD_SHARDS = {"safetensors": "model-head.safetensors", "torch": "pytorch_model-head.bin"}
+"""The shard that new tensors of a sharded model go to: untouched shards stay as they are, byte for byte.
+
+By format. It starts like the other shards and is not numbered, so that loaders that glob for
+``model*.safetensors`` find it and no other shard has to be renamed.
+"""
+
+
+@value_type.record
+class Files:
+    """What becomes of the weight files and their index."""
+
+    weights: tuple[OutputWeights, ...]
+    texts: tuple[OutputText, ...]
+    links: tuple[LinkFile, ...]
+    removed: tuple[str, ...]
+    operations: tuple[Operation, ...]
+
+
+def files_of(edits: Edits) -> Files:
+    """Return the files to write, link and leave out."""
+    return _sharded(edits) if edits.checkpoint.layout is Layout.SHARDED else _single(edits)
+
+
+def _single(edits: Edits) -> Files:
+    file = edits.checkpoint.files[0]
+    changed = _rewrite(file, edits, edits.additions)
+    weights = () if changed is None else (changed,)
+    return _assemble(edits, weights, (), removed=())
+
+
+def _sharded(edits: Edits) -> Files:
+    tensors = edits.checkpoint.tensors
+    replaced = {name: edits.additions[name] for name in edits.additions if name in tensors}
+    new = {name: added for name, added in edits.additions.items() if name not in tensors}
+    weights: list[OutputWeights] = []
+    removed: list[str] = []
+    for file in edits.checkpoint.files:
+        mine = {name: added for name, added in replaced.items() if tensors[name].range.file == file.name}
+        changed = _rewrite(file, edits, mine)
+        if changed is not None and not changed.tensors:
+            removed.append(file.name)
+        elif changed is not None:
+            weights.append(changed)
+    if new:
+        shard = _unused_name(edits.checkpoint)
+        metadata = metadata_of_new(edits, shard, {tensor.name for tensor, _ in new.values()})
+        weights.append(OutputWeights(shard, tuple(tensor for tensor, _ in new.values()), metadata))
+    text = index_text(edits, tuple(weights), removed)
+    return _assemble(edits, tuple(weights), text, tuple(removed))
+
+
+def _rewrite(file: WeightFile, edits: Edits, additions: Mapping[str, tuple[OutputTensor, str]]) -> OutputWeights | None:
+    """The file with its edits, or ``None`` where it stays as it is. New tensors follow the one they come from."""
+    mine = {tensor.name for tensor in file.tensors}
+    metadata, changed = metadata_after(file, edits, _names_after(edits, mine, additions))
+    trimmed = any(name == file.name for name, _ in edits.trims)
+    if not (changed or additions or trimmed or mine & (edits.drops.keys() | edits.renames.keys())):
+        return None
+    storages = {storage.key: OutputStorage(storage.range, storage.crc) for storage in file.storages}
+    storages |= {key: storage for (name, key), storage in edits.trims.items() if name == file.name}
+    tensors: list[OutputTensor] = []
+    for record in file.tensors:
+        if record.name in additions:
+            tensors.append(additions[record.name][0])
+        elif record.name not in edits.drops:
+            name = edits.renames[record.name].to if record.name in edits.renames else record.name
+            home = storages[record.storage] if record.storage is not None else None
+            tensors.append(OutputTensor(name, record.dtype, record.shape, record.range, record.stride, home))
+        tensors += [
+            tensor for name, (tensor, beside) in additions.items() if beside == record.name and name not in mine
+        ]
+    return OutputWeights(file.name, tuple(tensors), metadata)
+
+
+def _names_after(edits: Edits, mine: set[str], additions: Mapping[str, tuple[OutputTensor, str]]) -> set[str]:
+    """The names that a file which holds ``mine`` will hold."""
+    kept = {name for name in mine if name not in edits.drops and name not in additions}
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in kept}
+    return renamed | {tensor.name for tensor, _ in additions.values()}
+
+
+def _unused_name(checkpoint: Checkpoint) -> str:
+    taken = {file.name for file in checkpoint.files} | set(checkpoint.companions)
+    name = usual = HEAD_SHARDS[checkpoint.format]
+    stem, _, suffix = usual.rpartition(".")
+    number = 2
+    while name in taken:
+        name, number = f"{stem}-{number}.{suffix}", number + 1
+    return name
+
+
+def _assemble(
+    edits: Edits, weights: tuple[OutputWeights, ...], texts: tuple[OutputText, ...], removed: tuple[str, ...]
+) -> Files:
+    checkpoint = edits.checkpoint
+    written = {output.name for output in weights} | {text.name for text in texts} | set(removed)
+    links = {file.name: file.size for file in checkpoint.files}
+    for document in (checkpoint.index, checkpoint.config):
+        if document is not None and checkpoint.layout is not Layout.FILE:  # a lone file is written alone
+            links[document.name] = checkpoint.states[document.name].size
+    links |= checkpoint.companions
+    touched = edits.drops.keys() | edits.renames.keys() | edits.additions.keys()
+    kept = tuple(KeepTensor(name) for name in checkpoint.tensors if name not in touched)
+    linked = tuple(LinkFile(name, size) for name, size in sorted(links.items()) if name not in written)
+    return Files(weights, texts, linked, removed, (*edits.operations, *kept))
+
+
+def with_text(files: Files, text: OutputText, operations: tuple[Operation, ...]) -> Files:
+    """``files`` with one more document written instead of linked."""
+    return replace(
+        files,
+        texts=(*files.texts, text),
+        links=tuple(link for link in files.links if link.name != text.name),
+        operations=(*operations, *files.operations),
+    )

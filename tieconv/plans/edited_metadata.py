@@ -1,0 +1,54 @@
+"""The metadata of weight files once edits are made: no entry may say what is no longer true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tieconv.checkpoint import kept_copies
+from tieconv.checkpoint.model_files import WeightFile
+from tieconv.checkpoint.operation import SetMetadata
+from tieconv.plans.edits import Edits
+
+
+def metadata_after(file: WeightFile, edits: Edits, names: set[str]) -> tuple[Mapping[str, str] | None, bool]:
+    """The metadata of ``file``, which will hold ``names``, without entries that the edits make untrue.
+
+    `safetensors.torch.save_model` records a dropped alias as ``{dropped name: kept name}``.
+    """
+    if file.metadata is None:
+        return None, False
+    tensors = edits.checkpoint.tensors
+    stored = edits.after()
+    stale = [key for key, value in file.metadata.items() if value in tensors and (key in stored or value not in stored)]
+    after = {key: value for key, value in file.metadata.items() if key not in stale}
+    for key in stale:
+        edits.operations.append(SetMetadata(file.name, key, None))
+    changed = edits.checkpoint.format == "safetensors" and _mark_copies(file, edits, names, after)
+    return after, changed or bool(stale)
+
+
+def _mark_copies(file: WeightFile, edits: Edits, names: set[str], metadata: dict[str, str]) -> bool:
+    """Write into ``metadata`` which of the ``names`` are wanted copies; return whether that changes it."""
+    before = kept_copies.names_in(metadata)
+    renamed = {edits.renames[name].to if name in edits.renames else name for name in before}
+    after = (renamed | edits.kept_copies) & names
+    if before == after:
+        return False
+    value = kept_copies.entry(after) if after else None
+    edits.operations.append(SetMetadata(file.name, kept_copies.KEY, value))
+    if value is None:
+        del metadata[kept_copies.KEY]
+    else:
+        metadata[kept_copies.KEY] = value
+    return True
+
+
+def metadata_of_new(edits: Edits, shard: str, names: Iterable[str]) -> Mapping[str, str] | None:
+    """The metadata of a new shard with ``names``; torch files have none."""
+    if edits.checkpoint.format == "torch":
+        return None
+    copies = edits.kept_copies.intersection(names)
+    if not copies:
+        return {"format": "pt"}
+    edits.operations.append(SetMetadata(shard, kept_copies.KEY, kept_copies.entry(copies)))
+    return {"format": "pt", kept_copies.KEY: kept_copies.entry(copies)}
