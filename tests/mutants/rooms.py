@@ -55,7 +55,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "reference": ("tests/onnx", "tests/analysis"),
     "reporters": ("tests/reporters", "tests/output", "tests/cli", "tests/onnx"),
     "sources": ("tests/sources", "tests/hub", "tests/formats"),
-    BASE: ("tests/cli", "tests/test_api.py", "tests/output", "tests/hub"),
+    BASE: ("tests/cli", "tests/test_api.py", "tests/output", "tests/hub", "tests/project/test_install.py"),
 }
 
 
