@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import Depth, Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord
 from tieconv.checkpoint.output import OutputStorage
@@ -139,7 +140,8 @@ def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) ->
         return f"transformers 4 takes the tied values from {shown(empty.parameter)} alone"
     if older:
         return "transformers 4 reads the flag as false: tieconv retie writes it at every level"
-    oldest = has_class_448(inspection.family) and _lost(inspection, dropped, TRANSFORMERS_448)
+    tables = tie.role is Role.WORD_EMBEDDING and has_class_448(inspection.family)
+    oldest = tables and _lost(inspection, dropped, TRANSFORMERS_448)
     return "transformers 4.48 takes its values from no other name" if oldest else ""
 
 
