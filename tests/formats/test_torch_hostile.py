@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,15 @@ def test_every_code_is_on_the_page() -> None:
     assert codes - cautions - names_of_torch - listed == set()
     of_git = {"git.lfs-pointer", "git.symlink-text"}
     assert listed - codes - of_git - {"torch.checksum"} == set()
+
+
+@pytest.mark.parametrize(("entries", "code"), [(250_000, "zip.directory"), (251_001, "zip.too-large")])
+def test_an_archive_of_too_many_storages(entries: int, code: str) -> None:
+    """Half as many storages are read as tensors: more of them take more memory than any file may."""
+    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, entries, entries, 46 * entries, 64)
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, 64 + 46 * entries, 1)
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    data = b"PK\x03\x04" + bytes(60 + 46 * entries) + end64 + locator + end
+    with pytest.raises(UnreadableError) as caught:
+        read_torch_file(lambda size, offset: data[offset : offset + size], len(data), "model.pt")
+    assert caught.value.code == code

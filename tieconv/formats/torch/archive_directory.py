@@ -21,7 +21,7 @@ Pread = Callable[[int, int], bytes]
 CENTRAL, END, END64, LOCATOR64 = b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 DIRECTORY_LIMIT = 128_000_000
 """The largest central directory in bytes."""
-_MAX_ENTRIES = MAX_TENSORS + 1000
+_MAX_ENTRIES = MAX_TENSORS // 2 + 1000  # each is a storage, which takes twice the memory of a tensor
 """Entries of the directory: a storage for each tensor, and what lies beside them."""
 MAX_NAME = 1024
 MAX32 = 0xFFFFFFFF
