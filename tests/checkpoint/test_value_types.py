@@ -13,7 +13,7 @@ COMPILED = {
     "formats/torch/write.py": {"SavedTensor", "Placed"},
     "execute/contents/layout.py": {"Piece"},
     "formats/json/edit.py": {"_Entry"},
-    "loaders/parameters.py": {"Source"},
+    "comparison/parameters.py": {"Source"},
 }
 FILLED = {
     # A protobuf message comes field by field, each as often as it likes.

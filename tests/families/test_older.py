@@ -10,7 +10,7 @@ import pytest
 from tests.families import older
 from tieconv.architectures import find, locate
 from tieconv.checkpoint.family import Family, Role, Tying
-from tieconv.loaders import measured
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders.transformers.names4 import corrupt, unread
 from tieconv.loaders.transformers.ties4 import NO_VALUES, sources
 

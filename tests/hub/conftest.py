@@ -91,7 +91,7 @@ def python(interpreter: Run) -> Run:
 def hasty(python: Run) -> Run:
     """As ``tieconv``, with the pauses between retries cut to a hundredth, and a ``silence`` (seconds) of its own."""
     program = (
-        "import sys; from huggingface_hub import constants; from tieconv.sources import hub_client\n"
+        "import sys; from huggingface_hub import constants; from tieconv.sources.hub import client as hub_client\n"
         "hub_client.FIRST_PAUSE, hub_client.SPREAD = 0.003, 0.002\n"
         "constants.HF_HUB_DOWNLOAD_TIMEOUT = float(sys.argv.pop(1))\n"
         "from tieconv.cli import main; main()"

@@ -112,7 +112,7 @@ def test_moved_while_it_was_listed(hub: Hub, tieconv: Run, environment: dict[str
     """A branch that moves between the listing and the fetch stops it: its files may have other names."""
     hub.add("org/m", sharded(tmp_path / "m", shards=2, tied=True))
     program = (
-        "from tieconv.sources import hub_cache\n"
+        "from tieconv.sources.hub import cache as hub_cache\n"
         "import huggingface_hub as h, os\n"
         "old = hub_cache.snapshot_download\n"
         "def moved(*a, **k):\n"

@@ -153,7 +153,7 @@ DRIVER = """
 import os, signal, sys
 from pathlib import Path
 from tieconv import api
-from tieconv.onnx import graph_in_place
+from tieconv.onnx.write import in_place as graph_in_place
 target, stop = sys.argv[1:]
 def killed(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -63,7 +63,7 @@ def test_every_command_is_called() -> None:
 
 def test_the_names_are_printed(home: Path) -> None:
     """The test would prove nothing of names that no command shows."""
-    for call in ("inspect known", "inspect graph", "check unknown", "inspect sharded", "dedup graph"):
+    for call in ("inspect unknown", "inspect graph", "check unknown", "inspect sharded", "dedup graph"):
         assert MARK.encode() in piped(home, *words(call)), call
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import measured
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders.loaded import Loaded, Parameter
 from tieconv.loaders.transformers import load4, load5
 from tieconv.loaders.transformers.load4 import has_class_448 as has_class_448

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, listed, verdict

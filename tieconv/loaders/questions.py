@@ -14,7 +14,7 @@ from tieconv.checkpoint.model_files import BLOCKING, Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import measured
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders.interface import Verdict, error, unknown
 from tieconv.text import shown
 

@@ -9,8 +9,8 @@ from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member
 from tieconv.checkpoint.relation.interface import Absent
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders.loaded import Absence, Parameter
 
 

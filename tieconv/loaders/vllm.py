@@ -16,8 +16,8 @@ from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, listed, verdict

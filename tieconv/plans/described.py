@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import NoReturn
 
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.model_files import ByteRange, Checkpoint, Document, TensorRecord, WeightFile
@@ -30,7 +31,7 @@ def described(
 class _NoBytes:
     """Headers are all that there is."""
 
-    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> NoReturn:
         raise AssertionError(span)
 
 

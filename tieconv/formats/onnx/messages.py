@@ -60,7 +60,7 @@ class Node:
     outputs: list[str] = field(default_factory=list)
     integers: dict[str, list[int]] = field(default_factory=dict)
     graphs: dict[str, Graph] = field(default_factory=dict)
-    untyped: list[str] = field(default_factory=list)
+    untyped: tuple[str, ...] = ()
 
     @property
     def standard(self) -> str:
@@ -268,7 +268,7 @@ def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tenso
             check_field(wire, value, stop, ATTRIBUTE.get(number))
     node.integers[name] = numbers
     if not typed:
-        node.untyped.append(name)
+        node.untyped += (name,)
     for position, graph in enumerate(graphs):
         node.graphs[name if not position else f"{name}.{position}"] = graph
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
 from tieconv.loaders.interface import Verdict, error, unknown
@@ -13,7 +13,7 @@ from tieconv.loaders.loaded import Cause
 from tieconv.loaders.questions import Pair, listed
 from tieconv.loaders.transformers.load5 import Guesses, load
 from tieconv.loaders.transformers.names5 import RELEASE, stranger, twice
-from tieconv.loaders.transformers.verdict import refused, weights, words
+from tieconv.loaders.transformers.pair_verdict import refused, weights, words
 from tieconv.text import shown
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal
 from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied

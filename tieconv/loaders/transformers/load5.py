@@ -26,8 +26,8 @@ from tieconv.checkpoint.relation.proved import (
     Transposed,
     Unread,
 )
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal
 from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied

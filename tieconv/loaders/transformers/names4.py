@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 
 from tieconv.architectures.stored_names import locate
 from tieconv.checkpoint.family import Family
-from tieconv.loaders import measured
+from tieconv.loaders import release_tables as measured
 
 
 def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:

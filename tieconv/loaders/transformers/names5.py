@@ -11,7 +11,7 @@ from itertools import chain
 
 from tieconv.architectures.stored_names import locate, variants
 from tieconv.checkpoint.family import Family, Role
-from tieconv.loaders import measured
+from tieconv.loaders import release_tables as measured
 
 RELEASE = "transformers-5"
 

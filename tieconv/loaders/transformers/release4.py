@@ -8,8 +8,8 @@ from tieconv.architectures.flag_levels import cannot_build, reading_v4
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
-from tieconv.loaders import measured
 from tieconv.loaders import questions as facts
+from tieconv.loaders import release_tables as measured
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
 from tieconv.loaders.interface import Consumer, Verdict, unknown
@@ -17,7 +17,7 @@ from tieconv.loaders.loaded import Cause, Loaded
 from tieconv.loaders.questions import Pair
 from tieconv.loaders.tie_groups import biases, groups, two_vocabularies
 from tieconv.loaders.transformers.load4 import has_class_448, load, ties_alone, unmeasured_448
-from tieconv.loaders.transformers.verdict import refused, unset, weights, words
+from tieconv.loaders.transformers.pair_verdict import refused, unset, weights, words
 from tieconv.text import shown
 
 

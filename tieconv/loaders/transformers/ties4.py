@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tieconv.checkpoint.family import Family
-from tieconv.loaders import measured
+from tieconv.loaders import release_tables as measured
 
 NO_VALUES = -1
 """The name is left without values: the loader moved nothing into the place that it made for it."""
