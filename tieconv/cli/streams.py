@@ -99,10 +99,15 @@ def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | No
 
 def show(text: str, *, err: bool = False) -> None:
     """Print a report on one model, at most `MAX_LINES` lines of it."""
+    echo(shortened(text), err=err)
+
+
+def shortened(text: str, most: int = MAX_LINES) -> str:
+    """The first ``most`` lines of a report, and how many follow."""
     lines = text.split("\n")
-    if len(lines) > MAX_LINES:
-        lines = [*lines[: MAX_LINES - 1], f"… and {len(lines) - MAX_LINES + 1:,} more lines (--json has everything)"]
-    echo("\n".join(line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…" for line in lines), err=err)
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"… and {len(lines) - most + 1:,} more lines (--json has everything)"]
+    return "\n".join(line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…" for line in lines)
 
 
 def document(text: str) -> None:

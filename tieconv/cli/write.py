@@ -12,7 +12,7 @@ from tieconv.checkpoint.value_type import record
 from tieconv.cli.network import fetched_line
 from tieconv.cli.progress import byte_progress
 from tieconv.cli.screen import painter, say, timed, width
-from tieconv.cli.streams import document, echo
+from tieconv.cli.streams import MAX_LINES, document, echo, shortened
 from tieconv.text import shown, size
 
 if TYPE_CHECKING:
@@ -95,12 +95,17 @@ def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
             say(f"note: {note}")
 
 
+_AFTER = 10
+"""Lines that may follow a plan: what was fetched, what was written, where the shell stands."""
+
+
 def _text(outcome: Outcome, arguments: WriteArguments) -> str:
     """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
     from tieconv.reporters.text.plan_text import render
 
     stream = sys.stderr if arguments.writes else sys.stdout
-    return render(outcome, painter(stream), width(stream), hardlink=arguments.hardlink, in_place=arguments.in_place)
+    text = render(outcome, painter(stream), width(stream), hardlink=arguments.hardlink, in_place=arguments.in_place)
+    return shortened(text, MAX_LINES - _AFTER)
 
 
 def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:

@@ -6,6 +6,7 @@ The loaders judge the model before and the one that the plan describes; what dif
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
@@ -80,6 +81,8 @@ def _told(name: str, parameter: Parameter, source: str | None) -> str:
             return "zeros"
         case Absence.UNSET:
             return "no values"
+        case _:
+            assert_never(parameter.absence)
 
 
 class _Values:
