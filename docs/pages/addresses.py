@@ -10,6 +10,7 @@ from tieconv.install import documented_requirement
 
 _EXTRAS = r"\[(?P<extras>[a-z,]+)\]"
 _REQUIREMENT = re.compile(rf"(?<!-e )'(?:tieconv|\.){_EXTRAS}(?: @ git\+[^'\s]+)?'")
+_FIXTURE = "fixtures/models/llama-duplicated"
 _BLOCK = re.compile(r"(<!-- install -->\n```sh\n).*?(```)", re.DOTALL)
 
 
@@ -43,9 +44,11 @@ def install_lines() -> str:
     lines = [
         "python3 -m venv .venv && . .venv/bin/activate",
         f"pip install {word}",
-        "# or run it once, without installing:",
     ]
-    lines += [f"{call} inspect MODEL" for call in once]
-    if requirement == ".":
-        lines.insert(0, "# in a clone of the repository")
+    lines += [f"{call} inspect MODEL  # once, without installing" for call in once]
+    if requirement == ".":  # in a clone: one line, which shows the main job at once
+        lines[:2] = [
+            f"python3 -m venv .venv && .venv/bin/pip install -q . && .venv/bin/tieconv inspect {_FIXTURE}",
+            ". .venv/bin/activate  # `tieconv` by its name",
+        ]
     return "".join(f"{line}\n" for line in lines)
