@@ -63,7 +63,16 @@ def as_user(user: int, act: Callable[[], int]) -> int:
         os._exit(code)
 
 
-REFUSALS = ("out.staging", "out.busy", "out.replaced", "out.exists", "out.link", "out.not-a-model", "write.failed")
+REFUSALS = (
+    "out.staging",
+    "out.busy",
+    "out.replaced",
+    "out.exists",
+    "out.link",
+    "out.not-a-model",
+    "out.read-only",
+    "write.failed",
+)
 
 
 def write(source: Path, out: Path, overwrite: bool) -> int:
