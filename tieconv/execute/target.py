@@ -100,4 +100,7 @@ def staging_path(final: Path) -> Path:
 
 def _apart(directory: Path) -> bool:
     """Whether nothing can be renamed from beside ``directory`` into it."""
-    return os.path.ismount(directory) or not os.access(directory.parent, os.W_OK | os.X_OK)
+    try:
+        return os.path.ismount(directory) or not os.access(directory.parent, os.W_OK | os.X_OK)
+    except FileNotFoundError:  # it went away meanwhile, which the write then says
+        return False
