@@ -147,6 +147,17 @@ def with_untyped_attribute() -> onnx.ModelProto:
     return graph([gather(), turn])
 
 
+def with_untyped_attribute_of_a_function() -> onnx.ModelProto:
+    """The same in the body of a function."""
+    turn = helper.make_node("Transpose", ["a"], ["b"], perm=[0, 2, 1])
+    turn.attribute[0].ClearField("type")
+    opset = helper.make_opsetid("", 17)
+    model = graph([gather(), helper.make_node("Turn", ["x"], ["out"], domain="local")])
+    model.functions.append(helper.make_function("local", "Turn", ["a"], ["b"], [turn], [opset]))
+    model.opset_import.append(helper.make_opsetid("local", 1))
+    return model
+
+
 GOOD = [gather(), helper.make_node("Neg", ["x"], ["out"])]
 GRAPHS = {
     "cycle": (
@@ -172,6 +183,7 @@ GRAPHS = {
     ),
     "values of nothing": (with_values_of_nothing(), "has no elements and holds values"),
     "untyped attribute": (with_untyped_attribute(), "the attribute perm without a type"),
+    "untyped attribute of a function": (with_untyped_attribute_of_a_function(), "the attribute perm without a type"),
     "untyped branch": (with_untyped_branch(), "has the undefined element type 0"),
     "newer IR": (graph(GOOD, ir=NEWEST_IR + 1), "IR version"),
     "newer operators": (graph(GOOD, opset=NEWEST_OPSET + 1), "imports version"),

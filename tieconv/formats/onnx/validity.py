@@ -55,13 +55,12 @@ def _faults(model: Model, is_utf8: bool) -> Iterator[Fault]:
     for tensor in model.tensors:
         yield from _of_tensor(tensor)
     yield from _of_main(model.graph, model)
-    yield from _of_graph(model.graph, [], model.opsets.keys())
-    if model.ir_version >= _TYPED:
-        yield from _untyped(model.graph)
+    typed = model.ir_version >= _TYPED
+    yield from _of_graph(model.graph, [], model.opsets.keys(), typed=typed)
     for name in _repeated(function.name for function in model.functions):
         yield CHECKER, f"two functions are called {shown(name)}"
     for function in model.functions:
-        yield from _of_graph(function, [], function.opsets)
+        yield from _of_graph(function, [], function.opsets, typed=typed)
 
 
 def _of_model(model: Model) -> Iterator[Fault]:
@@ -102,7 +101,7 @@ def _of_tensor(tensor: Tensor) -> Iterator[Fault]:
         yield CHECKER, f"{subject} has no elements and holds values"
 
 
-def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
+def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str], *, typed: bool) -> Iterator[Fault]:
     for name in _repeated(graph.inputs):
         yield CHECKER, f"two inputs are called {shown(name)}"
     if any(not tensor.name for tensor in graph.initializers):
@@ -113,7 +112,7 @@ def _of_graph(graph: Graph, outer: list[set[str]], imported: Set[str]) -> Iterat
     for name, element, _ in graph.elements if outer else ():  # those of the main graph are looked at with their shapes
         if element is not None and element not in TYPES and element != STRING:
             yield SESSION, f"{shown(name) or 'a value'}, an input or output, has the undefined element type {element}"
-    yield from _of_nodes(graph, [*outer, made], imported)
+    yield from _of_nodes(graph, [*outer, made], imported, typed=typed)
     yield from _of_outputs(graph, [*outer, made])
 
 
@@ -139,15 +138,17 @@ def _of_main(graph: Graph, model: Model) -> Iterator[Fault]:
                 )
 
 
-def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str]) -> Iterator[Fault]:
+def _of_nodes(graph: Graph, scopes: list[set[str]], imported: Set[str], *, typed: bool) -> Iterator[Fault]:
     made = scopes[-1]
     for index, node in enumerate(graph.nodes):
         yield from _of_node(node, index, imported)
+        for name in node.untyped if typed else ():
+            yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
         for name in node.inputs:
             if name and not any(name in scope for scope in scopes):
                 yield CHECKER, order_fault(graph, index, name)
         for inner in node.graphs.values():
-            yield from _of_graph(inner, scopes, imported)
+            yield from _of_graph(inner, scopes, imported, typed=typed)
         for name in node.outputs:
             if name and name in made:
                 yield CHECKER, f"{label(node, index)} makes {shown(name)}, which is already made"
@@ -164,14 +165,6 @@ def _of_node(node: Node, index: int, imported: Set[str]) -> Iterator[Fault]:
             CHECKER,
             f"{label(node, index)} is of the operators of {shown(node.domain) or 'ai.onnx'}, which are not imported",
         )
-
-
-def _untyped(graph: Graph) -> Iterator[Fault]:
-    for index, node in enumerate(graph.nodes):
-        for name in node.untyped:
-            yield CHECKER, f"{label(node, index)} has the attribute {shown(name) or '(empty)'} without a type"
-        for inner in node.graphs.values():
-            yield from _untyped(inner)
 
 
 def _of_outputs(graph: Graph, scopes: list[set[str]]) -> Iterator[Fault]:
