@@ -10,7 +10,7 @@ import pytest
 from tests.families import older
 from tieconv.architectures import find, locate
 from tieconv.checkpoint.family import Family, Role, Tying
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.transformers.names4 import corrupt, unread
 from tieconv.loaders.transformers.ties4 import NO_VALUES, sources
 
@@ -53,7 +53,7 @@ def _cells(kind: str, version: str) -> Iterator[tuple[str, str, str]]:
 
 def _is_unclear(family: Family, held: list[bool], on: bool, version: str) -> bool:
     """The states of which nothing is claimed."""
-    if family.architecture in measured.names(f"transformers-{version}", "head tied here alone"):
+    if family.architecture in release_tables.names(f"transformers-{version}", "head tied here alone"):
         return on or family.model_type == "pop2piano"
     older_one = version == "4.48"
     if older_one and family.model_type == "fsmt" and not on and not held[2]:

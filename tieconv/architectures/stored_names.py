@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from tieconv.architectures.class_table import exceptions
-from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.family import Family, Role
 
 
 def locate(family: Family, name: str, names_in_file: Collection[str]) -> str | None:
@@ -45,3 +45,12 @@ def variants(family: Family, name: str) -> Iterator[str]:
     # transformers 5 takes the prefix away once, whatever follows it.
     yield from (start + spelling for spelling in spellings if family.prefix and spelling.startswith(start))
     yield from (more for told, more in exceptions("names").get(family.model_type, {}).items() if told == name)
+
+
+def known_names(family: Family, *roles: Role) -> list[str]:
+    """Embedding, head, head biases, and the names of the tie groups; with ``roles`` of groups in one of them alone."""
+    names = [family.input_embedding, family.output_head, *family.output_biases]
+    for group in family.groups:
+        if not roles or group.role in roles:
+            names += [group.canonical, *group.members]
+    return list(dict.fromkeys(name for name in names if name is not None))

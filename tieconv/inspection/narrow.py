@@ -9,6 +9,7 @@ from typing import Any
 
 from tieconv.architectures import find, locate
 from tieconv.architectures.named_by_user import with_names
+from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.model_files import Files, FileState, Listing
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
@@ -69,18 +70,9 @@ def narrow(listing: Listing, files: Files, embed: str | None, head: str | None) 
 
 def _concerned(family: Family, names: Mapping[str, str]) -> Iterator[str]:
     """The stored names that play a part in a tie, and what stands beside them in their modules, such as scales."""
-    for played in _played(family):
+    bias = (head_bias_name(family.output_head),) if family.output_head else ()
+    for played in (*known_names(family), *bias):
         actual = locate(family, played, names)
         if actual is not None:
             module = actual.rpartition(".")[0] + "."
             yield from (name for name in names if name == actual or name.startswith(module))
-
-
-def _played(family: Family) -> Iterator[str]:
-    for group in family.groups:
-        yield from (group.canonical, *group.members)
-    yield from family.output_biases
-    if family.input_embedding:
-        yield family.input_embedding
-    if family.output_head:
-        yield from (family.output_head, head_bias_name(family.output_head))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, listed, verdict
@@ -32,7 +32,7 @@ def judge(inspection: Inspection) -> Verdict:
     )
     if found is not None:
         return found
-    kind, pair = measured.kind("llama.cpp", inspection.family.architecture), facts.pair(inspection)
+    kind, pair = release_tables.kind("llama.cpp", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
         return unknown(f"what llama.cpp does with {facts.class_name(inspection)} is not known")
     if not pair.has_embedding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.loaded import Loaded, Parameter
 from tieconv.loaders.transformers import load4, load5
 from tieconv.loaders.transformers.load4 import has_class_448 as has_class_448
@@ -39,5 +39,5 @@ def head_bias(inspection: Inspection) -> dict[str, Parameter]:
 
 def bias_unset(family: Family, *only: str) -> bool:
     """Return whether one of the releases (``only`` these) gives an absent head bias no values at all."""
-    listed = (measured.names(f"transformers-{release}", "unset bias") for release in only or _COUNTED)
+    listed = (release_tables.names(f"transformers-{release}", "unset bias") for release in only or _COUNTED)
     return any(family.text_class in classes for classes in listed)

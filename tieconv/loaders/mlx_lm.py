@@ -9,7 +9,7 @@ from __future__ import annotations
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, listed, verdict
@@ -23,7 +23,7 @@ def judge(inspection: Inspection) -> Verdict:
         return found
     model_type = inspection.family.model_type
     kind, pair = (
-        measured.kind("mlx-lm", measured.by_type("mlx-lm", "same file").get(model_type, model_type)),
+        release_tables.kind("mlx-lm", release_tables.by_type("mlx-lm", "same file").get(model_type, model_type)),
         facts.pair(inspection),
     )
     if kind is None or pair is None:

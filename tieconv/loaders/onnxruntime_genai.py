@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.interface import Consumer, Verdict, unknown
 from tieconv.loaders.questions import verdict
 from tieconv.loaders.transformers import judge5
@@ -17,7 +17,7 @@ def judge(inspection: Inspection) -> Verdict:
     found = judge5.judge(inspection)
     if inspection.checkpoint.config is None or not inspection.family.architecture:
         return found
-    if inspection.family.architecture not in measured.names("onnxruntime-genai", "read"):
+    if inspection.family.architecture not in release_tables.names("onnxruntime-genai", "read"):
         return unknown(f"what the builder does with {facts.class_name(inspection)} is not known")
     pair = facts.pair(inspection)
     shares = inspection.checkpoint.config_values.get(facts.FLAG) is True

@@ -14,7 +14,7 @@ from tieconv.checkpoint.model_files import BLOCKING, Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.interface import Verdict, error, unknown
 from tieconv.text import shown
 
@@ -86,7 +86,7 @@ def class_name(inspection: Inspection) -> str:
 def _halves_apart(inspection: Inspection) -> bool:
     """Whether the config gives the encoder and the decoder a table each, as Marian's can."""
     shared = text_config(inspection).get("share_encoder_decoder_embeddings", True)
-    return not shared and inspection.family.text_type in measured.names("transformers-5", "halves apart")
+    return not shared and inspection.family.text_type in release_tables.names("transformers-5", "halves apart")
 
 
 def _codes(inspection: Inspection, name: str) -> bool:

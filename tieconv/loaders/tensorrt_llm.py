@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, unknown
 from tieconv.loaders.questions import Pair, verdict
@@ -17,7 +17,8 @@ def _unclear(inspection: Inspection) -> Verdict | None:
         inspection, "TensorRT-LLM", (facts.SAFETENSORS, facts.TORCH), "*.safetensors", "*.bin", "*.pth"
     )
     if found is None and (
-        inspection.family.architecture not in measured.names("tensorrt-llm", "read") or facts.pair(inspection) is None
+        inspection.family.architecture not in release_tables.names("tensorrt-llm", "read")
+        or facts.pair(inspection) is None
     ):
         return unknown(f"what TensorRT-LLM does with {facts.class_name(inspection)} is not known")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, verdict
@@ -20,7 +20,7 @@ def judge(inspection: Inspection) -> Verdict:
     if found is not None:
         return found
     architecture, pair = inspection.family.architecture, facts.pair(inspection)
-    if architecture not in measured.names("text-generation-inference", "read") or pair is None:
+    if architecture not in release_tables.names("text-generation-inference", "read") or pair is None:
         return unknown(f"what text-generation-inference does with {facts.class_name(inspection)} is not known")
     if facts.flags_agree(inspection) is None:
         return unknown("the flag is absent, and which default holds depends on the transformers beside it")

@@ -10,7 +10,7 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, Member
 from tieconv.checkpoint.relation.interface import Absent
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.loaded import Absence, Parameter
 
 
@@ -59,7 +59,7 @@ def untied(inspection: Inspection, release: str) -> dict[str, Parameter]:
     family, tensors = inspection.family, inspection.checkpoint.tensors
     biases = {name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for name in group.names}
     biases.update(family.output_biases)
-    unset = Absence.UNSET if family.text_class in measured.names(release, "unset bias") else Absence.ZERO
+    unset = Absence.UNSET if family.text_class in release_tables.names(release, "unset bias") else Absence.ZERO
     return {
         stored: Parameter(stored, stored)
         if stored in tensors
@@ -102,7 +102,7 @@ def misshapen(inspection: Inspection) -> str | None:
 
 def two_vocabularies(inspection: Inspection) -> bool:
     """Whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
-    if inspection.family.text_type not in measured.names("transformers-5", "two vocabularies"):
+    if inspection.family.text_type not in release_tables.names("transformers-5", "two vocabularies"):
         return False
     config = text_config(inspection)
     both = (config.get("src_vocab_size"), config.get("tgt_vocab_size"))

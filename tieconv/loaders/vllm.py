@@ -17,7 +17,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown
 from tieconv.loaders.questions import Pair, listed, verdict
@@ -33,7 +33,7 @@ def judge(inspection: Inspection, *, release: str) -> Verdict:
     )
     if found is not None:
         return found
-    kind, pair = measured.kind(f"vllm-{release}", inspection.family.architecture), facts.pair(inspection)
+    kind, pair = release_tables.kind(f"vllm-{release}", inspection.family.architecture), facts.pair(inspection)
     if kind is None or pair is None:
         return unknown(f"what vLLM {release} does with {facts.class_name(inspection)} is not known")
     tied = inspection.config.effective

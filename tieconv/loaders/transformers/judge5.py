@@ -5,7 +5,7 @@ from __future__ import annotations
 from tieconv.checkpoint.family import FlagMeaning, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
 from tieconv.loaders.interface import Verdict, error, unknown
@@ -48,7 +48,7 @@ def _odd_flag(inspection: Inspection) -> Verdict | None:
     for entry in inspection.config.declared:
         if entry.path not in levels or not entry.present or isinstance(entry.value, bool):
             continue
-        if entry.path == facts.FLAG and family.model_type not in measured.names(RELEASE, "takes any flag"):
+        if entry.path == facts.FLAG and family.model_type not in release_tables.names(RELEASE, "takes any flag"):
             return error(f"{entry.path} in the config is neither true nor false, which transformers 5 refuses")
         if family.tying is Tying.CAN:
             return unknown(f"{shown(entry.path)} in the config is neither true nor false")

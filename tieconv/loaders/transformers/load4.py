@@ -12,7 +12,7 @@ from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal
 from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied
@@ -59,7 +59,7 @@ def unmeasured_448(family: Family) -> bool:
 
 def has_class_448(family: Family) -> bool:
     """Whether transformers 4.48 has the class, and it was measured."""
-    return not unmeasured_448(family) and family.model_type in measured.names("transformers-4.48", "types")
+    return not unmeasured_448(family) and family.model_type in release_tables.names("transformers-4.48", "types")
 
 
 def _unindexed(inspection: Inspection) -> frozenset[str]:
@@ -70,7 +70,7 @@ def _unindexed(inspection: Inspection) -> frozenset[str]:
 
 def ties_alone(inspection: Inspection, version: str) -> bool:
     """Whether the flag ties the head, which it does not in transformers 5."""
-    listed = inspection.family.text_class in measured.names(f"transformers-{version}", "head tied here alone")
+    listed = inspection.family.text_class in release_tables.names(f"transformers-{version}", "head tied here alone")
     return listed and bool(reading_v4(inspection))
 
 
@@ -137,7 +137,7 @@ def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Para
     off. Measured, with torch 2.13.
     """
     outer, inner = group.members[0], group.members[-1]
-    prefers_inner = inspection.family.text_type in measured.names(f"transformers-{version}", "inner bias")
+    prefers_inner = inspection.family.text_type in release_tables.names(f"transformers-{version}", "inner bias")
     pair = facts.pair(inspection)
     if version == "4.48" and (pair is None or not pair.has_embedding):
         order: tuple[Member, ...] = (inner, outer)
@@ -167,7 +167,7 @@ def _refusals(inspection: Inspection, reading: Inspection, version: str) -> Iter
         what = f"{shown(odd)} is stored and no name starts with {shown(f'{family.prefix}.')}"
         yield Refusal(Cause.NAMES, f"{what}: transformers 4 takes that for a corrupted file", (odd,))
     nested = "text_config" in inspection.checkpoint.config_values
-    if nested and family.model_type in measured.names(f"transformers-{version}", "flat config"):
+    if nested and family.model_type in release_tables.names(f"transformers-{version}", "flat config"):
         sentence = f"the config of {shown(family.model_type)} has no text_config in transformers {version}"
         yield Refusal(Cause.CONFIG, sentence)
     mismatch = None if family.misfit and not reading_v4(inspection) else misshapen(reading)

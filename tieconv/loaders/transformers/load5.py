@@ -27,7 +27,7 @@ from tieconv.checkpoint.relation.proved import (
     Unread,
 )
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders.as_read import as_read
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal
 from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied
@@ -148,7 +148,9 @@ def load_dtype(inspection: Inspection) -> str | None:
 
 def _refusals(inspection: Inspection) -> Iterator[Refusal]:
     family, declared = inspection.family, inspection.config.declared
-    if family.model_type in measured.names(RELEASE, "refuses true flag") and any(one.value is True for one in declared):
+    if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
+        one.value is True for one in declared
+    ):
         yield Refusal(Cause.CONFIG, f"the config of {shown(family.model_type)} refuses {FLAG} true")
     if cannot_build(inspection):
         sentence = f"{_whole(family)} cannot be built with {FLAG} true: its embedding has another name"

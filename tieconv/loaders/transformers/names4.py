@@ -6,17 +6,17 @@ each class of the table that they have, its embedding and its head stored under 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 
-from tieconv.architectures.stored_names import locate
+from tieconv.architectures.stored_names import known_names, locate
 from tieconv.checkpoint.family import Family
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 
 
 def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:
     """The stored names of the table's tensors that a release of transformers 4, `4.48` or `4.57`, does not know."""
     reader = _Reader(family, stored, version)
-    found = ((name, locate(family, name, stored)) for name in _told(family))
+    found = ((name, locate(family, name, stored)) for name in known_names(family))
     return frozenset(name for told, name in found if name is not None and not reader.reads(told, name))
 
 
@@ -25,14 +25,8 @@ def corrupt(family: Family, stored: Collection[str], version: str) -> str | None
     reader = _Reader(family, stored, version)
     if not reader.adds_prefix:
         return None
-    names = (locate(family, told, stored) for told in _told(family) if not told.startswith(reader.start))
+    names = (locate(family, name, stored) for name in known_names(family) if not name.startswith(reader.start))
     return next((name for name in names if name is not None and not name.startswith(reader.start)), None)
-
-
-def _told(family: Family) -> Iterator[str]:
-    named = (family.input_embedding, family.output_head, *family.output_biases)
-    grouped = (name for group in family.groups for name in (group.canonical, *group.members))
-    yield from dict.fromkeys(name for name in (*named, *grouped) if name is not None)
 
 
 class _Reader:
@@ -40,13 +34,15 @@ class _Reader:
 
     def __init__(self, family: Family, stored: Collection[str], version: str) -> None:
         release = f"transformers-{version}"
-        prefix = measured.by_type(release, "prefix").get(family.model_type, family.prefix)
-        in_memory = family.model_type in measured.names(release, "names in memory")
+        prefix = release_tables.by_type(release, "prefix").get(family.model_type, family.prefix)
+        in_memory = family.model_type in release_tables.names(release, "names in memory")
         self.memory = dict(family.renames) if in_memory else {}
         self.start = f"{prefix}."
         # Without the dot, as its source has it.
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in stored)
-        expected = bool(prefix) and any(self.memory.get(told, told).startswith(self.start) for told in _told(family))
+        expected = bool(prefix) and any(
+            self.memory.get(name, name).startswith(self.start) for name in known_names(family)
+        )
         self.adds_prefix = expected and not prefixed
         self.drops_prefix = prefixed and not expected
 

@@ -7,11 +7,10 @@ table that can be built, every set of its tied names stored, under each flag, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import chain
 
-from tieconv.architectures.stored_names import locate, variants
+from tieconv.architectures.stored_names import known_names, locate, variants
 from tieconv.checkpoint.family import Family, Role
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 
 RELEASE = "transformers-5"
 
@@ -21,13 +20,13 @@ _PASSAGE = frozenset(("language_model", "model", "transformer"))
 
 def unread(family: Family, stored: Collection[str]) -> frozenset[str]:
     """The stored names of the table's tensors that transformers 5 does not know."""
-    found = {locate(family, name, stored) for name in _told(family)}
+    found = {locate(family, name, stored) for name in known_names(family, Role.WORD_EMBEDDING)}
     return frozenset(name for name in _not_taken(family) if name in found)
 
 
 def _not_taken(family: Family) -> Sequence[str]:
     """Names that `locate` takes and this loader does not."""
-    names: Sequence[str] = measured.by_type(RELEASE, "unread names").get(family.model_type, ())
+    names: Sequence[str] = release_tables.by_type(RELEASE, "unread names").get(family.model_type, ())
     return names
 
 
@@ -37,7 +36,7 @@ def stranger(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
     Renamings follow each other there, so more spellings are read than `locate` knows: those that end as the name
     does and are made of parts that the loader adds and takes away.
     """
-    told = list(_told(family))
+    told = known_names(family, Role.WORD_EMBEDDING)
     held = {name: locate(family, name, stored) for name in told}
     memory = dict(family.renames)
     known = {*held.values(), *_outer(family)}
@@ -57,7 +56,7 @@ def stranger(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
 def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:
     """Stored names, more than one, that the loader takes for the same tensor; empty where there are none."""
     lost = _not_taken(family)
-    told = list(_told(family))
+    told = known_names(family, Role.WORD_EMBEDDING)
     for name in told:
         held = [other for other in dict.fromkeys(variants(family, name)) if other in stored and other not in lost]
         if len([other for other in held if other == name or other not in told]) > 1:
@@ -72,21 +71,14 @@ def _outer(family: Family) -> Iterator[str]:
         yield from (start + head, head.removeprefix(start))
 
 
-def _told(family: Family) -> Iterator[str]:
-    named = (family.input_embedding, family.output_head, *family.output_biases)
-    words = (group for group in family.groups if group.role is Role.WORD_EMBEDDING)
-    grouped = chain.from_iterable((group.canonical, *group.members) for group in words)
-    yield from dict.fromkeys(name for name in (*named, *grouped) if name is not None)
-
-
 def in_order(family: Family, names: Sequence[str]) -> list[str]:
     """The names but for the first in the order in which they are tied to it.
 
     What a class declares comes before what its body does.
     """
     start = f"{family.text_start}{family.text_prefix}."
-    head_first = family.text_type in measured.names(RELEASE, "head first")
-    decoder_first = family.text_type in measured.names(RELEASE, "decoder first")
+    head_first = family.text_type in release_tables.names(RELEASE, "head first")
+    decoder_first = family.text_type in release_tables.names(RELEASE, "decoder first")
 
     def rank(name: str) -> tuple[bool, bool]:
         late = name != family.output_head if head_first else name.startswith(start)

@@ -9,7 +9,7 @@ from tieconv.checkpoint.family import Family, Role, Tying
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 from tieconv.loaders import weight_files as files
 from tieconv.loaders.as_read import as_read, without
 from tieconv.loaders.interface import Consumer, Verdict, unknown
@@ -57,7 +57,7 @@ def _weights(inspection: Inspection, loaded: Loaded, pair: Pair) -> Verdict:
 
 
 def _listed(name: str, version: str, table: str) -> bool:
-    return name in measured.names(f"transformers-{version}", table)
+    return name in release_tables.names(f"transformers-{version}", table)
 
 
 def _other_framework(inspection: Inspection) -> Verdict | None:

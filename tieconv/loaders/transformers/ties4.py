@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tieconv.checkpoint.family import Family
-from tieconv.loaders import release_tables as measured
+from tieconv.loaders import release_tables
 
 NO_VALUES = -1
 """The name is left without values: the loader moved nothing into the place that it made for it."""
 
 
 def _of_type(family: Family, version: str, table: str) -> bool:
-    return family.text_type in measured.names(f"transformers-{version}", table)
+    return family.text_type in release_tables.names(f"transformers-{version}", table)
 
 
 def last_wins(family: Family, version: str) -> bool:
@@ -25,7 +25,7 @@ def last_wins(family: Family, version: str) -> bool:
 
 
 def _gives_its_table(family: Family, version: str) -> bool:
-    return family.model_type in measured.names(f"transformers-{version}", "gives its table")
+    return family.model_type in release_tables.names(f"transformers-{version}", "gives its table")
 
 
 def sources(
@@ -51,7 +51,9 @@ def sources(
 
 def source_name(family: Family, names: Sequence[str], version: str) -> str:
     """The one of ``names`` whose values the others have where they are tied."""
-    start = family.text_start + measured.by_type(f"transformers-{version}", "tied to").get(family.text_type, names[0])
+    start = family.text_start + release_tables.by_type(f"transformers-{version}", "tied to").get(
+        family.text_type, names[0]
+    )
     return start if start in names else names[0]
 
 
@@ -83,7 +85,7 @@ def _base(family: Family, names: Sequence[str], own: list[int | None], version: 
     if body and not _of_type(family, version, "head is decoder's table"):
         return body[0]
     head = own[names.index(family.output_head)] if family.output_head in names else None
-    random = measured.names(f"transformers-{version}", "random without embedding")
+    random = release_tables.names(f"transformers-{version}", "random without embedding")
     if head is not None and not {family.architecture, family.text_class} & random:
         return head
     return body[0] if body else None
