@@ -39,7 +39,7 @@ what the precision itself costs:
 
 | gate | holds where |
 |---|---|
-| `structure` | every batch, sequence and cache axis is dynamic, and there is an attention mask |
+| `structure` | every batch, sequence and cache axis is free, and there is an attention mask |
 | `weights` | every matrix of the checkpoint, and every vector from 4096 elements on, stands bit for bit in the graph |
 | `graph_weights` | every matrix of the graph in the shape of a checkpoint tensor holds one bit for bit |
 | `runs` | the graph runs at every shape |
