@@ -7,7 +7,21 @@ from collections import Counter
 from tests.language.rules import broken
 from tests.language.texts import Text, all_texts
 
-FINISHED: tuple[str, ...] = ()
+FINISHED: tuple[str, ...] = (
+    "tieconv/checks/onx",
+    "tieconv/demo/",
+    "tieconv/gate/",
+    "tieconv/onnx/__init__.py",
+    "tieconv/onnx/export/",
+    "tieconv/onnx/graph/",
+    "tieconv/onnx/parity/",
+    "tieconv/onnx/session/",
+    "tieconv/onnx/share/",
+    "tieconv/reference/",
+    "tieconv/reporters/text/export_text.py",
+    "tieconv/reporters/text/graph_text.py",
+    "tieconv/reporters/text/parity_text.py",
+)
 """The paths whose texts keep the rules; the others are not judged without being named."""
 
 

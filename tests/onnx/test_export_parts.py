@@ -143,8 +143,8 @@ class _Other(_Exporter):
     ("names", "why"),
     [
         ({}, "has no exporters.OnnxExporter"),
-        ({"OnnxExporter": _Later, "OnnxConfig": _Config}, "arguments are others"),
-        ({"OnnxExporter": _Exporter, "OnnxConfig": object}, "arguments are others"),
+        ({"OnnxExporter": _Later, "OnnxConfig": _Config}, "arguments differ"),
+        ({"OnnxExporter": _Exporter, "OnnxConfig": object}, "arguments differ"),
         ({"OnnxExporter": _Other, "OnnxConfig": _Config}, "neither an ExportedModel nor an ONNXProgram"),
     ],
 )

@@ -12,9 +12,9 @@ from tieconv.onnx.share.uses import integer, is_standard
 
 
 def made_by(node: ir.Node | None, *, undeclared: bool = False) -> ir.Node | None:
-    """Return the node that computes the input of ``node``'s readers, without nodes that change nothing.
+    """Return the node that computes a value in a session: ``node``, or an earlier one if ``node`` changes nothing.
 
-    With ``undeclared``, a Cast from a type that the graph does not declare also counts as such a node.
+    With ``undeclared``, a Cast from a type that the graph does not declare also counts as a node that changes nothing.
     """
     while node is not None:
         maybe = undeclared and cast_from(node) is ir.DataType.UNDEFINED
@@ -26,9 +26,9 @@ def made_by(node: ir.Node | None, *, undeclared: bool = False) -> ir.Node | None
 
 
 def read_by(node: ir.Node | None, dtype: ir.DataType) -> ir.Node | None:
-    """Return the node that reads a value of type ``dtype``, without nodes that change nothing.
+    """Return the node that reads a value in a session: ``node``, or a later one if ``node`` changes nothing.
 
-    ``node`` is the first reader of the value.
+    ``dtype`` is the type of the value.
     """
     while node is not None and unchanged(node, dtype) is not None:
         node = only_user(node)

@@ -19,7 +19,7 @@ from tieconv.text import shown
 
 PAGE = 4096
 SMALL = 64
-"""Alignment of smaller tensors."""
+"""Alignment of tensors below one page. Larger ones use `PAGE`, because sessions map them into memory."""
 DATA = ".data"
 
 Source = ByteRange | Gathered
