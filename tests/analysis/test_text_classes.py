@@ -231,7 +231,7 @@ def test_a_short_text_is_told_how_long_it_must_be(tmp_path: Path) -> None:
     short = write_text(tmp_path / "text.txt", tokens=128 * 14)
     with pytest.raises(UnreadableError, match="too few") as caught:
         tieconv.analyze(tmp_path / "m", text=short)
-    assert caught.value.hint is not None and caught.value.hint.endswith("the least is 1,920")
+    assert caught.value.hint is not None and caught.value.hint.endswith("at least 1,920 are needed")
     enough = write_text(tmp_path / "text.txt", tokens=128 * 15)
     assert tieconv.analyze(tmp_path / "m", text=enough).section("Gradients") is not None
 

@@ -14,7 +14,7 @@ from tieconv.onnx.share.uses import integer, is_standard
 def made_by(node: ir.Node | None, *, undeclared: bool = False) -> ir.Node | None:
     """Return the node that computes a value in a session: ``node``, or an earlier one if ``node`` changes nothing.
 
-    With ``undeclared``, a Cast from a type that the graph does not declare also counts as a node that changes nothing.
+    With ``undeclared``, a Cast from an undeclared type also counts as a node that changes nothing.
     """
     while node is not None:
         maybe = undeclared and cast_from(node) is ir.DataType.UNDEFINED
