@@ -9,6 +9,7 @@ from tests.language.texts import Text, all_texts
 
 FINISHED: tuple[str, ...] = (
     "tieconv/checks/onx",
+    "tieconv/cli",
     "tieconv/demo/",
     "tieconv/gate/",
     "tieconv/onnx/__init__.py",
