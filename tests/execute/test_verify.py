@@ -16,7 +16,7 @@ from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.execute.contents import layout, sync
-from tieconv.formats.safetensors.header import encode_header
+from tieconv.formats.safetensors.write_header import encode_header
 
 from . import models
 

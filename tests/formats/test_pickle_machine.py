@@ -17,11 +17,12 @@ from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
 from tests.patience import prompt
 from tieconv.formats.torch import shortcut as torch_shortcut
-from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.globals_ import ALLOWED
 from tieconv.formats.torch.pickle import machine as pickle_machine
 from tieconv.formats.torch.pickle import machine_state as pickle_state
 from tieconv.formats.torch.pickle.machine_state import Machine, allowance
 from tieconv.formats.torch.pickle.values import Pairs, PickleProblem
+from tieconv.formats.torch.rebuild import storage_reference
 
 
 def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:

@@ -18,7 +18,9 @@ from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
-from tieconv.formats.safetensors.header import HEADER_LIMIT, encode_header, unknown_dtypes
+from tieconv.formats.safetensors.header import HEADER_LIMIT
+from tieconv.formats.safetensors.model import unknown_dtypes
+from tieconv.formats.safetensors.write_header import encode_header
 
 SINGLE = "model.safetensors"
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import tieconv
 from tests.formats.test_torch_read import DTYPES, read, save, state_dicts
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.inspection.relation import relate
 from tieconv.inspection.storage import view_storages
 from tieconv.reporters.text.inspect_text import render

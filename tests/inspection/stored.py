@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 
 Array = npt.NDArray[Any]
 

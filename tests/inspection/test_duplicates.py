@@ -9,8 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.inspection import Duplicate, State
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.inspection import State
+from tieconv.checkpoint.tie_group import Duplicate
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import BLOCK, SAMPLE
 from tieconv.inspection.duplicates import find_duplicates
 

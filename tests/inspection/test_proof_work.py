@@ -10,8 +10,8 @@ import pytest
 
 from tests.inspection.stored import Array, Memory
 from tieconv.checkpoint.dtypes import BITS
+from tieconv.inspection.numeric import factor_bounds
 from tieconv.inspection.numeric import rows as numeric_rows
-from tieconv.inspection.numeric import scale as numeric_scale
 from tieconv.inspection.numeric import transpose as numeric_transpose
 from tieconv.inspection.numeric.bits import PIECE
 from tieconv.inspection.relation import relate
@@ -84,13 +84,13 @@ def test_passes(kind: str, dtype: str, shape: tuple[int, int], monkeypatch: pyte
     """A few passes over the bytes, and no more than one whose every element bounds a factor, whatever they hold."""
     memory, bounded = Memory(), [0]
     left, right = pair(kind, dtype)
-    interval = numeric_scale._interval
+    interval = factor_bounds._interval
 
     def counted(values: Array, *rest: object) -> object:
         bounded[0] += len(values)
         return interval(values, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(numeric_scale, "_interval", counted)
+    monkeypatch.setattr(factor_bounds, "_interval", counted)
     reader = memory.counted()
     stored = [memory.store(name, dtype, bits.reshape(shape)) for name, bits in (("a", left), ("b", right))]
     tracemalloc.start()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.inspection.relation import relate, relate_cast
 from tieconv.sources import strided
 from tieconv.sources.strided import dense, gather

@@ -15,8 +15,8 @@ from tieconv.plans.verbs import bias_verbs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import TensorRecord
     from tieconv.checkpoint.plan import Plan
+    from tieconv.checkpoint.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
 
 

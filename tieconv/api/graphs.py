@@ -71,7 +71,7 @@ def _readable(path: str | Path) -> Listing:
 
     Raises as reading does, and `RefusedError`.
     """
-    from tieconv.checkpoint.model_files import REFUSED_BY_READER
+    from tieconv.checkpoint.cautions import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
     from tieconv.sources.local.files import open_files
 

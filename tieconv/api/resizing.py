@@ -13,8 +13,9 @@ from tieconv.plans.verbs.resize import plan_resize as make_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+    from tieconv.checkpoint.model_files import ByteReader
     from tieconv.checkpoint.plan import Plan
+    from tieconv.checkpoint.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
 
 _ROWS = 4096

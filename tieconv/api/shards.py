@@ -23,7 +23,7 @@ from tieconv.sources import is_hub
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import TensorRecord
+    from tieconv.checkpoint.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
 
 

@@ -6,15 +6,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
-from math import prod
 from typing import TYPE_CHECKING, Protocol
 
-from tieconv.checkpoint.dtypes import nbytes
 from tieconv.checkpoint.value_type import record
-from tieconv.text import command
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.graph_structure import GraphRecord
+from tieconv.checkpoint.cautions import Caution
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 
 
 class Layout(StrEnum):
@@ -23,126 +22,6 @@ class Layout(StrEnum):
     SINGLE = "single"  # a directory with one weight file
     SHARDED = "sharded"  # a directory with an index and its shards
     FILE = "file"  # a lone weight file
-
-
-_set = object.__setattr__
-
-
-@record
-class ByteRange:
-    """Bytes ``start`` to ``end`` (exclusive) of a weight file, counted from the file's first byte."""
-
-    file: str
-    start: int
-    end: int
-
-    def __init__(self, file: str, start: int, end: int) -> None:
-        _set(self, "file", file)
-        _set(self, "start", start)
-        _set(self, "end", end)
-
-    def __eq__(self, other: object) -> bool:  # compared for each tensor: the method of every record takes 3 µs
-        if type(other) is not type(self):
-            return NotImplemented
-        return self.start == other.start and self.end == other.end and self.file == other.file
-
-    def __hash__(self) -> int:
-        return hash((self.file, self.start, self.end))
-
-    @property
-    def size(self) -> int:
-        return self.end - self.start
-
-
-@record
-class TensorRecord:
-    """One stored tensor, little-endian, its bytes within ``range``.
-
-    ``stride`` (in elements) is ``None`` for a dense row-major tensor, which fills ``range`` exactly; else the
-    tensor is a view, and ``range`` runs from its first to its last element. ``storage`` is the key of the
-    storage that it is a view of, for formats where several tensors can share one.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    range: ByteRange
-    stride: tuple[int, ...] | None = None
-    storage: str | None = None
-
-    def __init__(
-        self,
-        name: str,
-        dtype: str,
-        shape: tuple[int, ...],
-        range: ByteRange,
-        stride: tuple[int, ...] | None = None,
-        storage: str | None = None,
-    ) -> None:
-        _set(self, "name", name)
-        _set(self, "dtype", dtype)
-        _set(self, "shape", shape)
-        _set(self, "range", range)
-        _set(self, "stride", stride)
-        _set(self, "storage", storage)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tensor written out densely."""
-        if self.stride is None:
-            return self.range.size
-        return nbytes(self.dtype, self.shape) or self.range.size
-
-    @property
-    def elements(self) -> int:
-        return prod(self.shape)
-
-
-@record
-class Storage:
-    """Bytes that several tensors of one file may be views of; ``key`` is unique within the file.
-
-    ``crc`` is their CRC-32 where the file holds one.
-    """
-
-    key: str
-    range: ByteRange
-    crc: int | None = None
-
-    def __init__(self, key: str, range: ByteRange, crc: int | None = None) -> None:
-        _set(self, "key", key)
-        _set(self, "range", range)
-        _set(self, "crc", crc)
-
-
-FORMATS = ("pt", "tf", "flax", "mlx")
-"""What safetensors metadata may name for transformers 4 (`load_state_dict` of 4.57.6)."""
-
-
-@record
-class WeightFile:
-    """One weight file: its tensors in the order of their bytes.
-
-    ``data_start`` is the offset of the first tensor byte, ``metadata`` the file's own key-value map
-    (``None`` where it has none, which is not the same as an empty one). ``storages`` are given where the format
-    lets tensors share bytes.
-    """
-
-    name: str
-    size: int
-    data_start: int
-    tensors: tuple[TensorRecord, ...]
-    metadata: Mapping[str, str] | None
-    storages: tuple[Storage, ...] = ()
-
-    @property
-    def refused_format(self) -> str | None:
-        """The format that safetensors metadata names where transformers 4 refuses it, empty where it names none.
-
-        ``None`` where that reads the file: it names one of `FORMATS`, or there is no metadata at all.
-        """
-        named = None if self.metadata is None else self.metadata.get("format", "")
-        return None if named in FORMATS else named
 
 
 @record
@@ -154,55 +33,11 @@ class Document:
     value: Mapping[str, object]
 
 
-@record
-class Caution:
-    """Something read that has two readings, or is out of place; a rule turns it into a finding."""
-
-    code: str
-    message: str
-    tensors: tuple[str, ...] = ()
-
-
 OPENED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 """What transformers looks for in a model's directory, in its order."""
 
 WEIGHTS_KEY = "transformers_weights"
 """The key of the config under which transformers newer than 4.48 takes another name."""
-
-TWO_FORMATS = "layout.two-formats"
-"""The code of the caution that weights of two formats stand side by side."""
-
-REFUSED_BY_READER = "format.refused"
-"""The code of the caution that the reader of the format itself refuses a file; its message is the finding's."""
-
-NOT_ALONE = "layout.not-alone"
-"""The code of the caution that the directory of a lone weight file holds the model in other files too."""
-
-TRAINING = "torch.training"
-"""The code of the caution that a torch file holds a model and the state of its training; `convert` takes the model."""
-
-SEVERAL = "torch.several"
-"""The code of the caution that a torch file holds tensors under several keys, and none of them is surely the model."""
-
-BLOCKING = {
-    "layout.ambiguous": "remove the one that is not meant, then try again",
-    "layout.one-shard": "give the model's directory",
-    TWO_FORMATS: "add --drop-other-formats, which leaves the other out: it would stay behind as it was",
-    "index.absent": "write the index first: tieconv reindex MODEL",
-    "index.absent-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
-    "index.extra-tensor": "rebuild the index from the shards, then try again: tieconv reindex MODEL",
-    "index.repeated": "remove the copy that is not meant, then try again",
-    TRAINING: "take the model out of it first: tieconv convert MODEL --to safetensors -o OUT",
-    SEVERAL: 'save the model\'s part first: torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)',
-    "torch.extra": "save the tensors alone first: what else the file holds would be lost",
-}
-"""Cautions under which nobody can say what the model is, so that nothing is written; and the way out."""
-
-
-def way_out(code: str, source: str) -> str:
-    """What to do about a blocking caution of the model ``source``."""
-    hint = BLOCKING[code].replace("tieconv reindex MODEL", command("reindex", source))
-    return hint.replace("tieconv convert MODEL", command("convert", source))
 
 
 @record
@@ -318,7 +153,7 @@ class Checkpoint(_Tensors):
             return self._tensors
         except AttributeError:
             by_name = {tensor.name: tensor for file in self.files for tensor in file.tensors}
-            _set(self, "_tensors", by_name)
+            object.__setattr__(self, "_tensors", by_name)
             return by_name
 
     @property

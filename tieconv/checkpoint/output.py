@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tieconv.checkpoint.dtypes import nbytes
-from tieconv.checkpoint.model_files import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange
 
 
 @record

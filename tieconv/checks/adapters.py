@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Tie
 
 WRAPPER = "base_model.model."
 _PARTS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "boft_", "vera_", "randlora_", "fourierft_", "vblora_", "waveft_")

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tieconv.architectures.flag_levels import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
+from tieconv.checkpoint.cautions import Caution
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.finding import Level
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.model_files import Caution
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.text import shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]

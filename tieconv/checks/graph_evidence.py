@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import Cast, Transposed
+from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.graph_sharing import shared
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.dtypes import BITS
 from tieconv.checkpoint.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
-from tieconv.checkpoint.model_files import TensorRecord
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.text import shown
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")

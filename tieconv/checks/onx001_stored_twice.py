@@ -27,7 +27,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
 from tieconv.checks import evidence
 from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule

@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Duplicate, Inspection, State
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size

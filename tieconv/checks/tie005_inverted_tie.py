@@ -29,7 +29,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 

@@ -30,7 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, Member
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 

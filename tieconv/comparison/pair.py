@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from math import frexp
 
 from tieconv.checkpoint.inspection import BiasState, State
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.comparison.parameters import Source
 from tieconv.inspection.equality import equal
 from tieconv.inspection.relation import relate

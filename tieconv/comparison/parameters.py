@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.weight_file import TensorRecord
 
 
 @dataclass(frozen=True, slots=True)

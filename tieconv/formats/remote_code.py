@@ -10,7 +10,8 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from tieconv.checkpoint.model_files import Caution, Files, Listing
+from tieconv.checkpoint.cautions import Caution
+from tieconv.checkpoint.model_files import Files, Listing
 from tieconv.text import shown
 
 DECLARATION = "_tied_weights_keys"

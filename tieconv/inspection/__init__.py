@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, Inspection, Shadow, State, Tie
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.inspection import ConfigView, Depth, Head, Inspection, Shadow, State
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.tie_group import Duplicate, Tie
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
 from tieconv.inspection.effect import effect

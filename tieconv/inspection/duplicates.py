@@ -12,8 +12,10 @@ from itertools import combinations
 from math import isfinite
 
 from tieconv.checkpoint.dtypes import BITS, FLOATS
-from tieconv.checkpoint.inspection import Duplicate, State
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.inspection import State
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.tie_group import Duplicate
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import ANNOUNCED, Piece, announce, read
 from tieconv.inspection.equal_classes import equal_classes
 from tieconv.inspection.pair_work import PairWork, cross_pairs

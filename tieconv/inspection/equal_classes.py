@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, announce, announced, sample_pieces, stored_pieces
 from tieconv.inspection.equality import is_known_equal
 

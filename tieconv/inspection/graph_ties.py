@@ -12,19 +12,18 @@ from tieconv.checkpoint.inspection import (
     BiasState,
     ConfigView,
     Depth,
-    Duplicate,
     Head,
     Inspection,
-    Member,
     OutputBias,
     OutputHead,
     State,
     TensorView,
-    Tie,
 )
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.relation.interface import Aliased, Canonical
 from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
+from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.declared import view_config
 from tieconv.inspection.graph_ties_quantised import quantised_pair, relate_quantised, wasted

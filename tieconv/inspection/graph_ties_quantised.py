@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from tieconv.checkpoint.graph_structure import GraphRecord, QuantisedRead
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checkpoint.relation.proved import Identical, Unread
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.equality import equal
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.relation.proved import (
     Cast,
     Compared,
@@ -22,6 +22,7 @@ from tieconv.checkpoint.relation.proved import (
     Scaled,
     Transposed,
 )
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.equality import common_prefix, equal
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.tensor_values import NanWatch

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.relation.proved import Empty, Identical, OtherSample, OtherShape, Unread
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import SAMPLE, announced
 from tieconv.inspection.equality import same_file_range
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from tieconv.checkpoint.inspection import Depth, Shadow
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.equality import equal
 
 

@@ -7,8 +7,9 @@ import sys
 from array import array
 
 from tieconv.checkpoint.inspection import BiasState
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.view_reader import readable
 

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family, TieGroup
-from tieconv.checkpoint.inspection import Depth, Member, State, Tie
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.inspection import Depth, State
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.relation.interface import Absent, Canonical
+from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_sampled
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import read
 from tieconv.inspection.equality import equal
 

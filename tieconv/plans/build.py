@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
@@ -23,6 +23,7 @@ from tieconv.checkpoint.operation import (
 )
 from tieconv.checkpoint.output import OutputText
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.plans.config import set_flag
 from tieconv.plans.described import described
 from tieconv.plans.edited_files import files_of, with_text

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tieconv.checkpoint import value_type
-from tieconv.checkpoint.model_files import Checkpoint, Layout, WeightFile
+from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.operation import KeepTensor, LinkFile, Operation
 from tieconv.checkpoint.output import OutputStorage, OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.plans.edited_index import index_text
 from tieconv.plans.edited_metadata import metadata_after, metadata_of_new
 from tieconv.plans.edits import Edits

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tieconv.checkpoint.dtypes import nbytes
-from tieconv.checkpoint.model_files import ByteRange, Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.operation import (
     AverageTensor,
     CopyTensor,
@@ -21,6 +21,7 @@ from tieconv.checkpoint.operation import (
 )
 from tieconv.checkpoint.output import Averaged, InlineBytes, OutputStorage, OutputTensor, Padded, Scaled, Zeros
 from tieconv.checkpoint.proof import AllZero, Equal, Proof
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 
 
 @dataclass

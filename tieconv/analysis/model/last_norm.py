@@ -14,8 +14,9 @@ from tieconv.analysis.certificate.config_values import WithheldError, class_valu
 from tieconv.analysis.model.tables import Array
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.view_reader import readable
 

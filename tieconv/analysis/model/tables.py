@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.dtypes import FLOATS, nbytes
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, decode
 from tieconv.inspection.view_reader import readable

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone

@@ -12,15 +12,8 @@ from math import prod
 from typing import NoReturn, TypeGuard
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import (
-    ByteRange,
-    Checkpoint,
-    Files,
-    Layout,
-    Listing,
-    TensorRecord,
-    WeightFile,
-)
+from tieconv.checkpoint.model_files import Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.dcp.names import METADATA, SUFFIX
 from tieconv.formats.dcp.pickle import LIMIT, parse

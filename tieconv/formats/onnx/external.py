@@ -9,8 +9,9 @@ from pathlib import PurePosixPath
 from typing import NoReturn
 
 from tieconv.checkpoint.git_files import LARGEST
-from tieconv.checkpoint.model_files import ByteRange, Files
+from tieconv.checkpoint.model_files import Files
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tieconv.checkpoint.model_files import OPENED, Adapter, Caution, Checkpoint, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.cautions import Caution
+from tieconv.checkpoint.model_files import OPENED, Adapter, Checkpoint, Files, Layout, Listing
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG_LIMIT, read_bytes
 from tieconv.formats.json.strict import loads

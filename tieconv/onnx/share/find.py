@@ -7,8 +7,9 @@ from itertools import combinations
 
 from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.duplicates import find_duplicates
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
 from tieconv.inspection.relation import relate_cast

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof, SharedMatrix
 from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tieconv.checkpoint.graph import SessionProof
-from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import VerificationError
+from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, first_like, inherit, inherit_directory, notes
-from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
+from tieconv.execute.contents.copy import Tick, copy_range, write_full
 from tieconv.execute.contents.sync import Syncer
 from tieconv.execute.contents.write import Record, Writer
-from tieconv.execute.proof.verify import first_difference
 from tieconv.execute.publish import swap
 from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
@@ -25,12 +23,12 @@ from tieconv.execute.publish.owned import checked, owning
 from tieconv.execute.refusals import check_place, stale
 from tieconv.execute.staging import Staging
 from tieconv.execute.system_errors import writing
-from tieconv.onnx.write.data_placement import DataFile, Source, Store
+from tieconv.onnx.write.data_placement import DataFile, Store
 from tieconv.onnx.write.in_place import publish
 from tieconv.onnx.write.target import GraphTarget, check, check_beside
-from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
+from tieconv.onnx.write.transposed_write import write_turned
+from tieconv.onnx.write.verify import check_bytes, check_names
 from tieconv.sources.local.files import open_files
-from tieconv.text import shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
@@ -101,9 +99,9 @@ class _Job:
         syncer = Syncer()
         try:
             writer = self._write(syncer)
-            self._compare()
+            check_bytes(self.target, self.store, new, self.tick)
             proofs = prove(new)
-            self._check_names()
+            check_names(self.target, self.store, new, self.before)
             syncer.finish()
         finally:
             syncer.stop()
@@ -181,40 +179,6 @@ class _Job:
             return Like(source, True)
         return first_like(replaced if self._replaces else None, source) or Like(source, False)
 
-    def _compare(self) -> None:
-        """What was written reads back as what it was made from."""
-        with open_files(self.staging.new) as written, open_files(self.target.listing.root) as sources:
-            for name, data in self.store.graphs.items():
-                stored = bytearray(written.state(name).size)
-                read_full(written.descriptor(name), memoryview(stored), 0)
-                if stored != data:
-                    raise _differs(name, 0)
-                self.tick(len(data))
-            for file in self.store.data if self.target.target.verify == "full" else ():
-                for offset, content in file.pieces:
-                    at = self._difference(written.descriptor(file.name), offset, content, sources.descriptor)
-                    if at is not None:
-                        raise _differs(file.name, at)
-
-    def _difference(self, written: int, offset: int, content: Source, source: Callable[[str], int]) -> int | None:
-        if isinstance(content, ByteRange):
-            span = [(offset, offset + content.size)]
-            return first_difference(source(content.file), written, span, content.start - offset, self.tick)
-        return first_not_turned(source(content.range.file), written, offset, content, self.tick)
-
-    def _check_names(self) -> None:
-        written = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
-        planned = {*self.store.graphs, *(file.name for file in self.store.data)}
-        planned |= set(self.target.companions(self.store))
-        remaining = {name for name, state in self.before.items() if not tree.is_directory(state)}
-        planned |= remaining - set(self.store.removed)
-        if written != planned:
-            raise VerificationError(
-                f"written {shown(sorted(written ^ planned)[0])} was not planned, or is not there",
-                "nothing was changed; please report this",
-                "verify.names",
-            )
-
     def _look_again(self, writer: Writer) -> None:
         """Nothing that this was made from changed while it was written."""
         root = Path(self.target.listing.root)
@@ -283,11 +247,3 @@ class _Created:
                 self.syncer.add(self.number)
         finally:
             os.close(self.number)
-
-
-def _differs(name: str, position: int) -> VerificationError:
-    return VerificationError(
-        f"written {shown(name)} differs from its source at byte {position:,}",
-        "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it",
-        "verify.bytes",
-    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
+from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.output import Gathered, OutputStorage, OutputTensor
+from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.plans.verbs.dedup import trimmed
 
 
