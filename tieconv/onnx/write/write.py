@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from tieconv.checkpoint.model_files import FileState
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.execute import tree
-from tieconv.execute.contents.attributes import Like, first_like, inherit, inherit_directory, notes
+from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
 from tieconv.execute.contents.copy import Tick, copy_range, write_full
 from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Record, Writer
+from tieconv.execute.contents.write import Record, Writer, created
 from tieconv.execute.publish import swap
 from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
@@ -119,7 +120,7 @@ class _Job:
         writer = Writer(root, self.staging.new, syncer, self.tick, self._like, self.record)
         for name, data in self.store.graphs.items():
             with self._created(name, syncer) as descriptor:
-                write_full(descriptor.number, data, 0)
+                write_full(descriptor, data, 0)
                 self.tick(len(data))
         for file in self.store.data:
             self._write_data(file, syncer)
@@ -155,20 +156,16 @@ class _Job:
 
     def _write_data(self, file: DataFile, syncer: Syncer) -> None:
         with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
-            os.ftruncate(made.number, file.size)
+            os.ftruncate(made, file.size)
             for offset, content in file.pieces:
                 if isinstance(content, ByteRange):
                     source = sources.descriptor(content.file)
-                    copy_range(source, content.start, made.number, offset, content.size, self.tick)
+                    copy_range(source, content.start, made, offset, content.size, self.tick)
                 else:
-                    write_turned(sources.descriptor(content.range.file), made.number, offset, content, self.tick)
+                    write_turned(sources.descriptor(content.range.file), made, offset, content, self.tick)
 
-    def _created(self, name: str, syncer: Syncer) -> _Created:
-        path = self.staging.new / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        like = self._like(name)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, like.creation_mode)
-        return _Created(name, number, syncer, like, self.record)
+    def _created(self, name: str, syncer: Syncer) -> AbstractContextManager[int]:
+        return created(self.staging.new, name, self._like(name), syncer, self.record)
 
     def _like(self, name: str) -> Like:
         """The file whose mode and owner a written one takes over: one of OUT, or else of the source."""
@@ -224,26 +221,3 @@ class _Job:
             for path in published:
                 path.unlink()
             raise
-
-
-@dataclass
-class _Created:
-    """A file being written: handed to the syncer and closed at the end."""
-
-    name: str
-    number: int
-    syncer: Syncer
-    like: Like
-    record: Record
-
-    def __enter__(self) -> _Created:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                if lost := inherit(self.number, self.like):
-                    self.record.add_lost(self.name, lost)
-                self.syncer.add(self.number)
-        finally:
-            os.close(self.number)
