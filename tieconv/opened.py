@@ -21,7 +21,7 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
+    from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint, Files, Listing
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.hub.files import HubFiles, Tick
     from tieconv.sources.local.files import FileSet

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Fetched, Inspection
-from tieconv.checkpoint.plan import Outcome, Plan
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import destination

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tieconv import api
-from tieconv.checkpoint.model_files import OPENED
+from tieconv.checkpoint.files.model_files import OPENED
 from tieconv.checkpoint.prediction import Outcome, Prediction
 from tieconv.loaders.registry import CONSUMERS
 

@@ -337,7 +337,7 @@ def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.Mo
             raise KeyError("\x1bx")
         return real(path, **options)
 
-    monkeypatch.setattr("tieconv.api.gate.inspect", sometimes)
+    monkeypatch.setattr("tieconv.api.findings.gate.inspect", sometimes)
     found = document("", models / "t5", models / "llama-diverged")
     assert "unexpected KeyError" in found["models"][0]["failure"]["message"]
     assert rules(found) == [[], ["TIE001"]]

@@ -17,7 +17,7 @@ from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
-from tieconv.api import fixes
+from tieconv.api.findings import fixes
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.errors import WriteFailedError

@@ -15,7 +15,13 @@ from tests.docs.walk import PACKAGE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design.md"
-SPINE = ("cli/commands/retie.py", "api/ties.py", "api/planning.py", "plans/verbs/retie.py", "execute/carry_out.py")
+SPINE = (
+    "cli/commands/retie.py",
+    "api/plans/ties.py",
+    "api/plans/planning.py",
+    "plans/verbs/retie.py",
+    "execute/carry_out.py",
+)
 
 
 def written(command: str) -> tuple[list[str], list[str]]:

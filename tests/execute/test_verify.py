@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.output import OutputTensor, OutputWeights, Scaled
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Scaled
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.execute.contents import layout, sync

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
 from tests.formats.contract import Stored
-from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.formats.safetensors.header import read_weight_file
 
 WRITER_NAMES = {

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.hostile import CONFIG, INDEX, SINGLE, weights
-from tieconv.checkpoint.model_files import Checkpoint, Layout, Listing
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
 from tieconv.sources.local.files import locate, open_files

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
 from tests.patience import prompt
-from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
 from tieconv.formats.onnx.protobuf import MAX_FIELDS

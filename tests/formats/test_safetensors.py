@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fixtures.hostile import entry, file_of
 from tests.formats.contract import FormatContract, Malformed, Stored
 from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
 from tieconv.formats.safetensors.header import HEADER_LIMIT

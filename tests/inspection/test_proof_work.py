@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.inspection.stored import Array, Memory
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.numeric import factor_bounds
 from tieconv.inspection.numeric import rows as numeric_rows
 from tieconv.inspection.numeric import transpose as numeric_transpose
 from tieconv.inspection.numeric.bits import PIECE
-from tieconv.inspection.relation import relate
 
 ROWS, WIDTH = 256, 4096
 PASSES = 8

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.interface import State
 from tieconv.checkpoint.relation.proved import Compared, Empty, Identical, OtherShape
-from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.inspection.relation import relate
+from tieconv.inspection.equality.relation import relate
 
 from .stored import FLOAT_DTYPES, INFINITY, MANTISSA, Array, Memory, bits_of, normal, values_of
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.inspection.blocks import BLOCK
 from tieconv.inspection.tensor_values import all_zero, bias_summary, has_nan

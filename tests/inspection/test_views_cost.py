@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
-from tieconv.inspection.relation import relate, relate_cast
+from tieconv.inspection.equality.relation import relate, relate_cast
 from tieconv.sources import strided
 from tieconv.sources.strided import dense, gather
 

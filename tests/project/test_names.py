@@ -25,7 +25,7 @@ WORDS = frozenset(
 ALLOWED = {
     ("tieconv/checkpoint/family.py", "OTHER"): "a role of the JSON",
     (
-        "tieconv/checkpoint/weight_file.py",
+        "tieconv/checkpoint/files/weight_file.py",
         "other",
     ): "the second operand of `__eq__`, as Python's documentation names it",
     ("tieconv/checkpoint/relation/interface.py", "NEAR"): "a state of the JSON",

@@ -16,8 +16,8 @@ from tieconv.analysis.retie_cost.cost import Costs, costs
 from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
-from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
 from tieconv.sources.local.files import FileSet
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.json_values import Printed, plain
-from tieconv.checkpoint.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from tieconv.architectures.flag_levels import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
-from tieconv.checkpoint.cautions import Caution
 from tieconv.checkpoint.family import Knowledge, Tying
+from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin

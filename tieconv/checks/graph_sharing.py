@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.text import shown
 
 _PRODUCTS = ("MatMul", "Gemm", "com.microsoft.FusedMatMul")

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
 from tieconv.checks import evidence

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from tieconv.architectures.wrappers import unwrapping
-from tieconv.checkpoint.cautions import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution
-from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
+from tieconv.checkpoint.files.cautions import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Action, Remedy
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import Checkpoint, Layout
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence
 from tieconv.text import shown

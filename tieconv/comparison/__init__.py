@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,

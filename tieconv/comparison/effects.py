@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.results.push import Effect
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.comparison.configs import compare_configs
 from tieconv.comparison.pair import Pair, Relations
 from tieconv.comparison.parameters import Source

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import DestinationError
 from tieconv.execute.target import (
     Target,

@@ -7,8 +7,8 @@ import unicodedata
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
-from tieconv.checkpoint.cautions import TRAINING
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.files.cautions import TRAINING
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import DestinationError, RefusedError, StalePlanError, TieconvError
 from tieconv.execute import tree
 from tieconv.execute.contents.clone import can_clone

@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
-from tieconv.checkpoint.cautions import NOT_ALONE, Caution
-from tieconv.checkpoint.model_files import Checkpoint, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.cautions import NOT_ALONE, Caution
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.interface import prepare

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.model_files import Document, Files
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Document, Files
 from tieconv.formats.json.strict import loads
 from tieconv.text import shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.checkpoint.files.model_files import Checkpoint, Files, Listing
 
 
 class Format(Protocol):

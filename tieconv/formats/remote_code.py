@@ -10,8 +10,8 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.model_files import Files, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Files, Listing
 from tieconv.text import shown
 
 DECLARATION = "_tied_weights_keys"

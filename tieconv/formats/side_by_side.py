@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.cautions import TWO_FORMATS, Caution
-from tieconv.checkpoint.model_files import Files, FileState, Listing
-from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.files.cautions import TWO_FORMATS, Caution
+from tieconv.checkpoint.files.model_files import Files, FileState, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model, not_alone

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.model_files import Document, Files, Layout, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Document, Files, Layout, Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.text import count, shown

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
+from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import ConfigView, Depth, Head, Inspection, Shadow, State
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.tie_group import Duplicate, Tie
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
 from tieconv.inspection.effect import effect
@@ -35,7 +35,7 @@ def inspect_checkpoint(
     ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
     """
     if checkpoint.graphs:
-        from tieconv.inspection.graph_ties import inspect_graphs  # most models are no graphs
+        from tieconv.inspection.graph.ties import inspect_graphs  # most models are no graphs
 
         return inspect_graphs(checkpoint, reader, depth)
     tensors = checkpoint.tensors
@@ -137,7 +137,7 @@ def _duplicates(
         candidates = _without_proved(candidates, ties)
     if len(candidates) < 2:
         return ()
-    from tieconv.inspection.duplicates import find_duplicates
+    from tieconv.inspection.equality.duplicates import find_duplicates
 
     groups = [frozenset(member.name for member in tie.stored_members) for tie in ties]
     return find_duplicates(reader, candidates, known=groups)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
-from tieconv.checkpoint.model_files import ByteReader
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import ByteRange
 
 BLOCK = 256 * 1024
 """Bytes per read of a byte-for-byte comparison: two such buffers stay in a core's cache."""

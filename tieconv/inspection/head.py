@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from tieconv.architectures import locate
 from tieconv.checkpoint.family import Family, Tying
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import BiasState, Depth, Head, OutputBias, OutputHead, TensorView
-from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.tie_group import Tie
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_sampled
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, Shadow
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
-from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.inspection.equality import equal
+from tieconv.inspection.equality.compare_bytes import equal
 
 
 def find_shadows(

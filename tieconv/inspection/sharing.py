@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.sources.strided import StridedRange, row_major
 
 

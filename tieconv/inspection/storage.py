@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from math import gcd
 
+from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse
-from tieconv.checkpoint.weight_file import TensorRecord, WeightFile
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.sharing import sharing
 from tieconv.sources.strided import row_major

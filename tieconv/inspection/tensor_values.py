@@ -6,10 +6,10 @@ import struct
 import sys
 from array import array
 
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import BiasState
-from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.view_reader import readable
 

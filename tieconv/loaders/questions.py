@@ -8,10 +8,10 @@ from typing import assert_never
 from tieconv.architectures import locate, spelled
 from tieconv.architectures.flag_levels import FLAG as FLAG
 from tieconv.architectures.flag_levels import text_config
-from tieconv.checkpoint.cautions import BLOCKING
 from tieconv.checkpoint.family import Knowledge, Tying
+from tieconv.checkpoint.files.cautions import BLOCKING
+from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.tie_group import Member

@@ -12,8 +12,8 @@ from tieconv.analysis.model.tables import Array
 from tieconv.analysis.relation.equal_bytes import Related
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
 from tieconv.analysis.retie_cost.fold import fold_or_reason
-from tieconv.checkpoint.plan import NormFold
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
+from tieconv.checkpoint.write_plan.plan import NormFold
 from tieconv.execute.contents.mean import floats
 from tieconv.text import count, shell_word, shown
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Protocol
 
-from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, parts
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, parts
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.execute.contents import layout
 from tieconv.execute.contents.copy import BLOCK, read_full
 from tieconv.execute.contents.layout import Piece

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tieconv.checkpoint.output import Content, OutputTensor, OutputWeights, Scaled, Zeros
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Content, OutputTensor, OutputWeights, Scaled, Zeros
 from tieconv.formats.safetensors.header import PAGE
 from tieconv.formats.safetensors.write_header import encode_header
 

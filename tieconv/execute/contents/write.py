@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from tieconv.checkpoint.model_files import FileState
-from tieconv.checkpoint.output import (
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import (
     Averaged,
     Gathered,
     InlineBytes,
@@ -20,8 +22,6 @@ from tieconv.checkpoint.output import (
     Scaled,
     Zeros,
 )
-from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone

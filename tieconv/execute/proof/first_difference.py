@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.output import Scaled
+from tieconv.checkpoint.write_plan.output import Scaled
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.copy import BLOCK, Tick, read_full
 from tieconv.execute.contents.power_of_two import scaled

@@ -9,8 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, assert_never
 
-from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
-from tieconv.checkpoint.weight_file import ByteRange, WeightFile
+from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
+from tieconv.checkpoint.write_plan.output import (
+    Averaged,
+    Gathered,
+    InlineBytes,
+    OutputText,
+    OutputWeights,
+    Scaled,
+    Zeros,
+)
 from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.copy import Tick, read_full

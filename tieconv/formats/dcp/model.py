@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.checkpoint.files.model_files import Checkpoint, Files, Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.dcp.names import METADATA, SUFFIX
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.model_files import Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.gguf.reader import SUFFIX, read_weight_file
 from tieconv.text import count, path_word, shown

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
-from tieconv.checkpoint.model_files import Checkpoint, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.onnx import validity
 from tieconv.formats.onnx.external import External, byte_range

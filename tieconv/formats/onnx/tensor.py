@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Protocol
 
-from tieconv.checkpoint.model_files import ByteReader, Files
+from tieconv.checkpoint.files.model_files import ByteReader, Files
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.formats.onnx.external import External, byte_range
 from tieconv.formats.onnx.messages import Tensor
 from tieconv.formats.onnx.protobuf import BYTES, VARINT, Field, Wire

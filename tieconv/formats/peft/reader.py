@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.model_files import OPENED, Adapter, Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import OPENED, Adapter, Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG_LIMIT, read_bytes
 from tieconv.formats.json.strict import loads

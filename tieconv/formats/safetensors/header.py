@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.git_files import check_git_file
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.json.strict import collector_paused, loads, refuse
 from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes

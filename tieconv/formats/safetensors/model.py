@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.cautions import REFUSED_BY_READER, Caution
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import Files
-from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.model_files import Files
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.formats.directory import Model
 from tieconv.formats.safetensors.header import SUFFIX, read_weight_file
 from tieconv.formats.weight_set import Naming

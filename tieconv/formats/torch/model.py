@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.model_files import Files, Listing
-from tieconv.checkpoint.weight_file import WeightFile
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Files, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import Model
 from tieconv.formats.weight_set import Naming

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from tieconv.checkpoint.cautions import REFUSED_BY_READER, Caution
-from tieconv.checkpoint.git_files import check_git_file
+from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.formats.json.strict import collector_paused
 from tieconv.formats.torch import archive as torch_zip
 from tieconv.formats.torch.archive import Entry

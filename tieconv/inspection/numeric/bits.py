@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import Piece, announce
 
 Array = npt.NDArray[Any]

@@ -7,8 +7,8 @@ from math import isqrt
 
 import numpy as np
 
-from tieconv.checkpoint.model_files import ByteReader
-from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.numeric.bits import Array
 
 TILE_BYTES = 4 * 1024 * 1024

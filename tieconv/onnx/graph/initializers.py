@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord
 from tieconv.onnx.graph.model import NEW, GraphFile, sides
 from tieconv.sources.local.files import FileSet
 

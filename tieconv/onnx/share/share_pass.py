@@ -9,8 +9,8 @@ from typing import Any
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.apply import apply

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
 from tieconv.execute.proof.first_difference import first_difference
 

@@ -6,8 +6,8 @@ import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import FileState
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.copy import Tick, read_full

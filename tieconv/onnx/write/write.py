@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tieconv.checkpoint.graph import SessionProof
-from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.graph import SessionProof
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
 from tieconv.execute.contents.copy import Tick, copy_range, write_full

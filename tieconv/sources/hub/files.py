@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from types import TracebackType
 
-from tieconv.checkpoint.git_files import check_git_file
-from tieconv.checkpoint.model_files import FileState
-from tieconv.checkpoint.weight_file import ByteRange
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import UnreadableError
 from tieconv.sources.digest import Kind, hash_bytes, kind_of
 from tieconv.sources.hub.cache import cached_files, cached_root

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from tieconv.checkpoint.git_files import LARGEST, check_git_file
-from tieconv.checkpoint.model_files import FileState, Listing
-from tieconv.checkpoint.weight_file import ByteRange, WeightFile
+from tieconv.checkpoint.files.git_files import LARGEST, check_git_file
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
 

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.results.parity import Identity, Lost
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Initializer
 from tieconv.onnx.parity.weights.candidate_search import BIT_TYPES, STORED, TensorSearch, bits_of

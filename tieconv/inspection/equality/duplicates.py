@@ -11,17 +11,17 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import combinations
 from math import isfinite
 
-from tieconv.checkpoint.dtypes import BITS, FLOATS
+from tieconv.checkpoint.files.dtypes import BITS, FLOATS
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.tie_group import Duplicate
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import ANNOUNCED, Piece, announce, read
-from tieconv.inspection.equal_classes import equal_classes
-from tieconv.inspection.pair_work import PairWork, cross_pairs
-from tieconv.inspection.relation import relate_cast
+from tieconv.inspection.equality.equal_classes import equal_classes
+from tieconv.inspection.equality.pair_work import PairWork, cross_pairs
+from tieconv.inspection.equality.relation import relate_cast
+from tieconv.inspection.equality.transposition import transposable, transposed
 from tieconv.inspection.sharing import sharing
-from tieconv.inspection.transposition import transposable, transposed
 from tieconv.inspection.view_reader import readable
 
 _EDGE_ELEMENTS = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tieconv.api.planning import planned_write
+from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.opened import opened, reading, with_tokenizer
 from tieconv.plans.verbs.resize import Fill
@@ -13,9 +13,9 @@ from tieconv.plans.verbs.resize import plan_resize as make_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import ByteReader
-    from tieconv.checkpoint.plan import Plan
-    from tieconv.checkpoint.weight_file import TensorRecord
+    from tieconv.checkpoint.files.model_files import ByteReader
+    from tieconv.checkpoint.files.weight_file import TensorRecord
+    from tieconv.checkpoint.write_plan.plan import Plan
     from tieconv.planned import PlannedWrite
 
 _ROWS = 4096

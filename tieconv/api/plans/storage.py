@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tieconv.api.planning import planned_write
+from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import Depth
 from tieconv.plans.verbs import convert, dedup
 from tieconv.text import parse_size

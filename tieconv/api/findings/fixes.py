@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tieconv.api.gate import inspecting
-from tieconv.api.remedies import plan_action
+from tieconv.api.findings.gate import inspecting
+from tieconv.api.findings.remedies import plan_action
 from tieconv.gate.examine import examine, outputs
 from tieconv.gate.fixes import Fixer, preview
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.graph import GraphOutcome
-    from tieconv.checkpoint.plan import Outcome
     from tieconv.checkpoint.results.checked import CheckedModel, CheckReport
+    from tieconv.checkpoint.write_plan.graph import GraphOutcome
+    from tieconv.checkpoint.write_plan.plan import Outcome
     from tieconv.gate.policy import Policy
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.graph_structure import GraphRecord, QuantisedRead
+from tieconv.checkpoint.files.graph_structure import GraphRecord, QuantisedRead
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.model_files import ByteReader
 from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checkpoint.relation.proved import Identical, Unread
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_sampled
-from tieconv.inspection.equality import equal
+from tieconv.inspection.equality.compare_bytes import equal
 
 _BLOCKS = {"embedding": "GatherBlockQuantized", "head": "MatMulNBits"}
 

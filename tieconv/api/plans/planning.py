@@ -17,7 +17,7 @@ from tieconv.sources import is_hub
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.plan import Plan
+    from tieconv.checkpoint.write_plan.plan import Plan
     from tieconv.planned import PlannedWrite
 
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from tieconv.checkpoint.value_type import record
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.graph_structure import GraphRecord
-from tieconv.checkpoint.cautions import Caution
-from tieconv.checkpoint.weight_file import ByteRange, TensorRecord, WeightFile
+    from tieconv.checkpoint.files.graph_structure import GraphRecord
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 
 
 class Layout(StrEnum):

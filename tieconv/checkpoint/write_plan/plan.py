@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, field
 
+from tieconv.checkpoint.files.model_files import Checkpoint, FileState
 from tieconv.checkpoint.json_values import Printed, plain
-from tieconv.checkpoint.model_files import Checkpoint, FileState
-from tieconv.checkpoint.operation import LinkFile, Operation
-from tieconv.checkpoint.output import OutputText, OutputWeights, bytes_taken
-from tieconv.checkpoint.proof import Proof
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.operation import LinkFile, Operation
+from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights, bytes_taken
+from tieconv.checkpoint.write_plan.proof import Proof
 from tieconv.version import VERSION
 
 PLAN_SCHEMA = "tieconv.plan/1"

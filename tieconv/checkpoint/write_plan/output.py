@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.files.dtypes import nbytes
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.weight_file import ByteRange
 
 
 @record

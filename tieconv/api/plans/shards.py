@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from tieconv.api.evidence import inspect
 from tieconv.api.graphs import refuse_graphs
-from tieconv.api.planning import planned_write
+from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.errors import UnreadableError
 from tieconv.formats.shards import is_one_file, read_shards
-from tieconv.inspection.equality import equal
+from tieconv.inspection.equality.compare_bytes import equal
 from tieconv.inspection.view_reader import readable
 from tieconv.opened import fetched_so_far, on_disk, opened
 from tieconv.plans.named_format import plan_add_format
@@ -23,7 +23,7 @@ from tieconv.sources import is_hub
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.weight_file import TensorRecord
+    from tieconv.checkpoint.files.weight_file import TensorRecord
     from tieconv.planned import PlannedWrite
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import ByteReader
-from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.blocks import read
-from tieconv.inspection.equality import equal
+from tieconv.inspection.equality.compare_bytes import equal
 
 _PROBES = 64
 

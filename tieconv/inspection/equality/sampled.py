@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.proved import Empty, Identical, OtherSample, OtherShape, Unread
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import SAMPLE, announced
-from tieconv.inspection.equality import same_file_range
+from tieconv.inspection.equality.compare_bytes import same_file_range
 
 HINT = "tieconv inspect --depth full compares every byte"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.files.dtypes import nbytes
 from tieconv.checkpoint.value_type import record
 
 if TYPE_CHECKING:

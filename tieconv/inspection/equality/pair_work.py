@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from typing import NoReturn
 
-from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.errors import RefusedError
 from tieconv.text import shown
 

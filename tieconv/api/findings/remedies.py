@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tieconv.api.biases import plan_bias
 from tieconv.api.graphs import is_graph, plan_graph_dedup
-from tieconv.api.resizing import plan_resize
-from tieconv.api.shards import plan_reindex
-from tieconv.api.storage import plan_convert, plan_dedup
-from tieconv.api.ties import plan_retie, plan_set_tie, plan_untie
+from tieconv.api.plans.biases import plan_bias
+from tieconv.api.plans.resizing import plan_resize
+from tieconv.api.plans.shards import plan_reindex
+from tieconv.api.plans.storage import plan_convert, plan_dedup
+from tieconv.api.plans.ties import plan_retie, plan_set_tie, plan_untie
 from tieconv.errors import RefusedError
 from tieconv.text import shown
 

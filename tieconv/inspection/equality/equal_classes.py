@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
-from tieconv.checkpoint.model_files import ByteReader
-from tieconv.checkpoint.weight_file import TensorRecord
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, announce, announced, sample_pieces, stored_pieces
-from tieconv.inspection.equality import is_known_equal
+from tieconv.inspection.equality.compare_bytes import is_known_equal
 
 _BUFFERED = 8 * 1024 * 1024
 """Bytes that one block of every member of a group in lockstep may take together."""

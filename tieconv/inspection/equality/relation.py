@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.dtypes import FLOATS, QUANTISED, nbytes
-from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.files.dtypes import FLOATS, QUANTISED, nbytes
+from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.proved import (
     Cast,
     Compared,
@@ -22,11 +23,10 @@ from tieconv.checkpoint.relation.proved import (
     Scaled,
     Transposed,
 )
-from tieconv.checkpoint.weight_file import TensorRecord
-from tieconv.inspection.equality import common_prefix, equal
+from tieconv.inspection.equality.compare_bytes import common_prefix, equal
+from tieconv.inspection.equality.transposition import transposed
 from tieconv.inspection.sharing import sharing
 from tieconv.inspection.tensor_values import NanWatch
-from tieconv.inspection.transposition import transposed
 from tieconv.inspection.view_reader import readable
 
 if TYPE_CHECKING:

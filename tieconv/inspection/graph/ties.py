@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.graph_structure import GraphRecord, MatrixRead
+from tieconv.checkpoint.files.graph_structure import GraphRecord, MatrixRead
+from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import (
     BiasState,
     ConfigView,
@@ -19,14 +21,12 @@ from tieconv.checkpoint.inspection import (
     State,
     TensorView,
 )
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.relation.interface import Aliased, Canonical
 from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
 from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
-from tieconv.checkpoint.weight_file import TensorRecord
 from tieconv.inspection.blocks import is_sampled
 from tieconv.inspection.declared import view_config
-from tieconv.inspection.graph_ties_quantised import quantised_pair, relate_quantised, wasted
+from tieconv.inspection.graph.quantised_ties import quantised_pair, relate_quantised, wasted
 from tieconv.inspection.head import is_far
 
 Tensors = Mapping[str, TensorRecord]
@@ -129,7 +129,7 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
         return _sampled(reader, left, right, turned=embedding.turned != head.turned)
-    from tieconv.inspection.relation import relate  # a graph that shares its matrix compares nothing
+    from tieconv.inspection.equality.relation import relate  # a graph that shares its matrix compares nothing
     from tieconv.inspection.view_reader import one_way
 
     if embedding.turned == head.turned:
@@ -146,7 +146,7 @@ def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader:
 
 def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, turned: bool) -> Relation:
     """What samples tell; of a head that reads its matrix the other way round nothing."""
-    from tieconv.inspection.sampled import HINT, relate_sampled  # of graphs on the Hub alone
+    from tieconv.inspection.equality.sampled import HINT, relate_sampled  # of graphs on the Hub alone
 
     if turned:
         return Unread(transposed=True, reason=f"it would be compared transposed: {HINT}")
@@ -170,7 +170,7 @@ def _duplicates(
     candidates = _candidates(checkpoint, tensors, reader, depth)
     if len(candidates) < 2:
         return
-    from tieconv.inspection.duplicates import find_duplicates
+    from tieconv.inspection.equality.duplicates import find_duplicates
 
     known = [frozenset(member.name for member in tie.members) for tie in ties]
     homes = {name: graph.file for graph in checkpoint.graphs for name in graph.names}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tieconv.api.planning import planned_write
+from tieconv.api.plans.planning import planned_write
 from tieconv.checkpoint.inspection import BiasState, Depth, Inspection
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.opened import reading
@@ -15,8 +15,8 @@ from tieconv.plans.verbs import bias_verbs
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.plan import Plan
-    from tieconv.checkpoint.weight_file import TensorRecord
+    from tieconv.checkpoint.files.weight_file import TensorRecord
+    from tieconv.checkpoint.write_plan.plan import Plan
     from tieconv.planned import PlannedWrite
 
 

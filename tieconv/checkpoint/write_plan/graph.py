@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import field
 from enum import StrEnum
 
-from tieconv.checkpoint.plan import PLAN_SCHEMA
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA
 from tieconv.version import VERSION
 
 MEASURED_RUNTIMES = ("1.31.1", "1.32.0")

@@ -9,10 +9,10 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from tieconv import plans
-from tieconv.api.planning import planned_write
+from tieconv.api.plans.planning import planned_write
+from tieconv.checkpoint.files.model_files import ByteReader
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.model_files import ByteReader
-from tieconv.checkpoint.proof import Digest, digest
+from tieconv.checkpoint.write_plan.proof import Digest, digest
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.view_reader import readable
 from tieconv.plans import BiasChoice, Survivor
@@ -23,7 +23,7 @@ from tieconv.sources.texts import read_text
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.plan import Plan
+    from tieconv.checkpoint.write_plan.plan import Plan
     from tieconv.planned import PlannedWrite
 
 
