@@ -21,7 +21,8 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint, Files, Listing
+    from tieconv.checkpoint.files.interface import ByteReader, Files
+    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.hub.files import HubFiles, Tick
     from tieconv.sources.local.files import FileSet

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 
 Array = npt.NDArray[Any]

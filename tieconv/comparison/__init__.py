@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.comparison import (
     Comparison,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.results.push import Effect

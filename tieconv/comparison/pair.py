@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import frexp
 
-from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import BiasState, State
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled

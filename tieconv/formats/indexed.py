@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 
 from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.model_files import Document, Files, Layout, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Document, Layout, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Iterator
 
 from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.model_files import Files, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Listing
 from tieconv.text import shown
 
 DECLARATION = "_tied_weights_keys"

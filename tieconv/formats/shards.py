@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
 from tieconv.checkpoint.files.cautions import BLOCKING, SEVERAL, TRAINING, Caution
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError

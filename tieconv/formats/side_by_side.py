@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tieconv.checkpoint.files.cautions import TWO_FORMATS, Caution
-from tieconv.checkpoint.files.model_files import Files, FileState, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import FileState, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format

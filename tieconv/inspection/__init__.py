@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import ConfigView, Depth, Head, Inspection, Shadow, State
 from tieconv.checkpoint.tie_group import Duplicate, Tie
@@ -19,6 +19,7 @@ from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import ByteReader
     from tieconv.checkpoint.storage_use import StorageUse
 
 

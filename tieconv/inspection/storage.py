@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from math import gcd
 
-from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse

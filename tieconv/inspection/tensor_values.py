@@ -6,7 +6,7 @@ import struct
 import sys
 from array import array
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.checkpoint.value_type import record

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family, TieGroup
-from tieconv.checkpoint.files.model_files import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, State
 from tieconv.checkpoint.relation.interface import Absent, Canonical
@@ -15,6 +14,7 @@ from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.inspection.blocks import is_sampled
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import ByteReader
     from tieconv.checkpoint.relation.proved import Relation
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})

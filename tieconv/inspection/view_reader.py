@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.sources.strided import REQUEST_COST, ReadAt, StridedRange, dense, gather
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tieconv.analysis.model.tables import Table
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.relation.proved import Scaled
 from tieconv.checkpoint.tie_group import Tie

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tieconv.checkpoint.files.dtypes import FLOATS, nbytes
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError

@@ -13,7 +13,7 @@ from tieconv.plans.verbs.resize import plan_resize as make_plan
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.files.model_files import ByteReader
+    from tieconv.checkpoint.files.interface import ByteReader
     from tieconv.checkpoint.files.weight_file import TensorRecord
     from tieconv.checkpoint.write_plan.plan import Plan
     from tieconv.planned import PlannedWrite

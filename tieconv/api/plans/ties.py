@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tieconv import plans
 from tieconv.api.plans.planning import planned_write
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.inspection import Depth, Inspection
 from tieconv.checkpoint.write_plan.proof import Digest, digest
 from tieconv.inspection.blocks import stream

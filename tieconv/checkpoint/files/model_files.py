@@ -6,14 +6,14 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import field, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.value_type import record
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.files.graph_structure import GraphRecord
 from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 
 
 class Layout(StrEnum):
@@ -186,23 +186,3 @@ class Checkpoint(_Tensors):
             if candidate.name == name:
                 return candidate
         raise KeyError(name)
-
-
-class Files(Protocol):
-    """Reads from files by name, relative to one root."""
-
-    def pread(self, name: str, size: int, offset: int) -> bytes:
-        """Up to ``size`` bytes at ``offset``, fewer only at the end of the file."""
-        ...
-
-    def state(self, name: str) -> FileState:
-        """What identifies the file's content now."""
-        ...
-
-
-class ByteReader(Protocol):
-    """Positioned reads from the files of one checkpoint."""
-
-    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes at ``offset`` of ``span``; ``UnreadableError`` if the file ends early."""
-        ...

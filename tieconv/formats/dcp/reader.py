@@ -12,7 +12,8 @@ from math import prod
 from typing import NoReturn, TypeGuard
 
 from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.model_files import Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.dcp.names import METADATA, SUFFIX

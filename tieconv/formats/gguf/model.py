@@ -6,7 +6,8 @@ import os
 import re
 
 from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.model_files import Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError

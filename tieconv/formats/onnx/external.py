@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import NoReturn
 
 from tieconv.checkpoint.files.git_files import LARGEST
-from tieconv.checkpoint.files.model_files import Files
+from tieconv.checkpoint.files.interface import Files
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError

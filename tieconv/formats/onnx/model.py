@@ -8,7 +8,8 @@ from math import prod
 
 from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.files.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
-from tieconv.checkpoint.files.model_files import Checkpoint, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
 from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.documents import CONFIG, read_config

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 
 from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.model_files import OPENED, Adapter, Checkpoint, Files, Layout, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import OPENED, Adapter, Checkpoint, Layout, Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
 from tieconv.checkpoint.files.dtypes import BITS
-from tieconv.checkpoint.files.model_files import Files
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.formats.directory import Model
 from tieconv.formats.safetensors.header import SUFFIX, read_weight_file
 from tieconv.formats.weight_set import Naming
 from tieconv.text import count, shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import Files
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 from tieconv.checkpoint.files.cautions import Caution
-from tieconv.checkpoint.files.model_files import Files, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Listing
 from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.directory import Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.inspection.blocks import BLOCK, SAMPLE, announce, read, sample_pieces, stored_pieces, stream
 

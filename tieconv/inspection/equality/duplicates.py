@@ -12,7 +12,7 @@ from itertools import combinations
 from math import isfinite
 
 from tieconv.checkpoint.files.dtypes import BITS, FLOATS
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.tie_group import Duplicate

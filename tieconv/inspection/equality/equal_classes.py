@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.blocks import ANNOUNCED, BLOCK, SAMPLE, announce, announced, sample_pieces, stored_pieces
 from tieconv.inspection.equality.compare_bytes import is_known_equal

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.files.dtypes import FLOATS, QUANTISED, nbytes
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.proved import (
     Cast,

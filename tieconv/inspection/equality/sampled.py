@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.proved import Empty, Identical, OtherSample, OtherShape, Unread
 from tieconv.inspection.blocks import SAMPLE, announced

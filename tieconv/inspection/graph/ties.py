@@ -8,7 +8,8 @@ from dataclasses import replace
 from tieconv.architectures import find
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.files.graph_structure import GraphRecord, MatrixRead
-from tieconv.checkpoint.files.model_files import ByteReader, Checkpoint
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import (
     BiasState,

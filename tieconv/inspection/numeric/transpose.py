@@ -7,7 +7,7 @@ from math import isqrt
 
 import numpy as np
 
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.numeric.bits import Array
 

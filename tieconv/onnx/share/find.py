@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from tieconv.checkpoint.files.dtypes import FLOATS
-from tieconv.checkpoint.files.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
 from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import State
 from tieconv.checkpoint.value_type import record
