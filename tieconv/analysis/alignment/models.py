@@ -16,7 +16,7 @@ from tieconv.analysis.alignment.token_strings import token_bytes
 from tieconv.analysis.alignment.token_tables import Array, Table
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.model.tables import Table as StoredTable
-from tieconv.analysis.relation.equal_bytes import equal_tables
+from tieconv.analysis.relation.classify import equal_tables
 from tieconv.checkpoint.inspection import Depth
 from tieconv.checkpoint.results.analysis import Analysis, Section
 from tieconv.errors import RefusedError

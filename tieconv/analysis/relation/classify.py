@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field, replace
+
 import numpy as np
 
-from tieconv.analysis.model.moments import Moments, measure
-from tieconv.analysis.model.tables import Table
+from tieconv.analysis.model.equal_rows import digests, overlap
+from tieconv.analysis.model.moments import Moments, measure, untellable
+from tieconv.analysis.model.tables import Table, spans
 from tieconv.analysis.relation.codes import code_group
-from tieconv.analysis.relation.equal_bytes import (
-    FEW,
-    HALF,
-    Related,
-    difference_detail,
-    equal_by_bytes,
-    exact_relation,
-    once_rounded,
-    untellable,
-)
 from tieconv.analysis.relation.fits import Fit, column_fits
 from tieconv.analysis.relation.grams import WIDEST, Grams, gram
 from tieconv.analysis.relation.linear_map import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
@@ -24,9 +18,37 @@ from tieconv.analysis.relation.retrieval import precision_at_1, sample
 from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
+from tieconv.checkpoint.value_type import record
+from tieconv.inspection.numeric.bits import FORMATS, convert
+
+FEW = 32
+"""Tables with fewer common rows are called equal or not, and nothing finer."""
+
+HALF = 0.5
+"""Share of rows that must be equal, or find their own, for the classes that say which rows are not."""
 
 CLOSE = 0.9
 """Adjusted R² from which a map that leaves more than rounding is still called one."""
+
+
+@record
+class Related:
+    """The class and the evidence for it. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
+
+    ``within_rounding`` says whether rounding explains that residual; ``retrieval`` is P@1 by map, over ``asked`` rows.
+    """
+
+    kind: Kinship
+    moments: Moments
+    residual: float | None = None
+    tolerance: float | None = None
+    within_rounding: bool = False
+    fit: Fit | None = None
+    linear: Linear | None = None
+    fits: tuple[Fit, ...] = ()
+    retrieval: Mapping[str, float] = field(default_factory=dict)
+    asked: int = 0
+    detail: Mapping[str, object] = field(default_factory=dict)
 
 
 def relate_tables(embed: Table, head: Table) -> Related:
@@ -35,17 +57,17 @@ def relate_tables(embed: Table, head: Table) -> Related:
     Raises what the reader raises.
     """
     moments = measure(embed, head)
-    exact = equal_by_bytes(embed, head, moments)
+    exact = _equal(embed, head, moments)
     if exact is not None:
         return exact
-    reason = untellable(moments)
+    reason = untellable(moments, FEW)
     differing = int(np.count_nonzero(moments.unequal))
     if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # nothing finer can be told
-        return exact_relation(Kinship.ROWS_DIFFER, moments, difference_detail(embed, head, moments))
+        return _exact(Kinship.ROWS_DIFFER, moments, _sides(embed, head, moments))
     if reason:
         return Related(Kinship.UNKNOWN, moments, detail={"reason": reason})
     kinds = precision(embed), precision(head)
-    once = once_rounded(embed, head, moments, kinds)
+    once = _once_rounded(embed, head, moments, kinds)
     if once is not None:
         return once
     fits = column_fits(embed, head, moments, kinds)
@@ -55,6 +77,92 @@ def relate_tables(embed: Table, head: Table) -> Related:
         if fit.exact and fit.kind is not Kinship.DRIFT:
             return _fitted(fit, moments, fits)
     return _mapped(embed, head, moments, fits, kinds)
+
+
+def equal_tables(embed: Table, head: Table) -> bool:
+    """Whether no bit differs, or none once the wider is rounded to the narrower: without looking for maps.
+
+    Raises what the reader raises.
+    """
+    moments = measure(embed, head)
+    equality = _equal(embed, head, moments)
+    if equality is None and not untellable(moments, FEW):
+        equality = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
+    return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
+
+
+def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
+    """Two float32 tables of which one was once rounded to a narrower type, and is the other rounded to it."""
+    if {embed.record.dtype, head.record.dtype} != {"F32"} or kinds[0] == kinds[1] or "F32" not in kinds:
+        return None
+    wide, narrow = (embed, head) if kinds[0] == "F32" else (head, embed)
+    form = FORMATS[min(kinds, key=lambda kind: FORMATS[kind].mantissa)]
+    for start, stop in spans(moments.rows, embed.width):
+        left, right = (convert(table.bits(start, stop).reshape(-1), table.form, form) for table in (wide, narrow))
+        if (left != right).any():
+            return None
+    moments = replace(moments, cast=form.name)
+    differing = int(np.count_nonzero(moments.unequal))
+    detail = {"rows_differing": differing, "rows": moments.rows, "cast": form.name, "stored": "F32"}
+    return _exact(Kinship.CAST, moments, detail)
+
+
+def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
+    """The classes that are proved by comparing bytes."""
+    differing, rows = int(np.count_nonzero(moments.unequal)), moments.rows
+    telling = rows - int(np.count_nonzero((moments.norms[0][:rows] == 0) & (moments.norms[1][:rows] == 0)))
+    extra = head.rows - embed.rows
+    sides = {"rows_differing": differing, "rows": rows, "cast": moments.cast}
+    if not differing and extra:
+        return _exact(Kinship.ROW_SUBSET, moments, sides | {"prefix": True, "extra_rows": extra})
+    if not differing:
+        return _exact(Kinship.CAST if moments.cast else Kinship.BIT_EQUAL, moments, sides)
+    if not moments.cast:
+        moved = _moved_rows(embed, head, moments, extra)
+        if moved is not None:
+            return moved
+    if differing <= HALF * telling and rows >= FEW:  # rows of zeros in both would be equal under any map
+        return _exact(Kinship.ROWS_DIFFER, moments, _sides(embed, head, moments))
+    return None
+
+
+def _sides(embed: Table, head: Table, moments: Moments) -> dict[str, object]:
+    differing = int(np.count_nonzero(moments.unequal))
+    extra = head.rows - embed.rows
+    return {"rows_differing": differing, "rows": moments.rows, "cast": moments.cast, "extra_rows": extra}
+
+
+def _exact(kind: Kinship, moments: Moments, detail: Mapping[str, object]) -> Related:
+    residual = 0.0
+    if kind is Kinship.ROWS_DIFFER:
+        differences = moments.distances[moments.finite]
+        residual = float(np.linalg.norm(differences) / np.sqrt(moments.energies[1])) if moments.energies[1] else 0.0
+    return Related(kind, moments, residual, 0.0, kind is not Kinship.ROWS_DIFFER, detail=detail)
+
+
+def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Related | None:
+    """Rows of the smaller table that stand elsewhere in the larger: all of them, or most where few stand in place."""
+    from_head = head.rows <= embed.rows
+    small, large = (head, embed) if from_head else (embed, head)
+    small_digests, large_digests = digests(small), digests(large)
+    matched = overlap(small_digests, large_digests)
+    in_place = moments.rows - int(np.count_nonzero(moments.unequal))
+    there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
+    # A row of zeros is no sign of another's place.
+    telling, shared = int(np.count_nonzero(there[0])), overlap(small_digests[there[0]], large_digests[there[1]])
+    if matched < small.rows and (shared <= HALF * telling or small.rows < FEW):
+        return None
+    if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should
+        return None
+    detail = {
+        "rows": small.rows,
+        "rows_matched": matched,
+        "rows_in_place": in_place,
+        "extra_rows": extra,
+        "prefix": False,
+        "smaller": "head" if from_head else "embedding",
+    }
+    return Related(Kinship.ROW_SUBSET if extra else Kinship.ROW_PERMUTATION, moments, 0.0, 0.0, True, detail=detail)
 
 
 def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:

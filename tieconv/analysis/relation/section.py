@@ -7,7 +7,7 @@ import numpy as np
 from tieconv.analysis.model.moments import lengths
 from tieconv.analysis.model.series import points, ranges
 from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.relation.equal_bytes import Related
+from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.relation.grams import spectrum
 from tieconv.analysis.relation.structured_difference import equal_share
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section

@@ -9,7 +9,7 @@ import numpy as np
 from tieconv.analysis.model.last_norm import Final
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.equal_bytes import Related
+from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
 from tieconv.analysis.retie_cost.fold import fold_or_reason
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section

@@ -12,7 +12,7 @@ from tieconv.analysis.model.moments import lengths
 from tieconv.analysis.model.series import points, ranges
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.equal_bytes import Related
+from tieconv.analysis.relation.classify import Related
 from tieconv.analysis.retie_cost.zero_row_mass import zero_mass
 from tieconv.analysis.rows.undertrained import REFERENCE, Flagged, find
 from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
