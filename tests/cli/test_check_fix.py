@@ -185,7 +185,7 @@ def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatc
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
     """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
     code = (
-        "import os\nfrom tieconv.api import fixes\nfrom tieconv.cli import main\n"
+        "import os\nfrom tieconv.api.findings import fixes\nfrom tieconv.cli import main\n"
         "real, calls = fixes.plan_action, []\n"
         "def once(action):\n"
         "    calls.append(action)\n"
