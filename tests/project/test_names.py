@@ -16,6 +16,11 @@ FOLDERS = (
     ),
     *(f"tieconv/{room}" for room in ("inspection", "onnx", "reference", "reporters", "sources")),
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tieconv").glob("*.py"))),
+    *(
+        f"tests/{room}"
+        for room in ("bench", "bounds", "cases", "checkpoint", "checks", "demo", "docs", "gate", "hostile")
+    ),
+    *(f"tests/{room}" for room in ("mutants", "output", "project", "public", "sources")),
     "fixtures",
     "docs",
 )
