@@ -43,4 +43,4 @@ def test_an_adapter_leaves_the_tie_to_its_base_model(tmp_path: Path) -> None:
     """No flag of an adapter says that a model is tied, and nothing is known of it."""
     evidence = api.inspect(pef003_good(tmp_path / "model"))
     assert (evidence.config.effective, evidence.config.known, evidence.ties) == (False, False, ())
-    assert evidence.config.why == "Whether the pair is tied is up to the base model."
+    assert evidence.config.why == "Unknown: the base model decides whether the pair is tied."

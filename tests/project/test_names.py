@@ -16,11 +16,9 @@ FOLDERS = (
     ),
     *(f"tieconv/{room}" for room in ("inspection", "onnx", "reference", "reporters", "sources")),
     *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tieconv").glob("*.py"))),
-    *(
-        f"tests/{room}"
-        for room in ("bench", "bounds", "cases", "checkpoint", "checks", "demo", "docs", "gate", "hostile")
-    ),
-    *(f"tests/{room}" for room in ("mutants", "output", "project", "public", "sources")),
+    *(f"tests/{room}" for room in ("bench", "bounds", "cases", "checkpoint", "checks", "cli", "demo", "docs")),
+    *(f"tests/{room}" for room in ("formats", "gate", "hostile", "inspection", "mutants", "output", "project")),
+    *(f"tests/{room}" for room in ("public", "sources")),
     "fixtures",
     "docs",
 )
