@@ -91,7 +91,7 @@ def test_shortcuts_change_nothing_of_any_state_dict(state: dict[str, torch.Tenso
 
 
 @settings(max_examples=400, deadline=None)
-@given(place=st.integers(len(DATA) // 4, len(DATA) - 1), byte=st.integers(0, 255))
+@given(offset=st.integers(len(DATA) // 4, len(DATA) - 1), byte=st.integers(0, 255))
 def test_shortcuts_change_nothing_of_a_damaged_file(offset: int, byte: int) -> None:
     """One reader must not see what another does not: a changed byte has the same consequences both ways."""
     data = DATA[:offset] + bytes([byte]) + DATA[offset + 1 :]
