@@ -65,8 +65,8 @@ def test_the_exceptions_exist() -> None:
 
 def test_the_search_sees_both() -> None:
     source = "@dataclass(frozen=True)\nclass A:\n x: int\n@dataclass\nclass B:\n x: int\n def f(self): self.x = 1\n"
-    found = [(node.name, frozen, is_bag(node)) for node, frozen in dataclasses(ast.parse(source))]
-    assert found == [("A", True, True), ("B", False, False)]
+    classes = [(node.name, frozen, is_bag(node)) for node, frozen in dataclasses(ast.parse(source))]
+    assert classes == [("A", True, True), ("B", False, False)]
 
 
 def _all() -> Iterator[tuple[str, ast.ClassDef, bool]]:

@@ -248,14 +248,16 @@ def test_a_remedy_is_not_applied_twice() -> None:
     assert [fix.refusal for fix in model.fixes] == ["", "it was applied already, and the finding is still there"]
 
 
-@pytest.mark.parametrize(("one", "other"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")])
-def test_a_remedy_does_not_undo_another(one: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")]
+)
+def test_a_remedy_does_not_undo_another(first: str, second: str) -> None:
     """Tied after untied, or the other way round, is for a person to decide."""
     log: list[str] = []
-    model = fixer([one, other], log)
-    assert log == [one]
+    model = fixer([first, second], log)
+    assert log == [first]
     assert model.fixes[-1] == Fix(
-        f"tieconv {other} model -o OUT", ("TIE001",), f"it would undo {one}, which was applied"
+        f"tieconv {second} model -o OUT", ("TIE001",), f"it would undo {first}, which was applied"
     )
 
 

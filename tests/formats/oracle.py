@@ -39,10 +39,10 @@ def written(tensors: Mapping[str, Stored], metadata: dict[str, str] | None) -> b
 def theirs(content: bytes) -> View | None:
     """What safetensors reads; ``None`` where it refuses."""
     try:
-        found = deserialize(content)
+        entries = deserialize(content)
     except SafetensorError:
         return None
-    return {name: (info["dtype"], tuple(info["shape"]), bytes(info["data"])) for name, info in found}
+    return {name: (info["dtype"], tuple(info["shape"]), bytes(info["data"])) for name, info in entries}
 
 
 def ours(content: bytes) -> WeightFile:

@@ -10,8 +10,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    *(f"tieconv/{room}" for room in ("analysis", "api", "checkpoint", "cli", "demo", "execute", "formats", "gate")),
+    *(
+        f"tieconv/{room}"
+        for room in ("analysis", "api", "checkpoint", "checks", "cli", "demo", "execute", "formats", "gate")
+    ),
     *(f"tieconv/{room}" for room in ("inspection", "onnx", "reference", "reporters", "sources")),
+    *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "tieconv").glob("*.py"))),
+    *(f"tests/{room}" for room in ("bench", "bounds", "cases", "checkpoint", "checks", "cli", "demo", "docs")),
+    *(f"tests/{room}" for room in ("formats", "gate", "hostile", "inspection", "mutants", "output", "project")),
+    *(f"tests/{room}" for room in ("public", "sources")),
     "fixtures",
     "docs",
 )
@@ -102,7 +109,7 @@ def test_a_name_that_says_nothing_is_seen(source: str) -> None:
 def test_names_say_what_they_hold(folder: str) -> None:
     """No identifier is a word that fits anything."""
     wrong = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
+    for path in sorted((ROOT / folder).rglob("*.py")) or [ROOT / folder]:
         module = path.relative_to(ROOT).as_posix()
         names = [*empty_names(path.read_text(encoding="utf-8"))]
         names += [(path.stem, 0)] if path.stem in WORDS else []

@@ -9,7 +9,8 @@ import numpy as np
 from tieconv.analysis import bias_section
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.relation import section as relation_section
-from tieconv.analysis.relation.classify import Related, relate_tables
+from tieconv.analysis.relation.classify import relate_tables
+from tieconv.analysis.relation.related import Related
 from tieconv.analysis.retie_cost import section as retie_section
 from tieconv.analysis.retie_cost.cost import Costs, costs
 from tieconv.analysis.rows import section as rows_section

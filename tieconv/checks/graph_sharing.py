@@ -34,7 +34,7 @@ class _Read:
 def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
     """What `dedup` makes of ``copies``: names, and whether each is stored the other way round than the first."""
     records = [tensors[name] for name in copies]
-    why = _whole_graph(graph) or next((reason for one in records if (reason := _alone(graph, one))), "")
+    why = _whole_graph(graph) or next((reason for copy in records if (reason := _alone(graph, copy))), "")
     if why:
         return Outcome(why)
     shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}

@@ -46,8 +46,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         if graphs.is_copy(member) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
-        inside = (found for found in inspection.duplicates if set(found.tensors) <= set(graph.names))
-        copies = [found for found in inside if _counts(found, inspection)]
+        inside = (duplicate for duplicate in inspection.duplicates if set(duplicate.tensors) <= set(graph.names))
+        copies = [duplicate for duplicate in inside if _counts(duplicate, inspection)]
         # What `dedup` keeps stays a finding after it; each finding has one answer.
         for why, some in _by_answer(inspection, copies).items():
             yield _others(inspection, some, why)
@@ -57,7 +57,7 @@ def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
     answer = graphs.answer(inspection, graphs.pair(tie, member))
     return RULE.finding(
         f"{shown(member.name)} is {shown(tie.canonical)} {_WORDS[member.state]}: the graph stores and a "
-        f"session holds {size(tie.bytes_wasted)} too many{answer.told}",
+        f"session holds {size(tie.bytes_wasted)} too many{answer.message_end}",
         (tie.canonical, member.name),
         level=_level(inspection),
         remedy=answer.remedy,
@@ -69,31 +69,31 @@ def _level(inspection: Inspection) -> Level:
     return Level.WARNING if inspection.config.effective or inspection.checkpoint.config is None else Level.NOTE
 
 
-def _counts(found: Duplicate, inspection: Inspection) -> bool:
+def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:
     """Whether the copies that need not be stored hold enough numbers together."""
-    ranges = {inspection.checkpoint.tensors[name].range for name in found.tensors}
-    numbers = (len(ranges) - 1) * inspection.checkpoint.tensors[found.tensors[0]].elements
-    return found.kind in _WORDS and numbers >= graphs.LARGE
+    ranges = {inspection.checkpoint.tensors[name].range for name in duplicate.tensors}
+    numbers = (len(ranges) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
+    return duplicate.kind in _WORDS and numbers >= graphs.LARGE
 
 
 def _by_answer(inspection: Inspection, copies: list[Duplicate]) -> dict[graphs.Answer, list[Duplicate]]:
     """The copies by what `dedup` makes of them."""
     parts: dict[graphs.Answer, list[Duplicate]] = {}
-    for found in copies:
-        parts.setdefault(graphs.answer(inspection, graphs.group(inspection, found)), []).append(found)
+    for duplicate in copies:
+        parts.setdefault(graphs.answer(inspection, graphs.group(inspection, duplicate)), []).append(duplicate)
     return parts
 
 
 def _others(inspection: Inspection, copies: list[Duplicate], answer: graphs.Answer) -> Finding:
-    copies = sorted(copies, key=lambda found: -found.bytes_wasted)
+    copies = sorted(copies, key=lambda duplicate: -duplicate.bytes_wasted)
     listed = copies[:_SHOWN]
-    groups = "; ".join(f"{evidence.listed(found.tensors)} ({_WORDS[found.kind]})" for found in listed)
+    groups = "; ".join(f"{evidence.listed(duplicate.tensors)} ({_WORDS[duplicate.kind]})" for duplicate in listed)
     more = f"; and {len(copies) - _SHOWN:,} more" if len(copies) > _SHOWN else ""
-    wasted = sum(found.bytes_wasted for found in copies)
+    wasted = sum(duplicate.bytes_wasted for duplicate in copies)
     return RULE.finding(
         f"one matrix under several names: {groups}{more}: the graph stores and a session holds {size(wasted)} too "
-        f"many{answer.told}",
-        dict.fromkeys(name for found in listed for name in found.tensors[: evidence.LISTED]),
+        f"many{answer.message_end}",
+        dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
         remedy=answer.remedy,
     )
 

@@ -62,7 +62,7 @@ def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Rem
 def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv resize`, or ``None`` where it would refuse: no config, no plain tables, names that share a storage."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
-    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(one) for one in checkpoint.cautions)
+    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     aliased = any(member.state is State.ALIASED for tie in inspection.ties for member in tie.members)
     if source is None or blocked or aliased or checkpoint.config is None or checkpoint.layout is Layout.FILE:
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
@@ -39,7 +38,7 @@ class SharePass(InPlacePass):
         self._files = files
         self._form = form
         self.matrices: tuple[SharedMatrix, ...] = ()
-        self._promised: dict[str, Any] = {}
+        self._promised: Interface = {}
 
     def requires(self, model: ir.Model) -> None:
         """Raise `PreconditionError` for a graph too old to be rewritten."""
@@ -151,10 +150,14 @@ class SharePass(InPlacePass):
         self.matrices = tuple(_left(group, why, self._file.name) for group in self._groups())
 
 
-def interface(model: ir.Model) -> dict[str, Any]:
+Interface = dict[str, list[tuple[str, str, str]]]
+"""For inputs and outputs the name, type and shape of each."""
+
+
+def interface(model: ir.Model) -> Interface:
     """Inputs and outputs: names in order, types and shapes."""
     return {
-        side: [(value.name, str(value.type), str(value.shape)) for value in values]
+        side: [(str(value.name), str(value.type), str(value.shape)) for value in values]
         for side, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs))
     }
 

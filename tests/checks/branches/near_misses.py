@@ -95,7 +95,9 @@ def _reindexed(model: Path) -> None:
         value = json.loads(index.read_text())
         shards = {path.name: _tensors(path) for path in sorted(model.glob("model-*.safetensors"))}
         value["weight_map"] = {name: shard for shard, tensors in shards.items() for name in tensors}
-        value["metadata"]["total_size"] = sum(one.nbytes for tensors in shards.values() for one in tensors.values())
+        value["metadata"]["total_size"] = sum(
+            tensor.nbytes for tensors in shards.values() for tensor in tensors.values()
+        )
         index.write_text(json.dumps(value))
 
 
