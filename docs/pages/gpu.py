@@ -200,7 +200,7 @@ def _largest(rows: list[Row], name: str) -> str:
 def _faults(rows: list[Row]) -> Iterator[str]:
     caught = [row for row in rows if row["verdict"] == "failed"]
     run = [row for row in rows if row["verdict"] != "not_run"]
-    yield f"{len(caught)} of {len(run)} were caught. Each figure is the smallest RMS ratio of the models with the fault."
+    yield f"{len(caught)} of {len(run)} were caught. Each figure is the smallest RMS ratio of the models with a fault."
     yield ""
     yield from _head("fault", "caught", "fp32", "fp16", "bf16", "gates that failed")
     for label in dict.fromkeys(row["fault"] for row in run):
@@ -229,9 +229,9 @@ def _refusals(rows: list[Row]) -> Iterator[str]:
 
 def _memory(rows: list[Row]) -> Iterator[str]:
     yield "The figures are the used memory of the device, in MiB. *loaded* is measured after the session was made, and"
-    yield "*after a run* after one token. *beyond* is the excess over the stored weights, in matrices; 1 means a second copy. The session"
-    yield "allocates only what it needs (`kSameAsRequested`). *default* uses onnxruntime's own allocator, which allocates"
-    yield "powers of two."
+    yield "*after a run* after one token. *beyond* is the excess over the stored weights, in matrices; 1 means a second"
+    yield "copy. The session allocates only what it needs (`kSameAsRequested`). *default* uses onnxruntime's own"
+    yield "allocator, which allocates powers of two."
     yield ""
     heads = ("precision", "form", "matrix", "stored", "loaded", "after a run", "beyond")
     yield from _head(*heads, "default: loaded", "default: after a run")
@@ -258,7 +258,7 @@ def _not_run(rows: list[Row]) -> Iterator[str]:
 
 def _latency(rows: list[Row]) -> Iterator[str]:
     forms = list(dict.fromkeys(row["form"] for row in rows if "form" in row))
-    yield "The figures are milliseconds: the median, and in brackets the lowest and the highest tenth. Every pass begins"
+    yield "The figures are milliseconds: the median, and in brackets the 10th and 90th percentile. Every pass begins"
     yield "with an empty cache and returns the logits of every token. torch runs eagerly with its own attention."
     yield ""
     yield from _head("precision", "tokens", *forms)
