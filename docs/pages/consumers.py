@@ -91,9 +91,9 @@ Both versions of transformers 4 add the prefix to all names of a file or to none
 gpt2 on the Hub, counts as corrupted once it holds a head. In a file with prefixes, transformers 4 does not find a name
 without one. `tests/families/older.json` records which names each class finds, and whose values tied names get.
 
-For transformers 5, `tests/families/newer.json` records 370 classes. It covers every set of tied names, equal or not,
-every set of biases, every flag at each level, and every spelling. Some names that the renamings of transformers 5 find
-are unknown to tieconv. If such a name may replace a name that is not stored, the outcome is `unknown`. The same holds
+For transformers 5, `tests/families/newer.json` records 370 classes. It covers all sets of tied names (equal or
+not) and biases, all flags at each level, and all spellings. Some names that the renamings of transformers 5 find are
+unknown to tieconv. If such a name may replace a name that is not stored, the outcome is `unknown`. The same holds
 if one tensor is stored under two names. Most configs of transformers 5 refuse a flag that is neither true nor false.
 
 ## Head biases
@@ -200,8 +200,8 @@ def _agreement() -> Iterator[str]:
     results = json.loads(MEASURED.read_text(encoding="utf-8"))
     yield "## Measured agreement\n"
     yield f"Each of {results[0]['checkpoints']:,} small checkpoints was loaded, and the parameters were compared with"
-    yield "the stored bytes. The checkpoints vary flags at each level, head, embedding, bias and format, for twelve classes"
-    yield "(`tests/consumers/grid.py`). Every test run checks a sample of them.\n"
+    yield "the stored bytes. The checkpoints have twelve classes, and vary flags at each level, head, embedding, bias"
+    yield "and format (`tests/consumers/grid.py`). Every test run checks a sample of them.\n"
     yield "| loader | with | agree | no claim | wrong |"
     yield "|---|---|---|---|---|"
     for entry in results:

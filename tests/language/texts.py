@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**/*.md")
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z]{2,}")
-_ENDS = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')*]))\s+(?=[\"'`(*A-Z0-9])")
+_ENDS = re.compile(
+    r"(?:(?<=[.!?])|(?<=[.!?][\"')*]))\s+(?=[\"'`(*A-Z0-9]|(?:tieconv|transformers|torch|vLLM|llama\.cpp|mlx-lm)\b)"
+)
 _NOT_PROSE = re.compile(r"^\s*<|[{};]\s*\n|^\(\?|\\[bds]|^[\w.,|=:/*-]+$|^(?:[\w-]+:\s*)*[\w#.%()-]+;")
 
 
@@ -116,8 +118,9 @@ def _paragraphs(kind: str, file: str, line: int, text: str) -> Iterator[Text]:
 
 
 def sentences(words: str) -> Iterator[str]:
-    """Yield the sentences; code, links and addresses count as one word each."""
+    """Yield the sentences; code, a list of code, a link and an address count as one word each."""
     words = re.sub(r"``[^`]+``|`[^`]+`", "`x`", words)
+    words = re.sub(r"`x`(,\s+`x`)+", "`x`", words)
     words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", words)
     words = re.sub(r"https?://\S+", "`x`", words)
     for line in re.split(r"\n\s*(?=[-*] |\d+\. )|\n\s*\n", words):
