@@ -84,8 +84,8 @@ NOTES = """\
 **transformers 5** finds a tensor under its old and its new name, with or without the base model's prefix. Some names of
 16 renamed classes are exceptions (Qwen2-VL's `embed_tokens.weight`): their parameters start at random.
 
-**transformers 4** does not find GPT-NeoX's head under `lm_head.weight`. Some classes contain a language
-model (LLaVA, Gemma 3, PaliGemma, Qwen2-VL and others). Release 4.57 knows the new names of some, and 4.48 of none.
+**transformers 4** does not find GPT-NeoX's head under `lm_head.weight`. Some classes contain a language model (LLaVA,
+Gemma 3, PaliGemma, Qwen2-VL and others). Release 4.57 knows the new names of some, and 4.48 of none.
 
 Both versions of transformers 4 add the prefix to all names of a file or to none. A file without any prefix, such as
 gpt2 on the Hub, counts as corrupted once it holds a head. In a file with prefixes, transformers 4 does not find a name
