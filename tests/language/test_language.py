@@ -4,7 +4,7 @@ import pytest
 
 from tests.language.__main__ import FINISHED, faults, main
 from tests.language.rules import ALLOWED, GONE, LONGEST, broken
-from tests.language.texts import Text, all_texts, code_texts, page_texts, sentences
+from tests.language.texts import Text, all_texts, answer_texts, code_texts, page_texts, sentences
 
 MODULE = '''"""The first docstring of all."""
 
@@ -46,6 +46,11 @@ def test_a_page_is_read_without_its_code():
         ("page", 13, "second cell"),
         ("page", 15, "third cell"),
     ]
+
+
+def test_a_finding_is_read_once():
+    answers = {"a": [{"message": "one two three", "rule": "x"}], "b": {"c": [{"message": "one two three"}]}}
+    assert kinds(answer_texts(answers, "a.json")) == [("message", 1, "one two three")]
 
 
 def test_sentences_end_where_a_reader_pauses():

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import json
 import re
 import tokenize
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/**/*.md")
+ANSWERS = "tests/checks/branches/expected.json"
+"""The finding of every branch of every rule: sentences that the code makes of parts are whole here."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z]{2,}")
 _ENDS = re.compile(
@@ -35,6 +38,22 @@ def all_texts() -> Iterator[Text]:
     for pattern in PAGES:
         for path in sorted(ROOT.glob(pattern)):
             yield from page_texts(path.read_text(), path.relative_to(ROOT).as_posix())
+
+    yield from answer_texts(json.loads((ROOT / ANSWERS).read_text()), ANSWERS)
+
+
+def answer_texts(answers: object, file: str) -> Iterator[Text]:
+    """Yield each message of a document of findings, once."""
+    messages = set(_values(answers, "message"))
+    yield from (Text("message", file, 1, message) for message in sorted(messages))
+
+
+def _values(document: object, key: str) -> Iterator[str]:
+    if isinstance(document, dict):
+        yield from (value for name, value in document.items() if name == key and isinstance(value, str))
+    children = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    for child in children:
+        yield from _values(child, key)
 
 
 def code_texts(source: str, file: str) -> Iterator[Text]:
