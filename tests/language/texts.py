@@ -16,7 +16,7 @@ ANSWERS = "tests/checks/branches/expected.json"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z]{2,}")
 _ENDS = re.compile(
-    r"(?:(?<=[.!?])|(?<=[.!?][\"')*]))\s+(?=[\"'`(*A-Z0-9]|(?:tieconv|transformers|torch|vLLM|llama\.cpp|mlx-lm)\b)"
+    r"(?:(?<=[.!?])|(?<=[.!?][\"')*])|(?<=[.!?][*][*]))\s+(?=[\"'`(*A-Z0-9]|(?:tieconv|transformers|torch|vLLM|llama\.cpp|mlx-lm)\b)"
 )
 _NOT_PROSE = re.compile(r"^\s*<|[{};]\s*\n|^\(\?|\\[bds]|^[\w.,|=:/*-]+$|^(?:[\w-]+:\s*)*[\w#.%()-]+;")
 
