@@ -1,4 +1,4 @@
-"""`states.md`: the state × declared tables."""
+"""Write `states.md`: the tables of states and declarations."""
 
 from __future__ import annotations
 
