@@ -295,7 +295,7 @@ def test_a_text_that_repeats_itself_counts_once(drifted: Path, tmp_path: Path) -
     given = tmp_path / "again.txt"
     given.write_text("w1 " * 5000)
     told = refused(f"retie --from mean --max-kl 1e9 --text {given}", drifted, "-o", tmp_path / "out")
-    assert "repeats itself: 1 window of 128 in place of 39" in told
+    assert "repeats itself: 1 different window of 128 tokens, not 39" in told
 
 
 def test_a_masking_bias_is_measured(tmp_path: Path, text: Path) -> None:

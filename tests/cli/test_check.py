@@ -174,7 +174,7 @@ def test_settings_that_are_wrong_stop_the_gate(models: Path, tmp_path: Path) -> 
     file = tmp_path / "tieconv.toml"
     file.write_text("fail_on = 'error'\n")
     error = refused(f"check --config {file}", models / "t5")
-    assert error == f"{file}: fail_on is no setting"
+    assert error == f"{file}: unknown setting fail_on"
     assert "no such file" in refused("check --config /nowhere.toml", models / "t5")
     assert "no [tool.tieconv]" in refused(f"check --config {ROOT / 'pyproject.toml'}", models / "t5")
     fifo = tmp_path / "fifo"
@@ -187,7 +187,7 @@ def test_an_unused_ignore_is_told(models: Path, tmp_path: Path) -> None:
     file = tmp_path / "tieconv.toml"
     file.write_text(f'[[per-model]]\nmodel = "{models}/t5"\nignore = ["TIE"]\nreason = "was needed once"\n')
     result = ok(f"check --config {file}", models / "t5")
-    assert f"the ignore of TIE for {models}/t5 is unused" in result.stderr
+    assert f"ignoring TIE for {models}/t5 has no effect" in result.stderr
 
 
 # --- the baseline ----------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_baseline_holds_the_debt(model: Copy, tmp_path: Path) -> None:
     assert run(f"check --baseline {file}", duplicated, diverged, third).exit_code == 1
     ok("retie --in-place", duplicated)
     result = ok(f"check --baseline {file}", duplicated, diverged)
-    assert "1 entry of the baseline is fixed: rewrite it with --write-baseline" in result.stderr
+    assert "1 entry of the baseline is fixed: update the baseline with --write-baseline" in result.stderr
     ok(f"check --write-baseline {file}", duplicated)
     assert [entry["rule"] for entry in json.loads(file.read_text())["entries"]] == ["TIE001"]
 
@@ -228,14 +228,14 @@ def test_a_baseline_moves_with_its_models(model: Copy, tmp_path: Path, monkeypat
 
 
 def test_a_baseline_is_never_half_known(models: Path, tmp_path: Path) -> None:
-    """An unreadable model has unknown findings: nothing is written. Nor over a file that is no baseline."""
+    """An unreadable model has unknown findings: nothing is written. Nor over a file that is not a baseline."""
     file = tmp_path / "debt.json"
     assert "was not written" in refused(f"check --write-baseline {file}", models / "t5", tmp_path / "absent")
     assert not file.exists()
     file.write_text('{"precious": true}')
-    assert "is no baseline" in refused(f"check --write-baseline {file}", models / "t5")
+    assert "is not a tieconv.baseline/1 file" in refused(f"check --write-baseline {file}", models / "t5")
     assert file.read_text() == '{"precious": true}'
-    assert "is no baseline" in refused(f"check --baseline {file}", models / "t5")
+    assert "is not a tieconv.baseline/1 file" in refused(f"check --baseline {file}", models / "t5")
     assert "no such file" in refused(f"check --baseline {tmp_path}/none.json", models / "t5")
 
 

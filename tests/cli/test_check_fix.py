@@ -108,7 +108,7 @@ def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     before = snapshot(folder)
     result = run("check --fix", folder, "-o", tmp_path / "out")
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
-    assert "left: TIE003: tieconv retie" in result.stderr and "yours to decide" in result.stderr
+    assert "left: TIE003: tieconv retie" in result.stderr and "review first" in result.stderr
     assert "no safe remedy to apply for what counts, so nothing was written for it" in result.stderr
     assert snapshot(folder) == before
 
@@ -245,7 +245,7 @@ def test_a_remedy_is_not_applied_twice() -> None:
     log: list[str] = []
     model = fixer(["retie"], log)
     assert log == ["retie"]
-    assert [fix.refusal for fix in model.fixes] == ["", "it was applied already, and the finding is still there"]
+    assert [fix.refusal for fix in model.fixes] == ["", "the remedy was applied, but the finding remains"]
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_a_remedy_does_not_undo_another(first: str, second: str) -> None:
     model = fixer([first, second], log)
     assert log == [first]
     assert model.fixes[-1] == Fix(
-        f"tieconv {second} model -o OUT", ("TIE001",), f"it would undo {first}, which was applied"
+        f"tieconv {second} model -o OUT", ("TIE001",), f"the remedy would undo {first}, which is already applied"
     )
 
 
@@ -275,7 +275,7 @@ def test_a_remedy_for_another_model_is_left() -> None:
     model = CheckedModel("/models/adapter", (CheckedFinding(finding, "f"),))
     log: list[str] = []
     after = Fixer(lambda path: model, lambda entry: True, lambda a: Written(log, a.verb), None).run(model)  # type: ignore[arg-type,return-value]
-    assert log == [] and after.fixes[0].refusal == "it is about another model"
+    assert log == [] and after.fixes[0].refusal == "the remedy is about another model"
 
 
 def test_what_is_left_is_not_announced(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def document(**more: Any) -> dict[str, Any]:
                   for name in ("llama", "bert")),
             ],
             "refusals": [{"key": "no device, auto", "case": "no device, auto", "verdict": "passed", "active": CPU,
-                          "reason": None, "hint": None, "notes": ["the CPU was used"]}],
+                          "reason": None, "hint": None, "notes": ["the session runs on the CPU"]}],
             "memory": [
                 {"key": f"fp32/{form}/{arena}", "form": form, "arena": arena, **memory, "loaded": loaded << 29,
                  "ran": loaded << 29, "beyond_stored": beyond}
@@ -111,7 +111,7 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     assert "**Not caught**: llama/bf16/rope" in text
     assert "**Not run**: llama/bf16/mask, bert/bf16/mask: no kernel for Gelu" in text
     assert "1 of 2 were caught" in text
-    assert "| no device, auto | passed | CPUExecutionProvider | the CPU was used |" in text
+    assert "| no device, auto | passed | CPUExecutionProvider | the session runs on the CPU |" in text
     assert "| fp32 | gemm | 1024 | 1536 | 1536 | 1536 | 0.00 | 1536 | 1536 |" in text
     assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in text
     assert "| fp32 | 1 | 1.5 (1.4–1.75) | 1.5 (1.4–1.75) |" in text

@@ -75,7 +75,7 @@ def test_fixed_entries_are_told() -> None:
     known = baselines.Baseline(PATH, Depth.CANDIDATES, entries)
     clean, unread = {A: CheckedModel("a")}, {A: CheckedModel("a", failure=Failure("m", "h"))}
     (note,) = policy(baseline=known).notes(clean)
-    assert note == f"2 entries of the baseline are fixed: rewrite it with --write-baseline {PATH}"
+    assert note == f"2 entries of the baseline are fixed: update the baseline with --write-baseline {PATH}"
     (note,) = policy(baseline=known, selection=Selection(("TIE",))).notes(clean)
     assert note.startswith("1 entry of the baseline is fixed")
     assert list(policy(baseline=known).notes(unread)) == []
@@ -126,7 +126,7 @@ def test_an_unused_ignore_is_told() -> None:
     judge = policy(settings=Settings("/repo/tieconv.toml", per_model=ignores))
     models = {A: judge.judge(CheckedModel("a", (checked_finding("TIE002"),)), A), B: CheckedModel("b")}
     (note,) = judge.notes(models)
-    assert "/repo/tieconv.toml: the ignore of STO for models/* is unused" in note
+    assert "/repo/tieconv.toml: ignoring STO for models/* has no effect" in note
     assert list(replace(judge, depth=Depth.HEADER).notes(models)) == []
     assert list(replace(judge, selection=Selection(("TIE",))).notes(models)) == []
 

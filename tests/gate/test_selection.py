@@ -61,4 +61,4 @@ def test_near_matches_by_code_and_name() -> None:
     assert "TIE003 (missing-head)" in caught.value.hint
     with pytest.raises(SettingsError) as caught:
         find_rule("zzzzzzz")
-    assert caught.value.hint == "tieconv rules lists them"
+    assert caught.value.hint == "list all rules with: tieconv rules"

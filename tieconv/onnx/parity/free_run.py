@@ -1,4 +1,7 @@
-"""Greedy generation from the same prompts: reported, never judged, since one near-tie changes all that follows."""
+"""Compare greedy generation from the same prompts.
+
+The result is reported but never judged, because one near-tie changes all later tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ Generate = Callable[[Batch, int], torch.Tensor]
 
 
 def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
-    """Tokens (sequences × steps) of every stepped cell; ``None`` where there is none."""
+    """Return the tokens (sequences × steps) of every stepped cell, or ``None`` without such a cell."""
     runs = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps]
     return torch.cat(runs) if runs else None
 
 
 def reference_generate(reference: Reference) -> Generate:
-    """Greedy tokens of the reference, by a full pass for each."""
+    """Return a function for greedy tokens of the reference, with one full pass per token."""
 
     def generate(batch: Batch, steps: int) -> torch.Tensor:
         tokens = []
@@ -34,7 +37,7 @@ def reference_generate(reference: Reference) -> Generate:
 
 
 def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun | None:
-    """The share of sequences that are equal to the end, and how many steps agree on average before the first change."""
+    """Return the share of identical sequences, and the mean number of steps before the first change."""
     if ours is None or theirs is None:
         return None
     same = (ours == theirs).long()

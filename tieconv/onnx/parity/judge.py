@@ -1,4 +1,4 @@
-"""From stored logits to cases, pools, gates and histograms."""
+"""Turn stored logits into cases, pools, gates and histograms."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tieconv.onnx.parity.passes import Work
 
 @record
 class Judged:
-    """The errors of every cell, of the graph and of the floor."""
+    """The errors of every cell, for the graph and for the floor."""
 
     precision: str
     cases: tuple[Case, ...]
@@ -24,7 +24,7 @@ class Judged:
     floor: Mapping[Cell, Errors]
 
     def pooled(self, *, steps: bool) -> tuple[Errors, Errors]:
-        """The pools of graph and floor over the single passes, or over the cached steps."""
+        """Return the pooled errors of graph and floor over the single passes, or over the cached steps."""
         chosen = [cell for cell in self.graph if bool(cell.steps) == steps]
         return pool(self.graph[cell] for cell in chosen), pool(self.floor[cell] for cell in chosen)
 
@@ -36,7 +36,7 @@ class Judged:
                 yield from logit_gates(prefix, noun, graph, floor, self.precision)
 
     def pools(self) -> Pools:
-        """The pooled figures as the report gives them."""
+        """Return the pooled figures for the report."""
         return Pools(self._pool(steps=False), self._pool(steps=True))
 
     def _pool(self, *, steps: bool) -> Pooled | None:
@@ -52,7 +52,7 @@ class Judged:
 
 
 def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
-    """Every cell's errors against the reference; those of the graph are stored under ``name``."""
+    """Return every cell's errors against the reference. The graph's logits are stored under ``name``."""
     cases: list[Case] = []
     of_graph: dict[Cell, Errors] = {}
     of_floor: dict[Cell, Errors] = {}

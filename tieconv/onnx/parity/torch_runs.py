@@ -1,4 +1,7 @@
-"""The checkpoint in torch: as the reference, and as the floor in the graph's own precision; one in memory at a time."""
+"""Run the checkpoint in torch, first as the reference, then as the floor in the graph's precision.
+
+Only one of the two is in memory at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ from tieconv.sources.local.files import open_files
 
 @record
 class TorchRuns:
-    """``free``: how far free runs agree; ``identity``: the weights bit for bit; ``epsilons`` of the model's norms."""
+    """Results of the torch runs.
+
+    ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``epsilons`` are those of the
+    model's norms.
+    """
 
     free: FreeRun | None
     identity: Identity
@@ -27,9 +34,9 @@ class TorchRuns:
 
 
 def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
-    """Run the reference in ``dtype``, then the floor; their logits go to the store under these names.
+    """Run the reference in ``dtype``, then the floor; their logits are stored under these names.
 
-    ``tokens`` are those of the graph's free runs, with which the reference's are compared.
+    ``tokens`` are those of the graph's free runs. The reference's free runs are compared with them.
     """
     config = subject.evidence.checkpoint.config_values
     reference = load(subject.root, config, dtype)

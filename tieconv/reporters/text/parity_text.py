@@ -1,4 +1,4 @@
-"""A parity report for people."""
+"""Render a parity report as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "wa
 
 
 def render(report: Parity, paint: Paint = plain, width: int | None = None) -> str:
-    """The whole report, without a newline at the end."""
+    """Return the whole report, without a newline at the end."""
     blocks = [_title(report, paint), "\n".join(columns(facts(report), width=width))]
     if report.identity is not None and (report.identity.lost or report.identity.unexplained):
         blocks.append("\n".join([paint("weights", "heading"), *columns(_weights(report.identity), width=width)]))
@@ -32,14 +32,14 @@ def _title(report: Parity, paint: Paint) -> str:
 
 
 def facts(report: Parity) -> Iterator[tuple[str, str]]:
-    """What was measured, where and with what, as names and sentences."""
+    """Yield what was measured, where and with what, as names and sentences."""
     structure, use = report.structure, report.provider
     if structure is not None:
         yield "graph", f"{structure.kind}, {structure.precision}, opset {structure.opset}"
         for note in structure.notes:
             yield "fed", shown(note, 400)
     placed = ", ".join(f"{number} nodes on {shown(name)}" for name, number in use.placement.items())
-    asked = f"asked for {use.requested}" + (f"; {placed}" if placed else "")
+    asked = f"requested: {use.requested}" + (f"; {placed}" if placed else "")
     yield "provider", f"{shown(use.active) or 'none'} ({asked})"
     if use.versions:
         yield "versions", ", ".join(f"{name} {shown(version)}" for name, version in use.versions.items())
@@ -69,8 +69,8 @@ def _not_judged(metrics: Metrics) -> Iterator[tuple[str, str]]:
 def _coverage(identity: Identity) -> str:
     share = identity.bytes_found / identity.bytes if identity.bytes else 1.0
     forms = ", ".join(f"{number} {form}" for form, number in sorted(identity.how.items()))
-    copies = f"; the word embedding stands {count(identity.copies, 'time')}" if identity.copies else ""
-    unused = f"; {count(len(identity.unused), 'stored tensor')} the class does not read" if identity.unused else ""
+    copies = f"; the graph stores the word embedding {count(identity.copies, 'time')}" if identity.copies else ""
+    unused = f"; the class does not read {count(len(identity.unused), 'stored tensor')}" if identity.unused else ""
     return (
         f"{identity.found} of {count(identity.tensors, 'tensor')} ({share:.1%} of {size(identity.bytes)}) "
         f"bit for bit in the graph: {forms or 'none'}{copies}{unused}"
@@ -93,7 +93,7 @@ _HEAD = ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's",
 
 
 def _cases(cases: Iterable[Case]) -> Iterator[tuple[str, ...]]:
-    """A row a shape: the worst of its seeds."""
+    """Yield a row for each shape, with the worst of its seeds."""
     yield _HEAD
     shapes: dict[tuple[int, ...], list[Case]] = {}
     for case in cases:
@@ -133,7 +133,7 @@ def _gate(gate: Gate, paint: Paint) -> tuple[str, ...]:
 
 
 def number(value: float | None) -> str:
-    """Three digits; ``none`` where there is no figure."""
+    """Return three digits, or ``none`` without a figure."""
     if value is None:
         return "none"
     return f"{value:.3g}" if value < 10000 else f"{value:.1e}"
@@ -141,7 +141,7 @@ def number(value: float | None) -> str:
 
 def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
     sentences = {
-        Verdict.PASSED: "passed: the checkpoint's weights, and errors of the size of torch's own in this precision",
+        Verdict.PASSED: "passed: the graph holds the checkpoint's weights, and its errors are within the limits",
         Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]
