@@ -34,7 +34,7 @@ _NEEDED = ("torch", "transformers", "safetensors")
 
 @record
 class TrainingText(Detail):
-    """How many words the toys know, the number of tokens they were trained on, and the rows that no word has."""
+    """Words in the vocabulary, tokens of training text, and rows of the table without a word."""
 
     words: int
     trained_on: int
