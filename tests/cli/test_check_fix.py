@@ -17,7 +17,7 @@ from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
-from tieconv.api import fixes
+from tieconv.api.findings import fixes
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.errors import WriteFailedError
@@ -185,7 +185,7 @@ def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatc
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
     """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
     code = (
-        "import os\nfrom tieconv.api import fixes\nfrom tieconv.cli import main\n"
+        "import os\nfrom tieconv.api.findings import fixes\nfrom tieconv.cli import main\n"
         "real, calls = fixes.plan_action, []\n"
         "def once(action):\n"
         "    calls.append(action)\n"
@@ -248,14 +248,16 @@ def test_a_remedy_is_not_applied_twice() -> None:
     assert [fix.refusal for fix in model.fixes] == ["", "the remedy was applied, but the finding remains"]
 
 
-@pytest.mark.parametrize(("one", "other"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")])
-def test_a_remedy_does_not_undo_another(one: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")]
+)
+def test_a_remedy_does_not_undo_another(first: str, second: str) -> None:
     """Tied after untied, or the other way round, is for a person to decide."""
     log: list[str] = []
-    model = fixer([one, other], log)
-    assert log == [one]
+    model = fixer([first, second], log)
+    assert log == [first]
     assert model.fixes[-1] == Fix(
-        f"tieconv {other} model -o OUT", ("TIE001",), f"the remedy would undo {one}, which is already applied"
+        f"tieconv {second} model -o OUT", ("TIE001",), f"the remedy would undo {first}, which is already applied"
     )
 
 

@@ -88,10 +88,10 @@ def test_without_a_document_nothing_was_run(gpu: Any, tmp_path: Path, monkeypatc
     """Each part is named as not run, and no table of figures is shown; the command is."""
     monkeypatch.setattr(gpu, "MEASURED", tmp_path / "gpu.json")
     text = gpu.page()
-    told = text.partition("## Measured")[2].partition("## Without a GPU")[0]
-    assert "Nothing was measured on a GPU yet" in told
-    assert all(f"`{part}`" in told for part in PARTS)
-    assert "|" not in told
+    measured = text.partition("## Measured")[2].partition("## Without a GPU")[0]
+    assert "Nothing was measured on a GPU yet" in measured
+    assert all(f"`{part}`" in measured for part in PARTS)
+    assert "|" not in measured
     assert "python -m tests.gpu.measure -o docs/measured/gpu.json" in text
 
 
@@ -170,14 +170,14 @@ def test_what_the_standin_says(gpu: Any, tmp_path: Path, monkeypatch: pytest.Mon
     device; what could not start is told."""
     (tmp_path / "standin.json").write_text(json.dumps(standin()))
     monkeypatch.setattr(gpu, "STANDIN", tmp_path / "standin.json")
-    measured, _, told = page(gpu, tmp_path / "gpu.json", document(), monkeypatch).partition("## Without a GPU")
+    measured, _, not_run = page(gpu, tmp_path / "gpu.json", document(), monkeypatch).partition("## Without a GPU")
     assert "stand-in" not in measured.partition("## Measured")[2]
-    assert "computes nothing" in told
-    assert "1 of 3 graphs (1 models in three precisions) start on CUDA" in told
-    assert "On the CPU, for shapes: Shape." in told
-    assert "**Not run**: bert/bf16: 1 heavy node runs on the CPU" in told
-    assert "**Not measured**, opt/fp16: RuntimeError: no" in told
-    assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in told
+    assert "computes nothing" in not_run
+    assert "1 of 3 graphs (1 models in three precisions) start on CUDA" in not_run
+    assert "On the CPU, for shapes: Shape." in not_run
+    assert "**Not run**: bert/bf16: 1 heavy node runs on the CPU" in not_run
+    assert "**Not measured**, opt/fp16: RuntimeError: no" in not_run
+    assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in not_run
 
 
 @pytest.mark.parametrize(

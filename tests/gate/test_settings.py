@@ -49,7 +49,7 @@ def test_the_section_of_a_pyproject() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "hint"),
+    ("text", "message", "hint"),
     [
         ('selct = ["TIE"]', "unknown setting selct", "did you mean select?"),
         ('zzz = ["TIE"]', "unknown setting zzz", "the settings are select"),
@@ -71,11 +71,11 @@ def test_the_section_of_a_pyproject() -> None:
         ("a = " + "[" * 5000, "", ""),
     ],
 )
-def test_what_is_not_understood_is_told(text: str, told: str, hint: str) -> None:
+def test_what_is_not_understood_is_told(text: str, message: str, hint: str) -> None:
     """One sentence with the file and the key, and a hint."""
     with pytest.raises(SettingsError) as caught:
         parse_settings(text, "/r/tieconv.toml")
-    assert "/r/tieconv.toml" in caught.value.message and told in caught.value.message
+    assert "/r/tieconv.toml" in caught.value.message and message in caught.value.message
     assert hint in caught.value.hint and caught.value.hint
 
 
@@ -83,8 +83,8 @@ def test_what_is_not_understood_is_told(text: str, told: str, hint: str) -> None
 def test_no_text_breaks_the_parser(text: str) -> None:
     """Any text is settings or a `SettingsError`."""
     try:
-        found = parse_settings(text, "/r/tieconv.toml")
+        settings = parse_settings(text, "/r/tieconv.toml")
     except SettingsError as error:
         assert error.message.isprintable()
     else:
-        assert isinstance(found, Settings)
+        assert isinstance(settings, Settings)

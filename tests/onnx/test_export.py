@@ -137,7 +137,9 @@ def test_a_failed_parity_writes_nothing(replay: Replay, tmp_path: Path) -> None:
 def test_weights_are_proved_without_parity(replay: Replay, tmp_path: Path) -> None:
     """--no-parity leaves out the logits: a graph with another matrix than the checkpoint's is refused all the same."""
     made = replay("llama", fault=faults.head_rounded)
-    assert "differs from the model" in refused("export --no-parity", made.model, "-o", tmp_path / "out", after_plan=True)
+    assert "differs from the model" in refused(
+        "export --no-parity", made.model, "-o", tmp_path / "out", after_plan=True
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -369,4 +369,4 @@ def test_parity_on_cuda(exported, dtype: str) -> None:
     report = tieconv.parity(made.graph, made.model, provider="cuda")
     assert report.verdict == "passed", report.reason or [gate for gate in report.gates if not gate.passed]
     assert (report.provider.active, report.provider.fallback_nodes) == (CUDA, 0)
-    assert (report.metrics["tf32"] is not None) == (dtype == "float32")
+    assert (report.metrics is not None and report.metrics.tf32 is not None) == (dtype == "float32")

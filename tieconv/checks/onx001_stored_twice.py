@@ -25,9 +25,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
 from tieconv.checks import evidence
 from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
@@ -48,8 +49,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         if graphs.is_copy(member) and not member.relation.holds_nan and counts:
             yield _pair(inspection, tie, member)
     for graph in inspection.checkpoint.graphs:
-        inside = (found for found in inspection.duplicates if set(found.tensors) <= set(graph.names))
-        copies = [found for found in inside if _counts(found, inspection)]
+        inside = (duplicate for duplicate in inspection.duplicates if set(duplicate.tensors) <= set(graph.names))
+        copies = [duplicate for duplicate in inside if _counts(duplicate, inspection)]
         # A copy that `dedup` keeps is still a finding afterwards, so each finding has one answer.
         for why, some in _by_answer(inspection, copies).items():
             yield _others(inspection, some, why)
@@ -59,7 +60,7 @@ def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
     answer = graphs.answer(inspection, graphs.pair(tie, member))
     return RULE.finding(
         f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
-        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session{answer.told}",
+        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session{answer.message_end}",
         (tie.canonical, member.name),
         level=_level(inspection),
         remedy=answer.remedy,
@@ -71,31 +72,31 @@ def _level(inspection: Inspection) -> Level:
     return Level.WARNING if inspection.config.effective or inspection.checkpoint.config is None else Level.NOTE
 
 
-def _counts(found: Duplicate, inspection: Inspection) -> bool:
+def _counts(duplicate: Duplicate, inspection: Inspection) -> bool:
     """Return whether the removable copies hold enough elements together."""
-    ranges = {inspection.checkpoint.tensors[name].range for name in found.tensors}
-    numbers = (len(ranges) - 1) * inspection.checkpoint.tensors[found.tensors[0]].elements
-    return found.kind in _WORDS and numbers >= graphs.LARGE
+    ranges = {inspection.checkpoint.tensors[name].range for name in duplicate.tensors}
+    numbers = (len(ranges) - 1) * inspection.checkpoint.tensors[duplicate.tensors[0]].elements
+    return duplicate.kind in _WORDS and numbers >= graphs.LARGE
 
 
 def _by_answer(inspection: Inspection, copies: list[Duplicate]) -> dict[graphs.Answer, list[Duplicate]]:
     """Return the copies grouped by what `dedup` does with them."""
     parts: dict[graphs.Answer, list[Duplicate]] = {}
-    for found in copies:
-        parts.setdefault(graphs.answer(inspection, graphs.group(inspection, found)), []).append(found)
+    for duplicate in copies:
+        parts.setdefault(graphs.answer(inspection, graphs.group(inspection, duplicate)), []).append(duplicate)
     return parts
 
 
 def _others(inspection: Inspection, copies: list[Duplicate], answer: graphs.Answer) -> Finding:
-    copies = sorted(copies, key=lambda found: -found.bytes_wasted)
+    copies = sorted(copies, key=lambda duplicate: -duplicate.bytes_wasted)
     listed = copies[:_SHOWN]
-    groups = "; ".join(f"{evidence.listed(found.tensors)} ({_WORDS[found.kind]})" for found in listed)
+    groups = "; ".join(f"{evidence.listed(duplicate.tensors)} ({_WORDS[duplicate.kind]})" for duplicate in listed)
     more = f"; and {len(copies) - _SHOWN:,} more" if len(copies) > _SHOWN else ""
-    wasted = sum(found.bytes_wasted for found in copies)
+    wasted = sum(duplicate.bytes_wasted for duplicate in copies)
     return RULE.finding(
         f"the graph stores a matrix under several names: {groups}{more}. "
-        f"The copies waste {size(wasted)} on disk and in each session{answer.told}",
-        dict.fromkeys(name for found in listed for name in found.tensors[: evidence.LISTED]),
+        f"The copies waste {size(wasted)} on disk and in each session{answer.message_end}",
+        dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
         remedy=answer.remedy,
     )
 

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.files.graph_structure import Latent
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.graph import RUNTIMES
-from tieconv.checkpoint.graph_structure import Latent
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.write_plan.graph import RUNTIMES
 from tieconv.checks import graph_evidence as graphs
 from tieconv.checks.interface import Rule
 from tieconv.text import shown, size

@@ -16,7 +16,8 @@ from tieconv.analysis.alignment.plane import plane
 from tieconv.analysis.alignment.token_tables import Table
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Table as StoredTable
-from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
+from tieconv.checkpoint.results.analysis import Analysis, Detail, Measure, Section
+from tieconv.checkpoint.value_type import record
 from tieconv.demo import toy_settings
 from tieconv.demo.generated_text import Text, generate
 from tieconv.errors import DestinationError, RefusedError
@@ -29,6 +30,15 @@ from tieconv.reporters.html.analyze_page import render
 from tieconv.text import shown
 
 _NEEDED = ("torch", "transformers", "safetensors")
+
+
+@record
+class TrainingText(Detail):
+    """Words in the vocabulary, tokens of training text, and rows of the table without a word."""
+
+    words: int
+    trained_on: int
+    rows_of_padding: int
 
 
 def run(
@@ -142,11 +152,7 @@ def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) ->
         f"{losses['untied'][1]:.2f}. Word frequencies alone give {chance:.2f}.",
         measures,
         {f"loss {name}": _smooth(curve) for name, (curve, _) in losses.items()},
-        {
-            "words": len(text.words),
-            "trained_on": int(text.train.size),
-            "rows_of_padding": toy_settings.VOCABULARY - len(text.words),
-        },
+        TrainingText(len(text.words), int(text.train.size), toy_settings.VOCABULARY - len(text.words)),
     )
 
 

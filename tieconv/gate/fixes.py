@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tieconv.checkpoint.finding import Action
-from tieconv.checkpoint.graph import GraphOutcome
-from tieconv.checkpoint.plan import Outcome
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
+from tieconv.checkpoint.write_plan.graph import GraphOutcome
+from tieconv.checkpoint.write_plan.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
 from tieconv.execute.publish.owned import owning

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tieconv.checkpoint.output import OutputText
+from tieconv.checkpoint.write_plan.output import OutputText
 from tieconv.execute import tree
 from tieconv.execute.contents.sync import Syncer
 from tieconv.execute.contents.write import Writer

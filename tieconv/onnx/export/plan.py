@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Level
-from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Checkpoint, Layout
-from tieconv.checkpoint.operation import LinkFile
-from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
+from tieconv.checkpoint.write_plan.operation import LinkFile
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import RefusedError
 from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep

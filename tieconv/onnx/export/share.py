@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm, SessionProof, SharedMatrix
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
 from tieconv.onnx.write.plan import PlannedGraphs

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Tie
 
 _SAME = (State.CANONICAL, State.ABSENT, State.ALIASED, State.IDENTICAL)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats.onnx.external import External
 from tieconv.formats.onnx.external import byte_range as range_in_file

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.model import NEW, GraphFile, sides
 from tieconv.sources.local.files import FileSet

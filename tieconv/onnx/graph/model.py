@@ -11,8 +11,9 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from tieconv.checkpoint.model_files import ByteRange, FileState, Listing
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.errors import TieconvError, UnreadableError
 from tieconv.formats.onnx.model import check_readable
 from tieconv.onnx.graph.external import byte_range, check_supported, is_external, tensors

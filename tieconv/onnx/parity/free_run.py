@@ -6,10 +6,10 @@ The result is reported but never judged, because one near-tie changes all later 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.onnx.parity.graph.forward import extended
 from tieconv.onnx.parity.passes import Work, prompt
 from tieconv.reference import Batch, Reference
@@ -36,14 +36,14 @@ def reference_generate(reference: Reference) -> Generate:
     return generate
 
 
-def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> dict[str, Any] | None:
+def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun | None:
     """Return the share of identical sequences, and the mean number of steps before the first change."""
     if ours is None or theirs is None:
         return None
     same = (ours == theirs).long()
-    return {
-        "sequences": len(same),
-        "steps": same.shape[1],
-        "identical": float(same.all(1).double().mean()),
-        "mean_steps_before_change": float(same.cumprod(1).sum(1).double().mean()),
-    }
+    return FreeRun(
+        len(same),
+        same.shape[1],
+        float(same.all(1).double().mean()),
+        float(same.cumprod(1).sum(1).double().mean()),
+    )

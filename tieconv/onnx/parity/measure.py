@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tieconv.checkpoint.results.parity import Figures, Histogram
+from tieconv.checkpoint.results.parity import Histogram
+from tieconv.checkpoint.results.parity_metrics import Figures
 
 START, WIDTH, BINS = -12.0, 0.25, 56
 """Bins of histograms: |error| / RMS of the logits, from 1e-12 to 1e2 in quarters of a decade."""

@@ -6,8 +6,9 @@ import os
 from collections import Counter
 from typing import Any
 
+from tieconv.checkpoint.files.cautions import BLOCKING, TWO_FORMATS, Caution, way_out
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError

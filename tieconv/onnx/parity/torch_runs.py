@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from tieconv.checkpoint.results.parity import Identity
+from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -27,7 +28,7 @@ class TorchRuns:
     model's norms.
     """
 
-    free: dict[str, Any] | None
+    free: FreeRun | None
     identity: Identity
     epsilons: frozenset[float]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.cells import SEEDS
 from tieconv.onnx.parity.free_memory import reference_dtype
@@ -62,7 +63,14 @@ def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
         identity=torch_runs.identity,
         gates=gates,
         cases=judged.cases,
-        metrics=_metrics(subject, judged, tf32, dtype) | {"free_run": torch_runs.free},
+        metrics=Metrics(
+            Precision(dtype),
+            Precision(subject.precision),
+            SEEDS,
+            judged.pools(),
+            None if tf32 is None else tf32.pools(),
+            torch_runs.free,
+        ),
         histograms=tuple(judged.histograms()),
     )
 
@@ -85,14 +93,3 @@ def _likely(subject: Subject, judged: Judged, epsilons: frozenset[float]) -> Ite
 def _all_passed(gates: tuple[Gate, ...]) -> bool:
     """Return whether every gate passed and logits were measured. Without a measurement there is no agreement."""
     return all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
-
-
-def _metrics(subject: Subject, judged: Judged, tf32: Judged | None, dtype: str) -> dict[str, object]:
-    return {
-        "reference": {"library": "torch", "device": "cpu", "dtype": dtype},
-        "floor": {"library": "torch", "device": "cpu", "dtype": subject.precision},
-        "seeds": list(SEEDS),
-        "logits": judged.metrics(steps=False),
-        "steps": judged.metrics(steps=True),
-        "tf32": None if tf32 is None else {"logits": tf32.metrics(steps=False), "steps": tf32.metrics(steps=True)},
-    }

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
-from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.find import Member

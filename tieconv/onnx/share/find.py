@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.equality.duplicates import find_duplicates
+from tieconv.inspection.equality.relation import relate_cast
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
-from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.view_reader import one_way, readable
 from tieconv.onnx.graph.initializers import Stored
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm
 from tieconv.onnx.share.apply import rounding
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.surviving_copy import Choice, Setting, choose, reads_of, target_of, to_rewrite

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.apply import apply
@@ -39,7 +38,7 @@ class SharePass(InPlacePass):
         self._files = files
         self._form = form
         self.matrices: tuple[SharedMatrix, ...] = ()
-        self._promised: dict[str, Any] = {}
+        self._promised: Interface = {}
 
     def requires(self, model: ir.Model) -> None:
         """Raise `PreconditionError` if the graph is too old to be rewritten."""
@@ -151,10 +150,14 @@ class SharePass(InPlacePass):
         self.matrices = tuple(_left(group, why, self._file.name) for group in self._groups())
 
 
-def interface(model: ir.Model) -> dict[str, Any]:
+Interface = dict[str, list[tuple[str, str, str]]]
+"""The name, type and shape of each input and output."""
+
+
+def interface(model: ir.Model) -> Interface:
     """Return inputs and outputs: names in order, types and shapes."""
     return {
-        side: [(value.name, str(value.type), str(value.shape)) for value in values]
+        side: [(str(value.name), str(value.type), str(value.shape)) for value in values]
         for side, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs))
     }
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.patterns.interface import Names, Target

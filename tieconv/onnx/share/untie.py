@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.apply import copied, turned

@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph.external import is_external, tensor_bytes, tensors
 from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile

@@ -7,9 +7,9 @@ from functools import partial
 
 from onnx_ir.passes import PreconditionError
 
+from tieconv.checkpoint.files.model_files import Listing
 from tieconv.checkpoint.finding import Action
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.checkpoint.model_files import Listing
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph.model import GraphFile, blamed_on_source, read_sources
 from tieconv.onnx.graph.packages import has_onnxruntime
 from tieconv.onnx.share import SharePass

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import ByteRange, FileState, Listing
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.publish import swap
 from tieconv.formats.onnx.model import SUFFIX, data_files

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tieconv.checkpoint.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
-from tieconv.checkpoint.model_files import FileState, Listing
+from tieconv.checkpoint.files.model_files import FileState, Listing
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import onnx
 
-from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx.model import check_readable
 from tieconv.onnx.graph.initializers import GraphBytes

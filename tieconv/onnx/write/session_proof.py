@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tieconv.checkpoint.graph import SessionProof, SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.graph import SessionProof, SharedMatrix
 from tieconv.errors import VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing, WeightFile
-from tieconv.checkpoint.operation import LinkFile
-from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.files.model_files import Checkpoint, FileState, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.operation import LinkFile
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError
 from tieconv.execute.refusals import check_place
 from tieconv.execute.system_errors import free_bytes, no_space, writing

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
-from tieconv.execute.proof.verify import first_difference
+from tieconv.execute.proof.first_difference import first_difference
 
 SIDE = 2048
 """Rows and columns of a tile: 16 MiB of float32, read and written in runs of 8 KiB."""

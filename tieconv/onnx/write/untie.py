@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.graph import HeadForm, SharedMatrix
-from tieconv.checkpoint.model_files import Listing
+from tieconv.checkpoint.files.model_files import Listing
+from tieconv.checkpoint.write_plan.graph import HeadForm, SharedMatrix
 from tieconv.onnx.graph.model import blamed_on_source, read_sources
 from tieconv.onnx.share.untie import untie
 from tieconv.onnx.write.plan import PlannedGraphs, states_of

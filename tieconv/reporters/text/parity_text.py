@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.results.parity import Case, Figures, Gate, Identity, Lost, Parity, Verdict
+from tieconv.checkpoint.results.parity import Case, Gate, Identity, Lost, Parity, Verdict
+from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -44,31 +45,25 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
         yield "versions", ", ".join(f"{name} {shown(version)}" for name, version in use.versions.items())
     for note in use.notes:
         yield "note", shown(note, 400)
-    reference, floor = report.metrics.get("reference"), report.metrics.get("floor")
-    if isinstance(reference, dict) and isinstance(floor, dict):
-        yield "reference", f"torch {reference['dtype']}; the floor is torch {floor['dtype']}; seeds {_seeds(report)}"
+    metrics = report.metrics
+    if metrics is not None:
+        dtypes = f"torch {metrics.reference.dtype}; the floor is torch {metrics.floor.dtype}"
+        yield "reference", f"{dtypes}; seeds {', '.join(map(str, metrics.seeds))}"
     if report.identity is not None:
         yield "weights", _coverage(report.identity)
-    free = report.metrics.get("free_run")
-    if isinstance(free, dict):
-        yield (
-            "free run",
-            f"{free['identical']:.1%} of {free['sequences']} greedy runs of {free['steps']} tokens are the "
-            "reference's to the end (not judged)",
-        )
-    yield from _tf32(report)
+    if metrics is not None:
+        yield from _not_judged(metrics)
 
 
-def _seeds(report: Parity) -> str:
-    seeds = report.metrics.get("seeds")
-    return ", ".join(map(str, seeds)) if isinstance(seeds, list) else ""
-
-
-def _tf32(report: Parity) -> Iterator[tuple[str, str]]:
-    errors = report.metrics.get("tf32")
-    logits = errors.get("logits") if isinstance(errors, dict) else None
-    if isinstance(logits, dict):
-        yield "TF32", f"with TF32 the RMS error is {number(logits['ratio'])} times torch's (not judged; off above)"
+def _not_judged(metrics: Metrics) -> Iterator[tuple[str, str]]:
+    """What was measured and decides nothing."""
+    free = metrics.free_run
+    if free is not None:
+        runs = f"{free.identical:.1%} of {free.sequences} greedy runs of {free.steps} tokens"
+        yield "free run", f"{runs} are the reference's to the end (not judged)"
+    logits = metrics.tf32.logits if metrics.tf32 is not None else None
+    if logits is not None:
+        yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
 
 
 def _coverage(identity: Identity) -> str:

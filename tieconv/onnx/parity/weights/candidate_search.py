@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.onnx.parity.graph.file import DTYPES, Initializer
 from tieconv.onnx.parity.weights.folds import Fold
 from tieconv.onnx.parity.weights.packed_weights import Rows, Tensor

@@ -10,7 +10,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.results.parity import Identity, Lost
 from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Initializer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
+from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.graph.model import sides
 from tieconv.onnx.share.head_surroundings import Around, around
 from tieconv.onnx.share.patterns.interface import Names, Target, constant, dtype_of, replace

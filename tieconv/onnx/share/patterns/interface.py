@@ -8,8 +8,8 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.share.uses import Use
 
 
