@@ -66,8 +66,14 @@ def _section(name: str, case: Case, folder: Path) -> str:
     elif case.fix:
         lines += [f"Or: {_marked(case.fix)}", ""]
     if case.guide:
-        lines += [f"Step by step: [{case.guide.partition('#')[0]}]({case.guide})", ""]
+        lines += [f"Step by step: [{_title(case.guide)}]({case.guide})", ""]
     return "\n".join(lines)
+
+
+def _title(guide: str) -> str:
+    """Return the heading of the page that ``guide`` links to."""
+    page = Path(__file__).parents[1] / guide.partition("#")[0]
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _message(message: Message) -> str:
