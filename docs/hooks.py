@@ -18,6 +18,7 @@ PROJECT_PAGES = {
 }
 """Pages that GitHub wants at the root, and their names on the site."""
 _SCHEMAS = "tieconv/reporters/schemas/"
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
@@ -40,6 +41,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return (path if "://" in path else posixpath.relpath(path, folder or ".")) + (link["anchor"] or "")
 
     return _LINK.sub(target, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show `|` in the code of a table cell, where Markdown wants it escaped and the extension leaves the escape."""
+    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
 
 
 def _target(home: str, link: str) -> str:

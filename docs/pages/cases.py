@@ -48,7 +48,7 @@ def _summary() -> Iterator[str]:
     yield "| symptom | message | case |"
     yield "|---|---|---|"
     for name, case in CASES.items():
-        messages = "<br>".join(_code(message.text) for message in case.messages) or "none known"
+        messages = "<br>".join(_code(message.text).replace("|", r"\|") for message in case.messages) or "none known"
         yield f"| {case.symptom} | {messages} | [{name}](#{name.lower()}) |"
 
 
@@ -120,4 +120,4 @@ def _marked(text: str) -> str:
 def _code(message: str) -> str:
     fence = "``" if "`" in message else "`"
     pad = " " if fence == "``" else ""
-    return f"{fence}{pad}{message.replace('|', chr(92) + '|')}{pad}{fence}"
+    return f"{fence}{pad}{message}{pad}{fence}"

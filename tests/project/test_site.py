@@ -129,6 +129,13 @@ def test_the_search_finds_what_people_type(site: Path) -> None:
         assert phrase in text, phrase
 
 
+def test_a_pipe_in_a_table_is_not_escaped(site: Path) -> None:
+    """What a person copies out of a table cell is the message itself."""
+    for name in ("guides", "cases"):
+        text = (site / name / "index.html").read_text(encoding="utf-8")
+        assert "lm_head.weight | MISSING" in text and r"\|" not in text, name
+
+
 def test_the_python_reference_shows_the_docstrings(site: Path) -> None:
     """Each public name has its heading and the first words of its docstring."""
     import tieconv
