@@ -1,4 +1,4 @@
-"""The action, the hook and the recipes of docs/guides/gate-a-release.md: valid by their schemas, and their shell does what it says."""
+"""The action, the hook and the recipes of the guide to gating a release: valid by their schemas, and run."""
 
 from __future__ import annotations
 
