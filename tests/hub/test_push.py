@@ -207,7 +207,7 @@ def stored_chunks(xorb: bytes) -> bytes:
 @pytest.fixture
 def noisy(hub: Hub, tmp_path: Path) -> Path:
     """A directory that adds a weight file of noise to its repository."""
-    from tieconv.formats.safetensors.header import encode_header
+    from tieconv.formats.safetensors.write_header import encode_header
 
     for name, seed in (("far", 1), ("near", 2)):
         (tmp_path / name).mkdir()
@@ -240,7 +240,7 @@ def test_upload_that_fails(xet: str, status: str, says: str, noisy: Path, hub: H
     assert result.returncode == 2 and hub.commits == []
     lines = [line for line in result.stderr.splitlines() if line]
     assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
-    assert says in lines[0] and "fault of tieconv" not in lines[1]
+    assert says in lines[0] and "bug in tieconv" not in lines[1]
     for secret in (TOKEN, "xet-secret", "secret words", hub.storage):
         assert secret not in result.stdout + result.stderr
 

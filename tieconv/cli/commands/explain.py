@@ -7,22 +7,22 @@ from collections.abc import Iterator
 
 import click
 
-from tieconv.api.rule_catalogue import find_rule
+from tieconv.api.findings.rule_catalogue import find_rule
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import echo
 
 
-@click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
+@click.command("explain", short_help="Explain a rule: what it reports, why it matters, and how to fix it.")
 @click.argument("rule", shell_complete=complete_rules)
 @common_options
 def command(rule: str) -> None:
-    """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
+    """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it."""
     known_rule = find_rule(rule)
     columns = width()
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
-    text = known_rule.told.strip()
+    text = known_rule.help_text.strip()
     echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 
