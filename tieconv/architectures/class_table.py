@@ -15,21 +15,12 @@ The record named by the empty string is the header of its file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
-
-
-@cache
-def _text(stem: str) -> str:
-    # The loader's own method: it works from a zip too, and importlib.resources costs 10 ms to import.
-    assert __spec__ is not None
-    loader: Any = __spec__.loader
-    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", f"{stem}.json"))
-    return data.decode()
+from tieconv.package_data import data_text
 
 
 def record(version: int, name: str) -> Mapping[str, Any] | None:
@@ -51,7 +42,7 @@ def composites() -> Mapping[str, Any]:
 
 @cache
 def _record(stem: str, name: str) -> Mapping[str, Any] | None:
-    text = _text(stem)
+    text = data_text(__name__, f"{stem}.json")
     key = f"\n{json.dumps(name)}: "
     start = text.find(key)
     if start < 0:
@@ -64,7 +55,7 @@ def _record(stem: str, name: str) -> Mapping[str, Any] | None:
 @cache
 def exceptions(table: str) -> Mapping[str, Any]:
     """What holds of a few model types alone, by type: ``names`` or ``flag``, as the file explains them."""
-    found: Mapping[str, Any] = json.loads(_text("exceptions"))[table]
+    found: Mapping[str, Any] = json.loads(data_text(__name__, "exceptions.json"))[table]
     return found
 
 
@@ -85,7 +76,7 @@ def main_class(model_type: str) -> str | None:
 
 def names() -> tuple[str, ...]:
     """All class names of the table."""
-    return tuple(name for name in json.loads(_text("transformers5")) if name)
+    return tuple(name for name in json.loads(data_text(__name__, "transformers5.json")) if name)
 
 
 def load(architecture: str) -> Family | None:
