@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.shapes import fits
 
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
@@ -53,9 +54,11 @@ def _is_misshapen(inspection: Inspection, head: str) -> bool:
             continue
         if member.state is State.TRANSPOSED:
             return True
-        other = next((one.name for one in tie.members if one.state is State.CANONICAL), tie.canonical)
-        stored = tensors.get(other)
-        return tie.declared and stored is not None and bool(stored.elements) and tensors[head].shape != stored.shape
+        canonical = next((name.name for name in tie.members if name.state is State.CANONICAL), tie.canonical)
+        reference = tensors.get(canonical)
+        if not tie.declared or reference is None or not reference.elements:
+            return False  # a placeholder says nothing of the head's rows
+        return not fits(tensors[head], reference)
     return False
 
 

@@ -11,6 +11,7 @@ from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.shapes import fits
 from tieconv.text import shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]
@@ -47,7 +48,7 @@ def disputed(inspection: Inspection) -> bool:
     return undeclared or levels_disagree(inspection)
 
 
-def fits(inspection: Inspection, head: Member, tied: bool) -> bool:
+def fits_reader(inspection: Inspection, head: Member, tied: bool) -> bool:
     """Whether the stored head is right for a reader that takes the model as ``tied``."""
     if is_missing(inspection, head):
         return tied
@@ -104,12 +105,12 @@ def is_empty(inspection: Inspection, name: str) -> bool:
 
 
 def shapes_differ(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    """Whether a stored member has another shape than the group's reference; both hold elements."""
+    """Whether a stored member does not fit the group's reference; STO002 reports those without elements."""
     tensors = inspection.checkpoint.tensors
-    one, two = tensors.get(member.name), tensors.get(reference(tie))
-    if one is None or two is None or not one.elements or not two.elements:
+    tensor, referred = tensors.get(member.name), tensors.get(reference(tie))
+    if tensor is None or referred is None or not tensor.elements or not referred.elements:
         return False
-    return one.shape != two.shape
+    return not fits(tensor, referred)
 
 
 def is_quantised(inspection: Inspection, name: str) -> bool:

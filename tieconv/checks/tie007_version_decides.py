@@ -46,7 +46,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if evidence.levels(inspection):
         # Transformers 5 goes by what is declared; where that is wrong other rules say so.
         newer = inspection.config.effective
-        if not evidence.fits(inspection, head, newer) or evidence.fits(inspection, head, not newer):
+        if not evidence.fits_reader(inspection, head, newer) or evidence.fits_reader(inspection, head, not newer):
             return
         level = Level.NOTE
     yield RULE.finding(

@@ -8,6 +8,7 @@ from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_co
 from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member
 from tieconv.checkpoint.relation.interface import Absent
+from tieconv.checkpoint.shapes import fits
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables
@@ -94,7 +95,7 @@ def misshapen(inspection: Inspection) -> str | None:
     for group in groups(inspection):
         stored = [member.name for member in group.members if member.stored]
         held = [name for name in stored if not (apart and "encoder" in name.split("."))]
-        odd = next((name for name in held if tensors[name].shape != tensors[held[0]].shape), None)
+        odd = next((name for name in held if not fits(tensors[name], tensors[held[0]])), None)
         if odd is not None:
             return odd
     return None
