@@ -10,8 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
-    *(f"tieconv/{room}" for room in ("analysis", "api", "checkpoint", "cli", "demo", "execute", "formats", "gate")),
-    *(f"tieconv/{room}" for room in ("inspection", "onnx", "reference", "reporters", "sources")),
+    *(f"tieconv/{room}" for room in ("analysis", "api", "architectures", "checkpoint", "cli", "demo", "execute")),
+    *(f"tieconv/{room}" for room in ("formats", "gate", "inspection", "loaders", "onnx", "reference", "reporters")),
+    "tieconv/sources",
     "fixtures",
     "docs",
 )

@@ -11,7 +11,7 @@ from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.checkpoint.model_files import Caution
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.shapes import fits
+from tieconv.checkpoint.shape_fit import fits
 from tieconv.text import shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]

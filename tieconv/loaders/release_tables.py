@@ -28,8 +28,8 @@ def names(release: str, table: str) -> frozenset[str]:
 
 def by_type(release: str, table: str) -> Mapping[str, Any]:
     """Return what one table gives for each model type."""
-    found: Mapping[str, Any] = _tables(release)[table]
-    return found
+    entries: Mapping[str, Any] = _tables(release)[table]
+    return entries
 
 
 def kind(release: str, name: str) -> str | None:

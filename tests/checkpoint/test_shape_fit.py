@@ -12,13 +12,13 @@ from tests.checks.fixtures.model import HEAD, LLAMA, flagged, matrix, save
 from tieconv import api
 from tieconv.architectures.vocabulary import vocabulary_rows
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.checkpoint.shapes import fits
+from tieconv.checkpoint.shape_fit import fits
 from tieconv.loaders.load import TRANSFORMERS_5, load
 from tieconv.loaders.loaded import Cause
 
 EMBEDDING = "model.embed_tokens.weight"
 ROOT = Path(__file__).parents[2] / "tieconv"
-USERS = ("architectures/vocabulary.py", "checks/evidence.py", "loaders/tie_groups.py")
+USERS = ("architectures/vocabulary.py", "checks/evidence.py", "loaders/evidence/tie_groups.py")
 
 
 def tensor(*shape: int) -> TensorRecord:
