@@ -66,7 +66,7 @@ class Loaded:
     the release's own order why it makes no model, or why nothing is claimed. ``in_order`` are stored tables that
     differ and of which the one that is read last stays. ``undecided`` are two stored tensors that are one parameter if
     they are equal, and that were not compared; ``alternatives`` are then the models that are possible, where that may
-    not matter. ``remark`` is what else to say of a head that is a parameter of its own.
+    not matter. ``remark`` is what else to say of the head, where it has values.
     """
 
     loader: str

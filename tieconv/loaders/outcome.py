@@ -82,18 +82,18 @@ def _of_tables(
     lost = list(_lost(inspection, loaded, names))
     if lost:
         return Outcome.DISCARDED, _replaced(loaded, lost), lost
-    both = (pair.head, pair.embedding)
-    if not loaded.tied(*both):
-        remark = f"; {loaded.remark}" if loaded.remark else ""
-        detail = f"{shown(pair.head)} and {shown(pair.embedding)} are loaded as two parameters{remark}"
-        return Outcome.UNTIED, detail, both
+    outcome, detail = _of_pair(loaded, pair)
+    return outcome, f"{detail}; {loaded.remark}" if loaded.remark else detail, (pair.head, pair.embedding)
+
+
+def _of_pair(loaded: Loaded, pair: Pair) -> tuple[Outcome, str]:
+    both = listed((pair.head, pair.embedding))
+    if not loaded.tied(pair.head, pair.embedding):
+        return Outcome.UNTIED, f"{both} are loaded as two parameters"
     holder = loaded.holder(pair.head)
-    tied = f"{shown(pair.head)} is {shown(pair.embedding)}"
-    return (
-        Outcome.TIED,
-        tied if holder == pair.embedding else f"{listed(both)} are one parameter, from {shown(holder)}",
-        both,
-    )
+    if holder == pair.embedding:
+        return Outcome.TIED, f"{shown(pair.head)} is {shown(pair.embedding)}"
+    return Outcome.TIED, f"{both} are one parameter, from {shown(holder)}"
 
 
 def _replaced(loaded: Loaded, lost: Sequence[str]) -> str:

@@ -37,7 +37,7 @@ def load(inspection: Inspection) -> Loaded:
     model = PairModel(_LOADER, inspection, pair, has_bias="bias" in kind)
     if written:
         return model.untied(remark=f"{shown(pair.head)} becomes output.weight, whatever the flag says")
-    return model.tied(pair.embedding)
+    return model.tied(pair.embedding, remark="token_embd.weight is used for both")
 
 
 def _gguf(inspection: Inspection) -> Refusal | None:

@@ -35,6 +35,7 @@ def _shared(loaded: Loaded, pair: Pair) -> Loaded:
         loaded,
         parameters={**loaded.parameters, pair.embedding: head},
         alternatives=tuple(_shared(alternative, pair) for alternative in loaded.alternatives),
+        remark="",
     )
 
 

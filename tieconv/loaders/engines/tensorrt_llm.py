@@ -27,7 +27,7 @@ def engine(inspection: Inspection) -> Loaded:
         return model.untied()
     if not known.has_head and not known.has_embedding:
         return stopped(_LOADER, unknown("what becomes of a model without either name is not known"))
-    return model.tied(known.head if known.has_head else known.embedding)
+    return model.tied(known.head if known.has_head else known.embedding, remark="the flag does not decide it")
 
 
 def pytorch(inspection: Inspection) -> Loaded:

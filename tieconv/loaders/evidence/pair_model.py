@@ -28,20 +28,18 @@ class PairModel:
         names = (self.pair.head, self.pair.embedding)
         return self._loaded({name: self._parameter(name) for name in names}, remark, compare=if_differ)
 
-    def tied(self, source: str, *, in_order: bool = False) -> Loaded:
+    def tied(self, source: str, *, remark: str = "", in_order: bool = False) -> Loaded:
         """Return one parameter, which gets the tensor ``source``; ``in_order``: of two stored ones the last."""
         parameter = self._parameter(source)
         return self._loaded(
-            dict.fromkeys((self.pair.head, self.pair.embedding), parameter), compare=True, in_order=in_order
+            dict.fromkeys((self.pair.head, self.pair.embedding), parameter), remark, compare=True, in_order=in_order
         )
 
     def _parameter(self, name: str) -> Parameter:
         stored = name in self.inspection.checkpoint.tensors
         return Parameter(name, name) if stored else Parameter(None, name, self.absence)
 
-    def _loaded(
-        self, tables: Mapping[str, Parameter], remark: str = "", *, compare: bool, in_order: bool = False
-    ) -> Loaded:
+    def _loaded(self, tables: Mapping[str, Parameter], remark: str, *, compare: bool, in_order: bool = False) -> Loaded:
         family, pair = self.inspection.family, self.pair
         names = {family.input_embedding or "": pair.embedding, family.output_head or "": pair.head}
         if self.has_bias:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from tieconv.architectures import spelled
+from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import BiasState, Head, Inspection, Member, OutputBias, State, Tie
 from tieconv.checkpoint.relation.interface import Absent, Canonical
@@ -52,12 +52,15 @@ def _tie(tie: Tie, unread: Collection[str], family: Family, stored: Collection[s
 def _member(member: Member, family: Family, stored: Collection[str]) -> Member:
     """The name as the loader misses it: the one of the table."""
     by_memory = {memory: name for name, memory in family.renames}
-    name = member.loads_as if member.loads_as in _names(family) else by_memory.get(member.name, member.name)
+    names = _names(family)
+    name = member.loads_as if member.loads_as in names else by_memory.get(member.name, member.name)
+    if name not in names:
+        name = next((known for known in names if locate(family, known, (name,)) is not None), name)
     return Member(spelled(family, name, stored), False, Absent())
 
 
-def _names(family: Family) -> frozenset[str]:
-    return frozenset(name for group in family.groups for name in (group.canonical, *group.members))
+def _names(family: Family) -> list[str]:
+    return [name for group in family.groups for name in (group.canonical, *group.members)]
 
 
 def _referred(members: tuple[Member, ...]) -> tuple[Member, ...]:

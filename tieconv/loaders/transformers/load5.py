@@ -90,7 +90,7 @@ def _load(inspection: Inspection, guesses: Guesses) -> Loaded:
         discarded=discarded(read, parameters, unknown_names),
         refusals=tuple(_refusals(inspection, read)),
         undecided=next(filter(None, open_pairs), None),
-        remark=remark(read),
+        remark=remark(read) if len({parameters[name].parameter for name in pair}) > 1 else "",
     )
 
 
