@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.files.weight_file import TensorRecord
 
 
 def fits(tensor: TensorRecord, reference: TensorRecord) -> bool:

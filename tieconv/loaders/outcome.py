@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, Member
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.relation.proved import Cast
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.evidence.head_pair import Pair, class_bias, head_pair, in_file, listed, same
 from tieconv.loaders.evidence.tie_groups import bias_group, groups, is_zero

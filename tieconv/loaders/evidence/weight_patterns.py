@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
+from tieconv.checkpoint.files.model_files import OPENED, Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import OPENED, Layout
 from tieconv.loaders.evidence.head_pair import head_pair, listed
 from tieconv.loaders.evidence.unclear import unclear_class, unclear_files, wrong_format
 from tieconv.loaders.loaded import Cause, Refusal, unknown

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import BiasState, Head, Inspection, Member, OutputBias, State, Tie
+from tieconv.checkpoint.inspection import BiasState, Head, Inspection, OutputBias, State
 from tieconv.checkpoint.relation.interface import Absent, Canonical
 from tieconv.checkpoint.relation.proved import Unread
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.loaders.evidence.head_pair import same
 
 

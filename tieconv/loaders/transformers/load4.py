@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Role, Tying
-from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Member
 from tieconv.loaders import release_tables
 from tieconv.loaders.evidence.head_pair import head_pair, in_file
 from tieconv.loaders.evidence.tie_groups import (
