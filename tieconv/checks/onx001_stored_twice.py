@@ -13,8 +13,8 @@ do not know, becomes a transposed copy, on disk and in every session. No optimis
 ## Example
 `Gather(W)` and `MatMul(x, Wᵀ)`, both stored:
 
-    warning ONX001: onnx::MatMul_447 is model.embed_tokens.weight transposed: the graph stores and a session
-    holds 12.3 kB too many
+    warning ONX001: onnx::MatMul_447 is model.embed_tokens.weight transposed:
+    the graph stores and a session holds 12.3 kB too many
 
 ## How to fix
 `tieconv dedup` stores the matrix once and rewrites the nodes that read it, in the form that keeps every bit; see

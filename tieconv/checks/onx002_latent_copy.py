@@ -12,8 +12,9 @@ the folded graph store both.
 ## Example
 `Gather(W)` and `MatMul(x, Transpose(W))`, as torch and transformers export a tied model:
 
-    warning ONX002: a session of ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of model.embed_tokens.weight and
-    so holds the matrix once more: 131 kB
+    warning ONX002: a session of ONNX Runtime 1.31.1 or 1.32.0 folds the
+    Transpose of model.embed_tokens.weight and so holds the matrix once more:
+    131 kB
 
 ## How to fix
 `tieconv dedup` lets the head read the matrix as it lies, with `Gemm(transB=1)`. The Cast of a matrix stays: store it

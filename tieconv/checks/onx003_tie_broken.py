@@ -11,8 +11,8 @@ behind, or one of them was changed afterwards, quantised and restored, or pruned
 ## Example
 `"tie_word_embeddings": true`, an embedding and another head:
 
-    error ONX003: lm_head.weight differs from model.embed_tokens.weight (in 96 of 96 rows, by at most 0.972), but the
-    config declares the model tied
+    error ONX003: lm_head.weight differs from model.embed_tokens.weight (in 96
+    of 96 rows, by at most 0.972), but the config declares the model tied
 
 ## How to fix
 Export the graph again from the checkpoint, and hold it against that: `tieconv parity`. Where the head is meant to be

@@ -11,8 +11,8 @@ run or of a cast that overflowed.
 ## Example
 A NaN in the embedding, and in the transposed copy for the head:
 
-    error ONX004: model.embed_tokens.weight and onnx::MatMul_447 are one matrix, and it holds a NaN: every logit of
-    that token is NaN
+    error ONX004: model.embed_tokens.weight and onnx::MatMul_447 are one matrix,
+    and it holds a NaN: every logit of that token is NaN
 
 ## How to fix
 Find the row in the checkpoint that the graph was exported from. `tieconv dedup` stores the matrix once, NaN included.

@@ -54,5 +54,5 @@ def _document(rule: Rule) -> dict[str, str]:
         "name": rule.name,
         "level": str(rule.level),
         "summary": rule.summary,
-        "documentation": rule.told,
+        "documentation": rule.documentation,
     }
