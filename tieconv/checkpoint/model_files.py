@@ -10,8 +10,9 @@ from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from tieconv.checkpoint.dtypes import nbytes
+from tieconv.checkpoint.json_values import quoted
 from tieconv.checkpoint.value_type import record
-from tieconv.text import command
+from tieconv.text import command, count
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.graph_structure import GraphRecord
@@ -310,6 +311,10 @@ class Checkpoint(_Tensors):
     graphs: tuple[GraphRecord, ...] = ()
     revision: str = ""
     unread: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = count(len(self.files), "file"), count(len(self.tensors), "tensor")
+        return f"Checkpoint({', '.join((quoted(self.source), self.format, *counts))})"
 
     @property
     def tensors(self) -> Mapping[str, TensorRecord]:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 
-from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count
 from tieconv.version import VERSION
 
 ANALYZE_SCHEMA = "tieconv.analyze/1"
@@ -121,6 +122,12 @@ class Analysis(Printed):
     def section(self, title: str) -> Section | None:
         """The section of this title."""
         return next((section for section in self.sections if section.title == title), None)
+
+    def _facts(self) -> tuple[str, ...]:
+        return quoted(self.source), self.relation, count(len(self.sections), "section")
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((section.title, section.sentence) for section in self.sections)
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.analyze/1`."""
