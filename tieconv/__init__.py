@@ -28,20 +28,46 @@ if TYPE_CHECKING:
         plan_untie,
         push,
     )
+    from tieconv.checkpoint.graph import GraphOutcome
+    from tieconv.checkpoint.inspection import Inspection
+    from tieconv.checkpoint.plan import Outcome
     from tieconv.checkpoint.results.analysis import Analysis
     from tieconv.checkpoint.results.checked import CheckReport
     from tieconv.checkpoint.results.comparison import Comparison
+    from tieconv.checkpoint.results.exported import ExportOutcome
     from tieconv.checkpoint.results.parity import Parity
-    from tieconv.errors import TieconvError
+    from tieconv.checkpoint.results.push import Push
+    from tieconv.errors import (
+        DestinationError,
+        MissingPackageError,
+        RefusedError,
+        SettingsError,
+        TieconvError,
+        UnreadableError,
+    )
+    from tieconv.onnx.export.plan import PlannedExport
+    from tieconv.onnx.write.plan import PlannedGraphs
     from tieconv.planned import PlannedWrite
 
 __all__ = [
     "Analysis",
     "CheckReport",
     "Comparison",
+    "DestinationError",
+    "ExportOutcome",
+    "GraphOutcome",
+    "Inspection",
+    "MissingPackageError",
+    "Outcome",
     "Parity",
+    "PlannedExport",
+    "PlannedGraphs",
     "PlannedWrite",
+    "Push",
+    "RefusedError",
+    "SettingsError",
     "TieconvError",
+    "UnreadableError",
     "__version__",
     "analyze",
     "check",
@@ -67,12 +93,29 @@ __all__ = [
 
 _HOMES = {
     "Analysis": "checkpoint.results.analysis",
-    "TieconvError": "errors",
-    "PlannedWrite": "planned",
-    "Comparison": "checkpoint.results.comparison",
     "CheckReport": "checkpoint.results.checked",
+    "Comparison": "checkpoint.results.comparison",
+    "DestinationError": "errors",
+    "ExportOutcome": "checkpoint.results.exported",
+    "GraphOutcome": "checkpoint.graph",
+    "Inspection": "checkpoint.inspection",
+    "MissingPackageError": "errors",
+    "Outcome": "checkpoint.plan",
     "Parity": "checkpoint.results.parity",
+    "PlannedExport": "onnx.export.plan",
+    "PlannedGraphs": "onnx.write.plan",
+    "PlannedWrite": "planned",
+    "Push": "checkpoint.results.push",
+    "RefusedError": "errors",
+    "SettingsError": "errors",
+    "TieconvError": "errors",
+    "UnreadableError": "errors",
 }
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not: `dir(tieconv)` and tab completion show them."""
+    return [*__all__, *(name for name in globals() if name.startswith("__") and name not in __all__)]
 
 
 def __getattr__(name: str) -> object:
