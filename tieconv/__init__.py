@@ -45,8 +45,6 @@ if TYPE_CHECKING:
         TieconvError,
         UnreadableError,
     )
-    from tieconv.onnx.export.plan import PlannedExport
-    from tieconv.onnx.write.plan import PlannedGraphs
     from tieconv.planned import PlannedWrite
 
 __all__ = [
@@ -60,8 +58,6 @@ __all__ = [
     "MissingPackageError",
     "Outcome",
     "Parity",
-    "PlannedExport",
-    "PlannedGraphs",
     "PlannedWrite",
     "Push",
     "RefusedError",
@@ -102,8 +98,6 @@ _HOMES = {
     "MissingPackageError": "errors",
     "Outcome": "checkpoint.plan",
     "Parity": "checkpoint.results.parity",
-    "PlannedExport": "onnx.export.plan",
-    "PlannedGraphs": "onnx.write.plan",
     "PlannedWrite": "planned",
     "Push": "checkpoint.results.push",
     "RefusedError": "errors",

@@ -10,7 +10,9 @@ from tieconv.text import shown
 _MOST_ROWS = 12
 _MOST_CHARACTERS = 400
 _BLOCK = '<div class="mathjax_ignore tex2jax_ignore">'  # a name between dollars is not a formula
-_CELL = '<td style="text-align:left;vertical-align:top;overflow-wrap:anywhere">'
+_STYLE = "text-align:left;vertical-align:top"
+_SHORT = 32
+"""Characters of a cell that stays on one line."""
 
 
 def table(name: str, facts: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
@@ -22,11 +24,16 @@ def _parts(name: str, facts: Iterable[str], rows: list[tuple[str, ...]]) -> Iter
     yield f"{_BLOCK}<p><strong>{_text(name)}</strong> {' · '.join(map(_text, facts))}</p>"
     if rows:
         yield "<table><tbody>"
-        yield from (f"<tr>{''.join(f'{_CELL}{_text(cell)}</td>' for cell in row)}</tr>" for row in rows[:_MOST_ROWS])
+        yield from (f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows[:_MOST_ROWS])
         yield "</tbody></table>"
     if len(rows) > _MOST_ROWS:
         yield f"<p>… and {len(rows) - _MOST_ROWS:,} more (print() shows all)</p>"
     yield "</div>"
+
+
+def _cell(value: str) -> str:
+    wrap = "white-space:nowrap" if len(value) <= _SHORT else "overflow-wrap:anywhere"
+    return f'<td style="{_STYLE};{wrap}">{_text(value)}</td>'
 
 
 def _text(value: str) -> str:
