@@ -30,8 +30,8 @@ FLAGS = {
 }  # fmt: skip
 """Options without a value, and what their keyword then is."""
 VALUES = (
-    "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows", "--max-shard-size",
-    "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for", "--against", "--second",
+    "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
+    "--max-shard-size", "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for", "--against", "--second",
     "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference", "--verify", "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
