@@ -31,8 +31,9 @@ FLAGS = {
 """Options without a value, and what their keyword then is."""
 VALUES = (
     "--from", "--survivor", "--bias", "--max-kl", "--text", "--embed", "--head", "--to", "--fill", "--rows",
-    "--max-shard-size", "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for", "--against", "--second",
-    "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference", "--verify", "-o", "--output",
+    "--max-shard-size", "--head-form", "--precision", "--opset", "--provider", "--depth", "--consumers", "--for",
+    "--against", "--second", "--jobs", "--select", "--ignore", "--fail-on", "--baseline", "--reference", "--verify",
+    "-o", "--output",
 )  # fmt: skip
 """Options with a value."""
 _NAMES = {
