@@ -165,8 +165,8 @@ True
 """,
     "Push": """\
 >>> planned = tieconv.plan_push("out", "hf://org/name")
->>> planned.bytes_uploaded, planned.pull_request
-(33571, True)
+>>> planned.pull_request, [change.name for change in planned.changes]
+(True, ['config.json', 'model.safetensors'])
 """,
     "RefusedError": """\
 >>> try:
@@ -180,10 +180,10 @@ tieconv.plan_retie('diverged', survivor='embed', force=True) (or survivor='head'
 """,
     "SettingsError": """\
 >>> try:
-...     tieconv.check("model", select=["ONX04"])
+...     tieconv.check("model", select=["TIE77"])
 ... except tieconv.SettingsError as error:
 ...     print(error.hint)
-did you mean ONX004 (nan-in-head)? tieconv rules lists all
+did you mean TIE007 (version-decides)? tieconv rules lists all
 """,
     "TieconvError": """\
 >>> try:
