@@ -112,11 +112,13 @@ def __dir__() -> list[str]:
     return [*__all__, *(name for name in globals() if name.startswith("__") and name not in __all__)]
 
 
-def __getattr__(name: str) -> object:
-    """Import a verb when it is first used: `import tieconv` costs what Python costs."""
-    if name not in __all__:
-        raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # a type checker has the imports above, and finds a name that is misspelled
 
-    import_module("tieconv.errors").require_posix()
-    return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)
+    def __getattr__(name: str) -> object:
+        """Import a verb when it is first used: `import tieconv` costs what Python costs."""
+        if name not in __all__:
+            raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
+        from importlib import import_module
+
+        import_module("tieconv.errors").require_posix()
+        return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)
