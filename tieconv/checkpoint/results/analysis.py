@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 from enum import StrEnum
 
 from tieconv.checkpoint.json_values import Printed, plain, quoted
@@ -80,7 +80,8 @@ class Measure:
 class Section:
     """One question: a plain sentence that answers it, the figures behind, numbers to plot, and whatever else.
 
-    ``series`` are of at most `POINTS` numbers each; ``detail`` is JSON-ready.
+    ``series`` are of at most `POINTS` numbers each; ``detail`` is JSON-ready. ``certainty`` says how sure the sentence
+    is, where it may answer what was asked.
     """
 
     title: str
@@ -88,6 +89,7 @@ class Section:
     measures: tuple[Measure, ...]
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     detail: Mapping[str, object] = field(default_factory=dict)
+    certainty: str = ""
 
     @property
     def legend(self) -> str:
@@ -106,18 +108,43 @@ class Section:
         }
 
 
+MAY_BE_TIED = "May the embedding and the head be one tensor?"
+
+
+@record
+class Headline:
+    """What was asked, the answer, and how sure it is."""
+
+    question: str
+    answer: str
+    certainty: str = ""
+
+    def __str__(self) -> str:
+        sure = f" How sure: {self.certainty}." if self.certainty else ""
+        return f"{self.question} {self.answer}{sure}"
+
+
 @record
 class Analysis(Printed):
     """The answer of `tieconv analyze`.
 
     ``relation`` is the class of what the head is to the embedding (such as ``bit-equal``), ``verdict`` one sentence
-    that says whether they may be tied.
+    that says whether they may be tied. ``answered`` is about the question of another model, where one was named.
     """
 
     source: str
     sections: tuple[Section, ...]
     relation: str
     verdict: str
+    answered: Headline | None = None
+
+    @property
+    def headline(self) -> Headline:
+        """What was asked, the answer, and how sure it is."""
+        if self.answered is not None:
+            return self.answered
+        certainty = next((section.certainty for section in self.sections if section.sentence == self.verdict), "")
+        return Headline(MAY_BE_TIED, self.verdict, certainty)
 
     def section(self, title: str) -> Section | None:
         """The section of this title."""
@@ -137,5 +164,6 @@ class Analysis(Printed):
             "source": self.source,
             "relation": self.relation,
             "verdict": self.verdict,
+            "headline": asdict(self.headline),
             "sections": [section.to_dict() for section in self.sections],
         }

@@ -39,8 +39,13 @@ def _head(analysis: Analysis) -> Iterator[str]:
 
 def _body(analysis: Analysis) -> Iterator[str]:
     yield f"<header><h1>Embedding tables of <code>{escape(analysis.source)}</code></h1>"
-    yield f'<div class="verdict"><span class="chip">{escape(analysis.relation)}</span>'
-    yield f"<p>{escape(analysis.verdict, _LIMIT)}</p></div></header>"
+    headline = analysis.headline
+    yield f'<div class="verdict"><p class="asked">{escape(headline.question, _LIMIT)}</p>'
+    yield f"<p>{escape(headline.answer, _LIMIT)}</p>"
+    if headline.certainty:
+        yield f'<p class="sure">How sure: {escape(headline.certainty, _LIMIT)}.</p>'
+    yield f'<p class="sure">Relation of the two tables: <span class="chip">{escape(analysis.relation)}</span></p>'
+    yield "</div></header>"
     for number, section in enumerate(analysis.sections):
         yield from _section(section, number)
     yield f"<footer><p>{_LEGEND}</p>"

@@ -19,6 +19,8 @@ p{margin:.25rem 0 .75rem;overflow-wrap:anywhere}
 .verdict{background:var(--card);border:1px solid var(--rule);border-left:5px solid var(--accent);border-radius:8px;
 padding:.9rem 1rem;margin:.75rem 0}
 .verdict p{font-size:1.15rem;margin:.4rem 0 0}
+.verdict .asked{font-size:1rem;margin:0;color:var(--soft)}
+.verdict .sure{font-size:.95rem;margin:.4rem 0 0;color:var(--soft)}
 .chip{display:inline-block;background:var(--page);border:1px solid var(--rule);border-radius:99px;padding:.05rem .7rem;
 font-size:.9rem;max-width:100%;overflow-wrap:anywhere}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem;align-items:start}
