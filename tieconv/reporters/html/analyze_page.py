@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
 from tieconv.reporters.html.plots import plots
+from tieconv.reporters.html.printing import PRINT
 from tieconv.reporters.html.scatter import Plot, Shade
 from tieconv.reporters.html.style import STYLE
 from tieconv.reporters.html.svg import STEPS, escape, figure
@@ -34,7 +35,7 @@ def _head(analysis: Analysis) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">'
     yield f"<title>{escape(analysis.source)} – tieconv analyze</title>"
-    yield f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>"
+    yield f"<style>\n{STYLE}{PRINT}</style>\n</head>\n<body>\n<main>"
 
 
 def _body(analysis: Analysis) -> Iterator[str]:
