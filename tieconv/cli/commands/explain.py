@@ -14,11 +14,11 @@ _WIDEST = 100
 """Columns beyond which a line of prose is hard to read."""
 
 
-@click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
+@click.command("explain", short_help="Explain a rule: what it reports, why it matters, and how to fix it.")
 @click.argument("rule", shell_complete=complete_rules)
 @common_options
 def command(rule: str) -> None:
-    """What RULE (a code or a name) reports, why it matters, an example, and how to fix it.
+    """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it.
 
     A terminal shows the text rendered; a pipe gets its Markdown.
     """
