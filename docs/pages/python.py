@@ -44,13 +44,19 @@ def _writes(name: str) -> bool:
     return name.startswith("plan_") or name in ("push", "export")
 
 
+def _members(value: type) -> str:
+    """Return the public members that a class itself defines, as a list of YAML."""
+    names = dict.fromkeys((*value.__dict__.get("__annotations__", ()), *vars(value)))
+    return f"[{', '.join(name for name in names if not name.startswith('_'))}]"
+
+
 def _sections() -> Iterator[str]:
     names = {name: getattr(tieconv, name) for name in tieconv.__all__ if not name.startswith("__")}
     for title, belongs in _SECTIONS.items():
         yield f"## {title}\n"
         for name, value in names.items():
             if belongs(name, value):
-                members = "      members: true\n" if inspect.isclass(value) else ""
+                members = f"      members: {_members(value)}\n" if inspect.isclass(value) else ""
                 home = f"{value.__module__}.{value.__qualname__}"
                 yield f"::: {home}\n    options:\n      heading: tieconv.{name}\n{members}"
                 yield f"```pycon\n{EXAMPLES[name]}```\n"
