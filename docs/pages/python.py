@@ -46,7 +46,7 @@ def _writes(name: str) -> bool:
 
 def _members(value: type) -> str:
     """Return the public members that a class itself defines, as a list of YAML."""
-    names = dict.fromkeys((*value.__dict__.get("__annotations__", ()), *vars(value)))
+    names = dict.fromkeys((*inspect.get_annotations(value), *vars(value)))
     return f"[{', '.join(name for name in names if not name.startswith('_'))}]"
 
 
