@@ -28,15 +28,15 @@ if TYPE_CHECKING:
         plan_untie,
         push,
     )
-    from tieconv.checkpoint.graph import GraphOutcome
     from tieconv.checkpoint.inspection import Inspection
-    from tieconv.checkpoint.plan import Outcome
     from tieconv.checkpoint.results.analysis import Analysis
     from tieconv.checkpoint.results.checked import CheckReport
     from tieconv.checkpoint.results.comparison import Comparison
     from tieconv.checkpoint.results.exported import ExportOutcome
     from tieconv.checkpoint.results.parity import Parity
     from tieconv.checkpoint.results.push import Push
+    from tieconv.checkpoint.write_plan.graph import GraphOutcome
+    from tieconv.checkpoint.write_plan.plan import Outcome
     from tieconv.errors import (
         DestinationError,
         MissingPackageError,
@@ -93,10 +93,10 @@ _HOMES = {
     "Comparison": "checkpoint.results.comparison",
     "DestinationError": "errors",
     "ExportOutcome": "checkpoint.results.exported",
-    "GraphOutcome": "checkpoint.graph",
+    "GraphOutcome": "checkpoint.write_plan.graph",
     "Inspection": "checkpoint.inspection",
     "MissingPackageError": "errors",
-    "Outcome": "checkpoint.plan",
+    "Outcome": "checkpoint.write_plan.plan",
     "Parity": "checkpoint.results.parity",
     "PlannedWrite": "planned",
     "Push": "checkpoint.results.push",

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import fields
 from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 from tieconv.text import shown
 
@@ -20,6 +25,12 @@ def plain(value: object) -> object:
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return value
+
+
+def stated_fields(value: DataclassInstance) -> dict[str, object]:
+    """Each field of a record by its name, JSON-ready, but those that have their default."""
+    values = ((entry, getattr(value, entry.name)) for entry in fields(value))
+    return {entry.name: plain(content) for entry, content in values if content != entry.default}
 
 
 def quoted(path: str) -> str:

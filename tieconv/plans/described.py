@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import NoReturn
 
+from tieconv.checkpoint.files.model_files import Checkpoint, Document
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.model_files import ByteRange, Checkpoint, Document, TensorRecord, WeightFile
-from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
 from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey

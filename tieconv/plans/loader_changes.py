@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Content, OutputTensor, OutputWeights, Padded, Scaled, Zeros
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import Content, OutputTensor, OutputWeights, Padded, Scaled, Zeros
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
 from tieconv.text import shown

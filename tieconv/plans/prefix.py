@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from tieconv.checkpoint.family import Family
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
-from tieconv.checkpoint.plan import Promises
+from tieconv.checkpoint.write_plan.operation import CopyTensor, FillTensor, Operation, RenameTensor, ScaleTensor
+from tieconv.checkpoint.write_plan.plan import Promises
 from tieconv.loaders.load import TRANSFORMERS_4
 from tieconv.loaders.transformers.names4 import corrupt
 from tieconv.plans.edits import Edits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders.load import TRANSFORMERS_4, load
 from tieconv.text import shown

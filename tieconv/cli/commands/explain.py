@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tieconv.api.rule_catalogue import find_rule
+from tieconv.api.findings.rule_catalogue import find_rule
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import has_colour, paint, width

@@ -6,10 +6,11 @@ from enum import StrEnum
 from typing import NoReturn
 
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
