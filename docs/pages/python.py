@@ -26,7 +26,7 @@ tieconv.plan_untie("model/").execute("untied/")
 ```
 
 The package is typed: it ships `py.typed`, and `mypy --strict` checks a script that uses it. In the examples `model`
-stores a redundant copy of its tied embedding, and the tables of `diverged` differ though its config says tied.
+stores a redundant copy of its tied embedding. The config of `diverged` declares it tied, but its tables differ.
 """
 _SECTIONS = {
     "Read": lambda name, value: inspect.isfunction(value) and name.islower() and not _writes(name),

@@ -183,7 +183,7 @@ tieconv.plan_retie('diverged', survivor='embed', force=True) (or survivor='head'
 ...     tieconv.check("model", select=["TIE77"])
 ... except tieconv.SettingsError as error:
 ...     print(error.hint)
-did you mean TIE007 (version-decides)? tieconv rules lists all
+did you mean TIE007 (version-decides)? List all rules with: tieconv rules
 """,
     "TieconvError": """\
 >>> try:
