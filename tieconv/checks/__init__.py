@@ -1,4 +1,4 @@
-"""Rules over inspections: pure, one file each."""
+"""The rules of `inspect` and `check`. Each rule is a pure function over an inspection, in a separate file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run_checks(inspection: Inspection) -> tuple[Finding, ...]:
-    """What the rules find, the worst first, then by rule."""
+    """Return the findings of all rules, sorted by level and then by rule."""
     if not inspection.consumers and is_plain(inspection):
         return ()
     from tieconv.checks.registry import run_all
@@ -28,9 +28,9 @@ def run_checks(inspection: Inspection) -> tuple[Finding, ...]:
 
 
 def is_plain(inspection: Inspection) -> bool:
-    """A tied model with nothing to say about, told without loading a rule: most models are one.
+    """Return whether this is an ordinary tied model without findings, so that no rule needs to be loaded.
 
-    Narrow on purpose. A test runs every rule on every plain model that the tests have.
+    The conditions are narrow on purpose. A test runs every rule on every such model of the tests.
     """
     family, bias = inspection.family, inspection.head.output_bias
     declared = inspection.config.declared and all(entry.value is True for entry in inspection.config.declared)
@@ -46,7 +46,7 @@ def is_plain(inspection: Inspection) -> bool:
 
 
 def _is_usual(inspection: Inspection) -> bool:
-    """Nothing but weights, in one flat config's vocabulary, neither quantised nor adapted."""
+    """Return whether the model is only weights, neither quantised nor adapted, with one vocabulary size."""
     checkpoint, embedding = inspection.checkpoint, inspection.head.input_embedding
     config = checkpoint.config_values
     return (
@@ -63,7 +63,7 @@ def _is_usual(inspection: Inspection) -> bool:
 
 
 def _is_found(checkpoint: Checkpoint) -> bool:
-    """Under the names that every loader looks for, with an index that every loader can read."""
+    """Return whether the files have the names that every loader looks for, and an index that every loader reads."""
     index = checkpoint.index
     named = checkpoint.layout is Layout.FILE or checkpoint.entry in OPENED
     named = named and all(file.refused_format is None for file in checkpoint.files)
@@ -79,7 +79,7 @@ def _is_stored_once(tie: Tie) -> bool:
 
 
 def __getattr__(name: str) -> object:
-    """``RULES``, loaded when it is asked for."""
+    """Load ``RULES`` on the first access."""
     if name == "RULES":
         from tieconv.checks.registry import RULES
 

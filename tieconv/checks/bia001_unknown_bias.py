@@ -1,23 +1,23 @@
 """A bias is stored for a head that has none.
 
 ## What it does
-Reports a bias beside the head of a class without such a parameter: an error where it is not zero, a note
-where it is all zero or was not read.
+Reports a bias for the head of a class that has no head bias. It is an error if the bias is not zero. It is a note if
+the bias is all zero or if tieconv did not read it.
 
 ## Why it matters
-transformers reports the tensor as unexpected and ignores it, so a trained bias is lost without an error:
-the argmax changes. vLLM, mlx-lm and llama.cpp's converter stop at the name. An all-zero bias
-changes nothing, and some tools ask for one.
+transformers reports the tensor as unexpected and ignores it. So a trained bias is lost without an error, and the most
+likely token changes. vLLM, mlx-lm and the converter of llama.cpp refuse the extra name. An all-zero bias changes
+nothing, and some tools need one.
 
 ## Example
 A Llama with a trained `lm_head.bias`:
 
-    error BIA001: lm_head.bias holds values up to 1.39, and LlamaForCausalLM has
-    no head bias: transformers ignores it, stricter loaders stop at it
+    error BIA001: lm_head.bias holds values up to 1.39, but LlamaForCausalLM has
+    no head bias. transformers ignores the tensor. Other loaders may refuse it.
 
 ## How to fix
-`--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero
-needs a class that reads it; tieconv removes no trained values.
+`--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero needs a class
+that reads it. tieconv removes no trained values.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     bias = inspection.head.output_bias
     if bias is None or bias.state is BiasState.ABSENT:
         return
     if inspection.family.output_biases or inspection.family.knowledge is not Knowledge.TABLE:
         return
     yield RULE.finding(
-        f"{evidence.listed([bias.name])} {_content(bias)}, and {evidence.label(inspection)} has no head "
-        "bias: transformers ignores it, stricter loaders stop at it",
+        f"{evidence.listed([bias.name])} {_content(bias)}, but {evidence.label(inspection)} has no head bias. "
+        "transformers ignores the tensor. Other loaders may refuse it.",
         (bias.name,),
         level=Level.ERROR if bias.state is BiasState.NONZERO else Level.NOTE,
         remedy=_remedy(inspection) if bias.state is BiasState.ZERO else None,
@@ -51,7 +51,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 def _content(bias: OutputBias) -> str:
     match bias.state:
         case BiasState.ZERO:
-            return "is stored and all zero"
+            return "is all zero"
         case BiasState.NONZERO if bias.max_abs is not None:
             return f"holds values up to {bias.max_abs:.3g}"
         case BiasState.NONZERO:

@@ -1,24 +1,24 @@
 """The two names of a head bias hold different values.
 
 ## What it does
-Reports a head bias that is stored under both of its names with values that differ: an error in tied
-models, a note in untied ones, where transformers 5 has two parameters and reads the inner one.
+Reports a head bias that is stored under both of its names, with different values. It is an error in a tied model. It is
+a note in an untied model, in which transformers 5 has two parameters and reads the inner one.
 
 ## Why it matters
-transformers 4 reads the outer name (`cls.predictions.bias`) and says nothing, transformers 5 the inner
-one (`cls.predictions.decoder.bias`): the same file gives two different models.
+transformers 4 reads the outer name (`cls.predictions.bias`) and prints nothing. transformers 5 reads the inner name
+(`cls.predictions.decoder.bias`). So one file gives two different models.
 
 ## Example
 A BERT whose two biases differ in one value:
 
     error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias
-    (in value 5 of 8, by at most 0.25), and both are the head bias: which one
-    counts depends on the version of transformers
+    (in value 5 of 8, by at most 0.25). Both are the head bias. The version of
+    transformers decides which one is loaded.
 
 ## How to fix
-Decide which of the two was trained, usually the one that the framework of the training reads, and overwrite
-the other with it: `tieconv bias unify --from decoder` keeps what transformers 5 reads, `--from bias` what
-transformers 4 reads. In an untied model nothing needs fixing.
+Decide which of the two was trained. Usually it is the one that the training framework reads. Then overwrite the other
+one. `tieconv bias unify --from decoder` keeps the bias that transformers 5 reads, and `--from bias` keeps the one that
+transformers 4 reads. In an untied model nothing needs a fix.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each stored bias that differs; lengths are BIA004's."""
+    """Yield one finding for each stored bias that differs; BIA004 reports different lengths."""
     for tie in inspection.ties:
         for member in tie.members if tie.role is Role.OUTPUT_BIAS else ():
             if member.state in evidence.UNEQUAL and not evidence.shapes_differ(inspection, tie, member):
                 first = evidence.reference(tie)
                 yield RULE.finding(
-                    f"{evidence.difference(member, first, 'values')}, and both are the head bias: {_read(inspection)}",
+                    f"{evidence.difference(member, first, 'values')}. Both are the head bias. {_read(inspection)}.",
                     (first, member.name),
                     level=_level(tie, member),
                     remedy=_remedy(inspection, tie),
@@ -52,8 +52,8 @@ def _read(inspection: Inspection) -> str:
 
     read = {bias.stored for bias in head_bias(inspection).values()}
     if len(read) > 1:
-        return "which one counts depends on the version of transformers"
-    return f"transformers reads {evidence.listed(filter(None, read))}"
+        return "The version of transformers decides which one is loaded"
+    return f"transformers loads {evidence.listed(filter(None, read))}"
 
 
 def _remedy(inspection: Inspection, tie: Tie) -> Remedy | None:

@@ -1,22 +1,22 @@
 """The head bias is longer or shorter than the head.
 
 ## What it does
-Reports a head bias whose number of values is not the number of rows of the output head (of the
-embedding, where the head is tied to it).
+Reports a head bias that has more or fewer values than the output head has rows. If the head is tied, the rule compares
+the bias with the embedding.
 
 ## Why it matters
-Every version of transformers stops: "The size of tensor a (32003) must match the size of tensor b
-(32000)". It happens when the vocabulary is resized and the bias is not.
+transformers fails: "The size of tensor a (32003) must match the size of tensor b (32000)". The cause is a resize of the
+vocabulary that left the bias as it was.
 
 ## Example
 A BERT that got one more token:
 
-    error BIA004: cls.predictions.bias has 7 values and
-    bert.embeddings.word_embeddings.weight 8 rows: loaders stop at the mismatch
+    error BIA004: cls.predictions.bias has 7 values, but
+    bert.embeddings.word_embeddings.weight has 8 rows. Loaders refuse the model.
 
 ## How to fix
-`tieconv bias resize` pads it with zeros, as `resize_token_embeddings` of transformers does, or cuts off zeros
-at its end. A bias that is longer and not zero there is left alone.
+`tieconv bias resize` adds zeros, as `resize_token_embeddings` of transformers does, or removes zeros at the end. It
+does not shorten a bias whose last values are not zero.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tieconv.text import count
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each stored bias of another length."""
+    """Yield one finding for each stored bias with a wrong length."""
     tensors = inspection.checkpoint.tensors
     matrix = _matrix(inspection)
     if matrix is None or len(tensors[matrix].shape) != 2 or not tensors[matrix].elements:
@@ -42,8 +42,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         length = tensors[name].elements
         if length != rows:
             yield RULE.finding(
-                f"{evidence.listed([name])} has {count(length, 'value')} and {evidence.listed([matrix])} "
-                f"{count(rows, 'row')}: loaders stop at the mismatch",
+                f"{evidence.listed([name])} has {count(length, 'value')}, but {evidence.listed([matrix])} has "
+                f"{count(rows, 'row')}. Loaders refuse the model.",
                 (name, matrix),
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.bias(inspection, "resize", safe=False) if length < rows else None,

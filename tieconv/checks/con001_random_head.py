@@ -1,12 +1,12 @@
-"""A loader starts the head or the embedding with random numbers.
+"""A loader fills the head or the embedding with random values.
 
 ## What it does
-Reports loaders that, as predicted, find no stored values for the output embedding or the input embedding and fill
-it with random numbers, or leave what the memory held. Only loaders that were asked for are predicted
-(`--consumers`, `--for`).
+Reports loaders that will find no stored values for the output head or the input embedding. They fill the parameter with
+random values or do not initialize its memory. tieconv predicts only the loaders that you ask for (`--consumers`,
+`--for`).
 
 ## Why it matters
-The model loads and answers noise; most loaders print a line about it at best.
+The model loads and generates noise. Most loaders print one line about it at most.
 
 ## Example
 `tie_word_embeddings` absent, only the embedding stored, asked for transformers 5.x:
@@ -15,8 +15,8 @@ The model loads and answers noise; most loaders print a line about it at best.
     random numbers
 
 ## How to fix
-Where the model is tied, `tieconv retie` says so at every level of the config that a loader reads. Where the head
-was trained apart, it is not in this checkpoint.
+If the model is tied, `tieconv retie` sets the flag at every level that a loader reads. If the head was trained
+separately, this checkpoint does not contain it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each set of tensors."""
+    """Yield one finding for each set of tensors."""
     for group in predictions.grouped(inspection, Outcome.RANDOM):
         yield RULE.finding(predictions.message(group), group[0].tensors, remedy=_remedy(inspection))
 
@@ -40,7 +40,7 @@ def _remedy(inspection: Inspection) -> Remedy | None:
     tie = inspection.word_tie
     if tie is None or not tie.stored_members:
         return None
-    # What a tied model stores under another name keeps its function under the right one.
+    # The outputs stay the same if a tied model's tensor gets its right name.
     same = tie.declared and not evidence.disputed(inspection)
     return remedies.retie(inspection, safe=same) or remedies.untie(inspection, safe=same)
 

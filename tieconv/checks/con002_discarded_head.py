@@ -1,21 +1,22 @@
-"""A loader throws away a stored head, or a stored embedding, that holds values of its own.
+"""A loader discards a stored head, or a stored embedding, that holds different values.
 
 ## What it does
-Reports loaders that, as predicted, replace a stored tensor by another one that differs from it. Only loaders that
-were asked for are predicted (`--consumers`, `--for`).
+Reports loaders that will replace a stored tensor with another tensor that differs from it. tieconv predicts only the
+loaders that you ask for (`--consumers`, `--for`).
 
 ## Why it matters
-Nothing is said, the text stays fluent, and what was trained is gone.
+The loader prints nothing, the text stays fluent, and the trained values are lost.
 
 ## Example
 `"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
 
-    error CON002: mlx-lm 0.32: lm_head.weight is silently replaced by model.embed_tokens.weight
+    error CON002: mlx-lm 0.32: lm_head.weight is silently replaced by
+    model.embed_tokens.weight
 
 ## How to fix
-`tieconv set-tie false` declares the model untied at every level, so that the stored head is used.
-Where the config says so already, as of an FSMT whose decoder's table transformers 4 replaces by the head, nothing that
-is written helps: load the model with transformers 5.
+`tieconv set-tie false` declares the model untied at every level, so loaders use the stored head. For an FSMT whose
+config already says untied, transformers 4 replaces the decoder's table with the head. No file can prevent that: load
+such a model with transformers 5.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each set of tensors."""
+    """Yield one finding for each set of tensors."""
     for group in predictions.grouped(inspection, Outcome.DISCARDED):
         remedy = remedies.set_untied(inspection, safe=True)
         yield RULE.finding(predictions.message(group), group[0].tensors, remedy=remedy)

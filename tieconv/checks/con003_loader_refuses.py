@@ -1,22 +1,23 @@
-"""A loader stops at the model.
+"""A loader refuses the model.
 
 ## What it does
-Reports loaders that, as predicted, end with an error: they need a name that is not stored, meet one that they do
-not know, or do not read the format. Only loaders that were asked for are predicted (`--consumers`, `--for`).
+Reports loaders that will end with an error. They need a name that is not stored, do not know a stored name, or do not
+read the format. tieconv predicts only the loaders that you ask for (`--consumers`, `--for`).
 
 ## Why it matters
-A release that is right for transformers may still not load where it is to be served.
+A release that works in transformers may still fail in your server.
 
 ## Example
-A tied StableLM, which stores the embedding alone, asked for llama.cpp:
+A tied StableLM, which stores only the embedding, asked for llama.cpp:
 
     error CON003: llama.cpp 2026: lm_head.weight is not stored, and the
     architecture needs an output.weight
 
 ## How to fix
-`tieconv untie --keep-flag` writes the head for a loader that needs it, and leaves the config tied. `tieconv retie`
-drops a copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that most loaders
-read, `tieconv reindex --add-format` what transformers 4 looks for in its metadata.
+- `tieconv untie --keep-flag` stores the head for a loader that needs it. The config stays tied.
+- `tieconv retie` drops a copy that a loader does not expect.
+- `tieconv convert --to safetensors` writes the format that most loaders read.
+- `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each set of tensors."""
+    """Yield one finding for each set of tensors."""
     for group in predictions.grouped(inspection, Outcome.ERROR):
         remedy = _remedy(inspection, group[0])
         yield RULE.finding(predictions.message(group), group[0].tensors, remedy=remedy)

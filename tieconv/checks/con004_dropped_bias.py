@@ -1,21 +1,21 @@
 """A loader does not use a stored head bias.
 
 ## What it does
-Reports loaders whose model, as predicted, takes no values from a head bias that the file holds. It is an error
-where the bias is known not to be zero, a warning where it was not read, or where another one of the pair is used.
-Only loaders that were asked for are predicted (`--consumers`, `--for`).
+Reports loaders that will not use a stored head bias. It is an error if the bias is not zero. It is a warning if tieconv
+did not read the bias, or if the loader uses its other name. tieconv predicts only the loaders that you ask for
+(`--consumers`, `--for`).
 
 ## Why it matters
-A trained bias moves each logit; without it the most likely token changes.
+A trained bias changes each logit. Without it the most likely token changes.
 
 ## Example
-An untied BERT with the outer name of its bias alone, asked for transformers 5.x:
+An untied BERT that stores only the outer name of its bias, asked for transformers 5.x:
 
-    error CON004: transformers 5.x: cls.predictions.bias is not used
+    error CON004: transformers 5.x does not use cls.predictions.bias
 
 ## How to fix
-`tieconv bias unify` writes both names of a pair. Where the class has no bias at all, the model needs another class,
-or another loader.
+`tieconv bias unify` writes both names of a pair. If the class has no bias, the model needs another class or another
+loader.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each set of biases."""
+    """Yield one finding for each set of biases."""
     by_biases: dict[tuple[str, ...], list[Prediction]] = {}
     for prediction in inspection.consumers:
         if prediction.dropped:
             by_biases.setdefault(prediction.dropped, []).append(prediction)
     for dropped, alike in by_biases.items():
-        verb = evidence.clause(dropped, "is", "are")
-        message = f"{predictions.loaders(alike)}: {verb} not used"
+        verb = "does" if len(alike) == 1 else "do"
+        message = f"{predictions.loaders(alike)} {verb} not use {evidence.listed(dropped)}"
         yield RULE.finding(message, dropped, level=_level(inspection, dropped), remedy=_remedy(inspection, dropped))
 
 
@@ -48,7 +48,7 @@ def _level(inspection: Inspection, dropped: tuple[str, ...]) -> Level:
 
 
 def _others(inspection: Inspection, dropped: tuple[str, ...]) -> bool:
-    """Whether another name of the same bias is stored."""
+    """Return whether another name of the same bias is stored."""
     pairs = [{member.name for member in tie.stored_members} for tie in inspection.ties]
     return any(names & set(dropped) and names - set(dropped) for names in pairs)
 

@@ -1,11 +1,11 @@
-"""What a loader does with the model is not known.
+"""tieconv cannot predict what a loader does with the model.
 
 ## What it does
-Names the loaders that were asked for (`--consumers`, `--for`) and of which nothing can be predicted: the source of
-their class was not read, or the model is one that only its own code explains.
+Lists the loaders that you asked for (`--consumers`, `--for`) and that tieconv cannot predict. Either tieconv has no
+measurement of the class in that loader, or only the model's own code defines the class.
 
 ## Why it matters
-Silence about a loader is not its approval.
+No finding for a loader does not mean that the loader works.
 
 ## Example
 A tied BERT, asked for mlx-lm:
@@ -14,7 +14,7 @@ A tied BERT, asked for mlx-lm:
     known
 
 ## How to fix
-Load the model with that loader and look.
+Load the model with that loader and compare its outputs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for group in predictions.grouped(inspection, Outcome.UNKNOWN):
         if len(group) == 1:
             yield RULE.finding(predictions.message(group))
         else:
-            yield RULE.finding(f"{predictions.loaders(group)}: what they do with this model is not known")
+            yield RULE.finding(f"tieconv cannot predict what {predictions.loaders(group)} do with this model")
 
 
 RULE = Rule("CON005", "loader-unknown", Level.NOTE, __doc__ or "", find)

@@ -1,11 +1,11 @@
 """The format's own reader refuses a file of the model.
 
 ## What it does
-Reports a file that tieconv can read and that the reader of its format refuses: safetensors, `torch.load` with
-`weights_only=True`, `onnx.checker`, a session of ONNX Runtime, or the `gguf` package.
+Reports a file that tieconv can read, but that the reader of its format refuses. These readers are safetensors,
+`torch.load` with `weights_only=True`, `onnx.checker`, a session of ONNX Runtime, and the `gguf` package.
 
 ## Why it matters
-The model does not load. One tensor of a dtype that safetensors does not know makes it refuse the whole file.
+The model does not load. If one tensor has a dtype that safetensors does not know, safetensors refuses the whole file.
 transformers loads torch files with `weights_only=True`. ONNX Runtime refuses a graph with a cycle.
 
 ## Example
@@ -15,8 +15,8 @@ A tensor of the dtype `F3`:
     dtype F3 of model.extra
 
 ## How to fix
-Save the file again with the tool that wrote it. Of a training run, save `model.state_dict()` alone.
-A newer release of the reader may know a newer dtype.
+Save the file again with the tool that wrote it. For a training checkpoint, save only `model.state_dict()`. A newer
+release of the reader may know a newer dtype.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each reason of a refusal."""
+    """Yield one finding for each reason of a refusal."""
     for caution in evidence.cautions(inspection, REFUSED_BY_READER):
         yield RULE.finding(caution.message, caution.tensors)
 

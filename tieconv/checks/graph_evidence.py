@@ -1,4 +1,4 @@
-"""Questions that the rules about ONNX graphs ask."""
+"""Facts of an inspection that the rules about ONNX graphs need."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from tieconv.checkpoint.value_type import record
 from tieconv.checks.graph_sharing import shared
 
 LARGE = 16 * MIN_ELEMENTS
-"""Numbers from which a copy outside the head is worth a finding, in every type."""
+"""The fewest elements of a copy outside the head that a finding reports, in every type."""
 
 _EQUAL = frozenset({State.IDENTICAL, State.TRANSPOSED})
 
 
 def heads(inspection: Inspection) -> Iterator[tuple[Tie, Member]]:
-    """Each tied pair of a graph that is two initializers."""
+    """Yield each tied pair of a graph that is stored as two initializers."""
     for tie in inspection.ties if inspection.checkpoint.graphs else ():
         for member in tie.members[1:]:
             yield tie, member
 
 
 def is_copy(member: Member) -> bool:
-    """Whether a head holds just what the embedding holds: byte for byte, transposed, or cast without a loss."""
+    """Return whether a head holds the values of the embedding: byte-identical, transposed, or cast without loss."""
     return member.state in _EQUAL or (isinstance(member.relation, Cast) and member.relation.lossless)
 
 
 @record
 class Answer:
-    """What `tieconv dedup` does about copies: the command, or why it keeps them."""
+    """The `tieconv dedup` command for copies, or the reason why it keeps them."""
 
     remedy: Remedy | None
     why: str = ""
 
     @property
     def message_end(self) -> str:
-        """The end of the finding's message."""
-        return f"; dedup keeps both: {self.why}" if self.why else ""
+        """The last sentence of the finding's message; empty if `dedup` removes the copies."""
+        return f" dedup keeps them because {self.why}." if self.why else ""
 
 
 def pair(tie: Tie, member: Member) -> dict[str, bool]:
-    """The embedding and the head, and whether each is stored the other way round than the embedding."""
+    """Map the embedding and the head to whether each is stored transposed relative to the embedding."""
     relation = member.relation
     turned = isinstance(relation, Transposed) or (isinstance(relation, Cast) and relation.transposed)
     return {tie.canonical: False, member.name: turned}
 
 
 def group(inspection: Inspection, copies: Duplicate) -> dict[str, bool]:
-    """The copies of one matrix, and whether each is stored the other way round than the first."""
+    """Map the copies of one matrix to whether each is stored transposed relative to the first."""
     first, *rest = copies.tensors
     shape = inspection.checkpoint.tensors[first].shape
     turned = {name: inspection.checkpoint.tensors[name].shape != shape for name in rest}
@@ -60,9 +60,9 @@ def group(inspection: Inspection, copies: Duplicate) -> dict[str, bool]:
 
 
 def answer(inspection: Inspection, copies: Mapping[str, bool]) -> Answer:
-    """`tieconv dedup`, where it stores the copies once and keeps what the graph computes.
+    """Return `tieconv dedup` if it stores the copies once and keeps the outputs of the graph, else why not.
 
-    Copies with a NaN are found while there are two: `check --fix` must not store them once and so end the finding.
+    For copies with a NaN, `check --fix` gets no action: one copy would end the finding, but the NaN would stay.
     """
     first = next(iter(copies))
     graph = next(graph for graph in inspection.checkpoint.graphs if first in graph.names)

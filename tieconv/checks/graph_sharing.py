@@ -1,4 +1,4 @@
-"""Whether `tieconv dedup` can store copies once: by the nodes that read them, as the share pass decides it."""
+"""Whether `tieconv dedup` can store copies once. The nodes that read them decide, as in the share pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MATRIX = 2
 
 @record
 class Outcome:
-    """``why`` the copies stay (empty: they are stored once), and whether a session may then round differently."""
+    """``why`` `dedup` keeps the copies (empty if it does not), and whether a session may then round differently."""
 
     why: str = ""
     rounds: bool = False
@@ -32,7 +32,7 @@ class _Read:
 
 
 def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
-    """What `dedup` makes of ``copies``: names, and whether each is stored the other way round than the first."""
+    """Return what `dedup` does with ``copies``, a map from names to whether each is transposed."""
     records = [tensors[name] for name in copies]
     why = _whole_graph(graph) or next((reason for copy in records if (reason := _alone(graph, copy))), "")
     if why:
@@ -65,24 +65,24 @@ def _whole_graph(graph: GraphRecord) -> str:
 
 
 def _alone(graph: GraphRecord, record: TensorRecord) -> str:
-    """Why one copy can be neither kept for others nor dropped."""
+    """Return why one copy cannot be shared; empty if it can."""
     if record.name in graph.overridable:
         return f"{shown(record.name)} is an input of the graph, so a caller may replace it"
     return f"{shown(record.name)} is stored as {record.dtype}" if BITS.get(record.dtype, 8) % 8 else ""
 
 
 def _orientations(reads: list[_Read]) -> tuple[bool, bool]:
-    """The orientation in which rows are looked up first, then the other one."""
+    """Return both orientations; the first is the one in which a Gather looks up rows."""
     rows = next((read.turned for read in reads if read.use.operator == "Gather" and not read.use.columns), False)
     return rows, not rows
 
 
 def _refusals(reads: list[_Read], copies: Mapping[str, bool], form: tuple[bool, str]) -> Iterator[str]:
-    """Why nodes cannot read the matrix in this form."""
+    """Yield why nodes cannot read the matrix in this form."""
     turned, dtype = form
     for read in reads:
         as_stored = read.turned == turned and read.dtype == dtype
         product = read.use.operator in _PRODUCTS and read.use.index == 1 and read.dtype == dtype
         if as_stored or product or (read.use.operator == "Gather" and read.use.index == 0):
             continue
-        yield f"{shown(read.use.operator.rpartition('.')[2])} reads {shown(read.use.name)} in its own form"
+        yield f"{shown(read.use.operator.rpartition('.')[2])} reads {shown(read.use.name)} in another form"

@@ -1,23 +1,23 @@
-"""A DeBERTa's prediction head is stored under the names that its config does not read.
+"""The config of a DeBERTa selects another prediction head than the stored one.
 
 ## What it does
-Reports a DeBERTa for masked language modelling whose file holds `lm_predictions.lm_head.*` while `legacy` is true
-or absent, or `cls.predictions.*` while `legacy` is false, and none of the names that are read.
+Reports a DeBERTa for masked language modelling whose only head is not the selected one. With `legacy` true or absent,
+transformers reads `cls.predictions.*`. With `legacy` false, it reads `lm_predictions.lm_head.*`.
 
 ## Why it matters
-transformers has two heads for these models and picks one by `legacy`, true by default. The other one's tensors
-are reported as unexpected and the head starts random: the model predicts nonsense. Weights that
-Microsoft published have the newer names.
+transformers has two heads for these models and selects one with `legacy`, which is true by default. It reports the
+tensors of the other head as unexpected and fills the head with random values. So the model predicts nonsense. The
+weights that Microsoft published have the newer names.
 
 ## Example
 A DeBERTa v2 as Microsoft published it:
 
-    error HED001: the prediction head is stored as
+    error HED001: The prediction head is stored as
     lm_predictions.lm_head.dense.weight, which transformers reads only with
-    "legacy": false: as it is, the head starts random
+    "legacy": false. Without it, transformers fills the head with random values.
 
 ## How to fix
-Set `legacy` in config.json to the value in the message. The tensors need no other names.
+Set `legacy` in config.json to the value in the message. The tensors keep their names.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TYPES = frozenset({"deberta", "deberta-v2"})
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     config = inspection.checkpoint.config_values
     if str(config.get("model_type")) not in _TYPES or not inspection.family.architecture.endswith("ForMaskedLM"):
         return
@@ -44,8 +44,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if unread_head and not stored[legacy]:
         value = str(not legacy).lower()
         yield RULE.finding(
-            f"the prediction head is stored as {evidence.listed([unread_head])}, which transformers reads only with "
-            f'"legacy": {value}: as it is, the head starts random',
+            f"The prediction head is stored as {evidence.listed([unread_head])}, which transformers reads only with "
+            f'"legacy": {value}. Without it, transformers fills the head with random values.',
             (unread_head,),
         )
 

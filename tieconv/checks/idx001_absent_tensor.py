@@ -1,21 +1,21 @@
-"""The index names tensors that the shards do not hold.
+"""The index lists tensors that the shards do not hold.
 
 ## What it does
-Reports names in the `weight_map` of the index whose shard is there and does not hold them.
+Reports names in the `weight_map` of the index whose shard exists but does not hold them.
 
 ## Why it matters
-A loader opens the shard for that name and stops, or leaves the parameter random. The usual cause is a
-head that was dropped from its shard and not from the index.
+A loader opens the shard for that name. Then it fails or fills the parameter with random values. Usually a tool dropped
+the head from its shard but not from the index.
 
 ## Example
-An index that still names `lm_head.weight`:
+An index that still lists `lm_head.weight`:
 
-    error IDX001: the index names lm_head.weight, and the shard does not hold
-    it: loaders that follow the index stop there
+    error IDX001: The index lists lm_head.weight, but the shard does not hold
+    it. Loaders that use the index fail.
 
 ## How to fix
-`tieconv reindex` rebuilds the index from the shard headers. Where the tensor should be there, fetch its shard
-instead. Other commands that write refuse until then.
+`tieconv reindex` rebuilds the index from the shard headers. If the tensor should exist, fetch its shard instead. Until
+then, other commands that write refuse the model.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for caution in evidence.cautions(inspection, "index.absent-tensor"):
         yield RULE.finding(
-            f"the index names {evidence.listed(caution.tensors)}, and the shard does not hold "
-            f"{evidence.verb(caution.tensors, 'it', 'them')}: loaders that follow the index stop there",
+            f"The index lists {evidence.listed(caution.tensors)}, but the shard does not hold "
+            f"{evidence.verb(caution.tensors, 'it', 'them')}. Loaders that use the index fail.",
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=False),
         )

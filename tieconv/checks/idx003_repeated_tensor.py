@@ -1,21 +1,20 @@
 """A tensor is stored in more than one shard.
 
 ## What it does
-Reports names that the headers of two or more shards hold.
+Reports names that are in the headers of two or more shards.
 
 ## Why it matters
-The index names one of them; loaders that read every shard take the last one they open. If the copies
-differ, the directory holds two models.
+The index lists one of the copies. Loaders that read every shard use the last one that they open. If the copies differ,
+the directory holds two models.
 
 ## Example
-A second shard that repeats the embedding:
+A second shard with the embedding again:
 
-    error IDX003: model.embed_tokens.weight is stored in more than one shard:
-    which copy is loaded depends on the loader
+    error IDX003: model.embed_tokens.weight is stored in more than one shard.
+    Loaders may load different copies.
 
 ## How to fix
-Remove the copy that is not meant: usually a shard of an earlier save that was left behind. Commands that
-write refuse until then.
+Remove the wrong copy, which is usually a shard of an earlier save. Until then, commands that write refuse the model.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for caution in evidence.cautions(inspection, "index.repeated"):
         yield RULE.finding(
-            f"{evidence.clause(caution.tensors, 'is', 'are')} stored in more than one shard: "
-            "which copy is loaded depends on the loader",
+            f"{evidence.clause(caution.tensors, 'is', 'are')} stored in more than one shard. "
+            "Loaders may load different copies.",
             caution.tensors,
         )
 

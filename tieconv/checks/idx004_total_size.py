@@ -4,16 +4,16 @@
 Compares `metadata.total_size` of the index with the bytes of all tensors in the shards.
 
 ## Why it matters
-Model pages compute the parameter count from it, and some loaders the memory that they need. After
-a head was dropped or added it is the first number to be wrong.
+Model pages compute the parameter count from it, and some loaders compute the memory that they need. It is the first
+number that becomes wrong after a tool drops or adds a head.
 
 ## Example
 
-    warning IDX004: the index declares total_size 128, the shards hold 256:
-    parameter counts derived from it are wrong
+    warning IDX004: The index declares total_size 128, the shards hold 256.
+    Parameter counts computed from it are wrong.
 
 ## How to fix
-`tieconv reindex` writes the right number, as do the commands that change a shard.
+`tieconv reindex` writes the right number. So do the commands that change a shard.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for caution in evidence.cautions(inspection, "index.total-size"):
         yield RULE.finding(
-            f"{caution.message}: parameter counts derived from it are wrong",
+            f"{evidence.capital(caution.message)}. Parameter counts computed from it are wrong.",
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=True),
         )

@@ -1,18 +1,18 @@
-"""Numbered shards stand without an index.
+"""Numbered shards have no index.
 
 ## What it does
 Reports a directory of files named `…-00001-of-00002.safetensors` without `model.safetensors.index.json`.
 
 ## Why it matters
-transformers finds no weights in it, and other loaders that look for the index do not either.
+transformers finds no weights in the directory. Other loaders that need the index do not find them either.
 
 ## Example
 
-    error IDX006: 2 shards without model.safetensors.index.json: loaders need
-    the index to find any weights
+    error IDX006: The directory holds 2 shards but no
+    model.safetensors.index.json, which loaders need to find the weights
 
 ## How to fix
-`tieconv reindex` writes it from the shard headers. Other commands that write refuse until then.
+`tieconv reindex` writes the index from the shard headers. Until then, other commands that write refuse the model.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for caution in evidence.cautions(inspection, "index.absent"):
         yield RULE.finding(
-            f"{caution.message} to find any weights",
+            f"{evidence.capital(caution.message)} to find the weights",
             caution.tensors,
             remedy=remedies.reindex(inspection, safe=True),
         )

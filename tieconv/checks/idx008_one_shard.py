@@ -1,12 +1,10 @@
-"""Only one shard of a model is inspected.
+"""tieconv inspects only one shard of a model.
 
 ## What it does
-Notes that the file given is one of several numbered shards, and that the config beside it was therefore
-not used.
+Notes that the file is one of several numbered shards. So tieconv does not use the config beside it.
 
 ## Why it matters
-The config describes the whole model: held against one shard, every tensor of the others would be
-missing.
+The config describes the whole model. In one shard, every tensor of the other shards would be missing.
 
 ## Example
 
@@ -28,7 +26,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for caution in evidence.cautions(inspection, "layout.one-shard"):
         yield RULE.finding(caution.message, caution.tensors)
 

@@ -4,13 +4,13 @@
 Reports an index without an object named `metadata` beside its `weight_map`.
 
 ## Why it matters
-transformers reads `metadata` from every index, whatever stands in it, and stops with a `KeyError` where it is missing.
-Loaders that read the map alone do not notice. Indexes that were written by hand or by a script are the usual ones.
+transformers reads `metadata` from every index and fails with a `KeyError` if it is missing. Its content does not
+matter. Loaders that read only the map do not need it. Usually such an index was written by hand or by a script.
 
 ## Example
 
-    error IDX011: model.safetensors.index.json has no metadata: transformers
-    reads it and stops without
+    error IDX011: model.safetensors.index.json has no metadata, so transformers
+    cannot load the model
 
 ## How to fix
 `tieconv reindex` rebuilds the index from the shard headers, with its metadata.
@@ -29,11 +29,11 @@ from tieconv.text import shown
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     index = inspection.checkpoint.index
     if index is not None and stops_at_index(inspection.checkpoint):
         yield RULE.finding(
-            f"{shown(index.name)} has no metadata: transformers reads it and stops without",
+            f"{shown(index.name)} has no metadata, so transformers cannot load the model",
             remedy=remedies.reindex(inspection, safe=True),
         )
 

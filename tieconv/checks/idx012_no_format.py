@@ -1,23 +1,23 @@
-"""The metadata of a safetensors file names no format that transformers 4 takes.
+"""The metadata of a safetensors file has no format that transformers 4 accepts.
 
 ## What it does
-Reports a model's safetensors files that have metadata (`__metadata__`) without a `format` in it, or with another one
-than `pt`, `tf`, `flax` and `mlx` (`np`, `PT`). A file without any metadata is in order.
+Reports safetensors files whose metadata (`__metadata__`) has no `format`, or one that transformers 4 does not accept.
+It accepts `pt`, `tf`, `flax` and `mlx`, but not `np` or `PT`. A file without any metadata is valid.
 
 ## Why it matters
-transformers 4 refuses such a file: "Incompatible safetensors file", or of a later shard "does not contain the valid
-metadata". transformers 5 and other loaders do not look. `save_file(tensors, path, {"note": "..."})` of safetensors
-writes one, and its `save_model` does wherever two names share a tensor.
+transformers 4 refuses such a file: "Incompatible safetensors file". For a later shard it prints "does not contain the
+valid metadata". transformers 5 and other loaders do not check the entry. `save_file(tensors, path, {"note": "..."})` of
+safetensors writes such a file. So does its `save_model` if two names share a tensor.
 
 ## Example
 
-    warning IDX012: the metadata of model-00002-of-00002.safetensors names no
-    format: transformers 4 refuses the file
+    warning IDX012: The metadata of model-00002-of-00002.safetensors has no
+    "format" entry. transformers 4 refuses the file.
 
 ## How to fix
-`tieconv reindex --add-format` writes `"format": "pt"`; tensors and all other metadata stay as they are, and a file that
-names one of the four keeps it. Where another one is named, look first whether the tensors are in torch's layout: what
-goes is a statement about them, so `check --fix` leaves it.
+`tieconv reindex --add-format` writes `"format": "pt"`. Tensors and other metadata stay as they are. A file with one of
+the four formats keeps it. If the file has another format, first check that the tensors have the layout of torch. `check
+--fix` does not change such a file, because the entry makes a statement about the tensors.
 """
 
 from __future__ import annotations
@@ -32,14 +32,13 @@ from tieconv.text import shown
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding for each format."""
+    """Yield at most one finding for each format."""
     files_by_format = evidence.refused_formats(inspection) if inspection.checkpoint.config is not None else {}
     for named, files in files_by_format.items():
-        file_or_files = "the file" if len(files) == 1 else "them"
-        stored_format = f"the format {shown(named)}" if named else "no format"
+        refused = evidence.verb(files, "the file", "these files")
+        stored_format = f"the format {shown(named)}" if named else 'no "format" entry'
         yield RULE.finding(
-            f"the metadata of {evidence.listed(files)} {evidence.verb(files, 'names', 'name')} {stored_format}: "
-            f"transformers 4 refuses {file_or_files}",
+            f"The metadata of {evidence.listed(files)} has {stored_format}. transformers 4 refuses {refused}.",
             remedy=remedies.add_format(inspection, safe=not any(files_by_format)),
         )
 

@@ -1,4 +1,4 @@
-"""What a rule is."""
+"""The interface of a rule."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Rule:
-    """One thing that can be wrong.
+    """One kind of fault that tieconv reports.
 
-    ``documentation`` is the docstring of the module that defines the rule, ``level`` the one that most of its
-    findings have.
+    ``documentation`` is the docstring of the rule's module. ``level`` is the level of most of its findings.
     """
 
     code: str
@@ -25,7 +24,7 @@ class Rule:
 
     @property
     def summary(self) -> str:
-        """What the rule reports, in one line."""
+        """The fault that the rule reports, in one line."""
         return self.documentation.partition("\n")[0].rstrip(".")
 
     def finding(
@@ -36,5 +35,5 @@ class Rule:
         level: Level | None = None,
         remedy: Remedy | None = None,
     ) -> Finding:
-        """A finding of this rule, at its own level unless another one is given."""
+        """Return a finding of this rule, at the rule's level unless ``level`` is given."""
         return Finding(self.code, level or self.level, message, tuple(tensors), remedy)

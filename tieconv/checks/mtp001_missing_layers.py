@@ -1,22 +1,21 @@
 """The config counts layers for multi-token prediction that are not stored.
 
 ## What it does
-Notes a config with `num_nextn_predict_layers` (or `mtp_num_hidden_layers`) above zero in a checkpoint that has
-no tensor of such a layer.
+Notes a config with `num_nextn_predict_layers` (or `mtp_num_hidden_layers`) above zero but no tensor of such a layer.
 
 ## Why it matters
-The layers come after the last one of the model and carry copies of the embedding and the head. transformers
-drops them when it loads, so a model that it saved again has lost them while the config still counts them:
-converters and servers that predict several tokens then stop at a missing tensor.
+These layers follow the last layer and hold copies of the embedding and the head. transformers drops them when it loads.
+So a model that it saved again has lost them, but the config still counts them. Converters and servers that predict
+several tokens then fail because a tensor is missing.
 
 ## Example
 A model with three layers, saved again without its fourth:
 
-    note MTP001: the config has num_nextn_predict_layers 1, and no tensor of
-    such a layer is stored: loaders that use them stop at the missing tensors
+    note MTP001: The config sets num_nextn_predict_layers to 1, but no such
+    layer is stored. Loaders that use these layers fail.
 
 ## How to fix
-Set the count to 0, or bring the layers' file along from the original release.
+Set the count to 0, or copy the file with the layers from the original release.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ _NESTED = ("", "text_config", "llm_config", "language_config")
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for config in _configs(inspection.checkpoint.config_values):
         for key in _COUNTS:
             number, layers = config.get(key), config.get("num_hidden_layers")
             if type(number) is int and number > 0 and type(layers) is int and not _stored(inspection, layers):
                 yield RULE.finding(
-                    f"the config has {key} {number}, and no tensor of such a layer is stored: loaders that use "
-                    "them stop at the missing tensors"
+                    f"The config sets {key} to {number}, but no such layer is stored. Loaders that use these "
+                    "layers fail."
                 )
                 return
 
@@ -53,7 +52,7 @@ def _configs(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
 
 
 def _stored(inspection: Inspection, layers: int) -> bool:
-    """Whether a layer beyond the last one, or one of a module named for it, is stored."""
+    """Return whether a tensor of a layer after the last one, or of an `mtp` or `nextn` module, is stored."""
     named = re.compile(rf"(^|\.)(mtp|nextn)|(^|\.)layers\.{layers}\.")
     return any(named.search(name) for name in inspection.checkpoint.tensors)
 

@@ -2,13 +2,13 @@
 
 ## What it does
 Reports initializers of one ONNX graph that hold the same matrix. Copies may be byte-identical, transposed, or cast to
-another type without loss. The rule covers heads and embeddings from 1,024 elements, and other matrices from 16,384.
-If the config declares the model untied, the level for the head is note. The default depth compares matrices with the
+another type without loss. The rule covers heads and embeddings from 1,024 elements, and other matrices from 16,384. If
+the config declares the model untied, the level for the head is note. The default depth compares matrices with the
 embedding's shape; `--depth full` compares all.
 
 ## Why it matters
-Exporters keep a tie only if both names are one Python object. Otherwise the head becomes a transposed copy, on disk
-and in every session. Optimizers do not merge it, because the bytes differ.
+Exporters keep a tie only if both names are one Python object. Otherwise the head becomes a transposed copy, on disk and
+in every session. Optimizers do not merge it, because the bytes differ.
 
 ## Example
 `Gather(W)` and `MatMul(x, Wᵀ)`, both stored:
@@ -18,8 +18,8 @@ and in every session. Optimizers do not merge it, because the bytes differ.
     session.
 
 ## How to fix
-`tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see
-[ONNX graphs](onnx.md). If `dedup` keeps both copies, the message says why and there is no command.
+`tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see [ONNX
+graphs](onnx.md). If `dedup` keeps both copies, the message says why and there is no command.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
     answer = graphs.answer(inspection, graphs.pair(tie, member))
     return RULE.finding(
         f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
-        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session{answer.message_end}.",
+        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session.{answer.message_end}",
         (tie.canonical, member.name),
         level=_level(inspection),
         remedy=answer.remedy,
@@ -95,8 +95,8 @@ def _others(inspection: Inspection, copies: list[Duplicate], answer: graphs.Answ
     more = f"; and {len(copies) - _SHOWN:,} more" if len(copies) > _SHOWN else ""
     wasted = sum(duplicate.bytes_wasted for duplicate in copies)
     return RULE.finding(
-        f"the graph stores a matrix under several names: {groups}{more}. "
-        f"The copies waste {size(wasted)} on disk and in each session{answer.message_end}.",
+        f"The graph stores a matrix under several names: {groups}{more}. "
+        f"The copies waste {size(wasted)} on disk and in each session.{answer.message_end}",
         dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
         remedy=answer.remedy,
     )

@@ -16,8 +16,8 @@ session does not. Optimizers that write the folded graph store both.
     model.embed_tokens.weight. So each session holds a second copy of 131 kB.
 
 ## How to fix
-`tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the
-matrix in the type that the nodes compute in. It does not change the Reshape of an int4 matrix by onnxruntime-genai.
+`tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the matrix
+in the type that the nodes compute in. It does not change the Reshape of an int4 matrix by onnxruntime-genai.
 """
 
 from __future__ import annotations

@@ -1,25 +1,25 @@
 """A model's weights still hold the parts of an adapter.
 
 ## What it does
-Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is no adapter.
+Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is not an adapter.
 
 ## Why it matters
-The file was saved from a wrapped model: the parts were never added to the weights. Loaders report them as
-unexpected and ignore them, so the fine-tune is lost without an error; names with `base_model.model.` in front
-are not found at all.
+The file was saved from a wrapped model, and the parts were never added to the weights. Loaders report them as
+unexpected and ignore them, so the fine-tune is lost without an error. Loaders do not find names that start with
+`base_model.model.`.
 
 ## Example
 A Llama saved with its adapter inside:
 
     error PEF003: model.layers.0.q_proj.lora_A.weight and
     model.layers.0.q_proj.lora_B.weight are parts of an adapter that was not
-    merged: loaders of the model ignore them
+    merged. Loaders ignore them.
 
-Parts named for an adapter of the config are the architecture's own and no finding: Phi-4-multimodal stores
-`lora_A.vision` beside the config's `vision_lora`.
+The rule skips parts with the name of an adapter in the config, which belong to the architecture. For example,
+Phi-4-multimodal stores `lora_A.vision`, and its config has `vision_lora`.
 
 ## How to fix
-Load the wrapped model again and save what `merge_and_unload()` returns, or save the adapter on its own.
+Load the wrapped model again and save the result of `merge_and_unload()`, or save only the adapter.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     if inspection.checkpoint.adapter is not None:
         return
     config = inspection.checkpoint.config_values
@@ -41,8 +41,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     parts = [name for name in inspection.checkpoint.tensors if _is_part(name) and own.isdisjoint(name.split("."))]
     if parts:
         yield RULE.finding(
-            f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged: loaders of the "
-            "model ignore them",
+            f"{evidence.clause(parts, 'is part', 'are parts')} of an adapter that was not merged. Loaders "
+            f"ignore {evidence.verb(parts, 'it', 'them')}.",
             parts[:4],
         )
 

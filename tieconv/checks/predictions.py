@@ -1,4 +1,4 @@
-"""What the rules about loaders share: predictions told alike become one finding."""
+"""Predictions for the rules about loaders: those about the same tensors become one finding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tieconv.checks.evidence import listed
 
 
 def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Prediction]]:
-    """The predictions of an outcome, those about the same tensors together."""
+    """Yield the predictions of an outcome, grouped by their tensors."""
     if inspection.family.output_head is None:
         return
     by_tensors: dict[tuple[str, ...], list[Prediction]] = {}
@@ -21,12 +21,15 @@ def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Predictio
 
 
 def loaders(predictions: Iterable[Prediction]) -> str:
-    """``transformers 4.57 and vllm <0.29``."""
+    """Return names and versions, such as ``transformers 4.57 and vllm <0.29``."""
     return listed(f"{prediction.name} {prediction.version}" for prediction in predictions)
 
 
 def message(predictions: list[Prediction]) -> str:
-    """The loaders, and the first one's sentence; each sentence where no tensors say that they mean the same."""
+    """Return the loaders with the first detail, or with each detail if the predictions have no tensors.
+
+    Predictions about the same tensors mean the same, so one detail is enough.
+    """
     if predictions[0].tensors:
         return f"{loaders(predictions)}: {predictions[0].detail}"
     by_detail: dict[str, list[Prediction]] = {}

@@ -1,25 +1,23 @@
 """A tied model stores its head as quantised codes.
 
 ## What it does
-Reports a model declared tied whose output head is stored as codes and scales while the embedding is a plain
-float matrix.
+Reports a tied model with a head of codes and scales, but with a float embedding.
 
 ## Why it matters
-The same matrix then has two encodings, and which one gives the logits depends on the loader: those that tie use
-the embedding and drop the codes, those that read the codes use them, and some leave the head without values
-and answer "!!!!".
+The same matrix then has two encodings, and the loader decides which one gives the logits. Loaders that tie use the
+embedding and drop the codes. Loaders that read the codes use them. Some leave the head without values and generate
+"!!!!".
 
 ## Example
-`"tie_word_embeddings": true`, and a head that was quantised on its own:
+`"tie_word_embeddings": true`, and a head that was quantised separately:
 
     warning QNT001: lm_head.weight is stored as quantised codes
-    (lm_head.qweight), and the config declares the model tied to
-    model.embed_tokens.weight: which of the two gives the logits depends on the
-    loader
+    (lm_head.qweight), but the config says tied. The loader decides whether the
+    codes or model.embed_tokens.weight give the logits.
 
 ## How to fix
-Quantise again, either with the head left out of it (`lm_head: false`, or in the list of modules to ignore) or
-from an untied model. tieconv does not compare codes with floats, so no command decides it.
+Quantise again. Either leave the head out (`lm_head: false`, or the list of modules to ignore), or start from an untied
+model. tieconv does not compare codes with floats, so no command can decide.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     head_tie, embedding = evidence.head_tie(inspection), inspection.head.input_embedding
     if head_tie is None or embedding is None or embedding.dtype not in FLOATS or not head_tie[0].declared:
         return
@@ -44,9 +42,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if codes is None or quantised_twin(embedding.name, tensors):
         return
     yield RULE.finding(
-        f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), and "
-        f"{evidence.says(inspection, True)} to {evidence.listed([embedding.name])}: which of the two gives the "
-        "logits depends on the loader",
+        f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), but "
+        f"{evidence.says(inspection, True)}. The loader decides whether the codes or "
+        f"{evidence.listed([embedding.name])} give the logits.",
         (head_tie[1].name, codes, embedding.name),
         level=evidence.certain(inspection, Level.WARNING),
     )

@@ -1,4 +1,4 @@
-"""The rules, in the order of their documentation, and running them all."""
+"""All rules, in the order of their documentation."""
 
 from __future__ import annotations
 
@@ -120,16 +120,16 @@ RULES: tuple[Rule, ...] = (
     con004_dropped_bias.RULE,
     con005_unknown_loader.RULE,
 )
-"""In the order of the documentation."""
+"""All rules, in the order of the documentation."""
 
 _OF_GRAPHS = ("ONX", "SEC", "FMT")
-"""Rules that apply to ONNX graphs: most others are about what loaders of checkpoints do with names."""
+"""Rules that apply to ONNX graphs. Most others are about the names that checkpoint loaders read."""
 
 _ORDER = {Level.ERROR: 0, Level.WARNING: 1, Level.NOTE: 2}
 
 
 def run_all(inspection: Inspection) -> tuple[Finding, ...]:
-    """What all rules find, the worst first, then by rule."""
+    """Return the findings of all rules, sorted by level and then by rule."""
     graphs = bool(inspection.checkpoint.graphs)
     rules = [rule for rule in RULES if not graphs or rule.code.startswith(_OF_GRAPHS)]
     findings = [finding for rule in rules for finding in rule.find(inspection)]

@@ -1,4 +1,4 @@
-"""The next command of a finding: only one that a planner would accept for this model."""
+"""The remedy commands of findings. A remedy is a command that its planner accepts for this model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEXED = ("safetensors", "torch")
 
 
 def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
-    """`tieconv untie`, or ``None`` where it would refuse."""
+    """Return `tieconv untie`, or ``None`` if it would refuse."""
     if any(_untie_refuses(inspection, tie, member) for tie in inspection.ties for member in tie.members):
         return None
     flips = inspection.config.effective and not evidence.unheeded_false(inspection)
@@ -33,7 +33,10 @@ def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
 
 
 def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
-    """`tieconv retie`, or ``None`` where it would refuse: copies that differ, a flag that scales logits."""
+    """Return `tieconv retie`, or ``None`` if it would refuse.
+
+    It refuses copies that differ, and a flag that also scales the logits.
+    """
     merged = filter(is_merged, inspection.ties)
     flips = (
         not inspection.config.effective or evidence.unheeded_false(inspection) or evidence.levels_disagree(inspection)
@@ -44,23 +47,26 @@ def retie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None
 
 
 def set_untied(inspection: Inspection, *, safe: bool) -> Remedy | None:
-    """`tieconv set-tie false` where every name is stored, else `tieconv untie`; ``None`` where both would refuse."""
+    """Return `tieconv set-tie false` if every name is stored, else `tieconv untie`; ``None`` if both would refuse."""
     stored = all(member.stored for tie in inspection.ties if tie.gated for member in tie.members)
     if not stored or inspection.checkpoint.config is None:
         return untie(inspection, safe=safe)
     flags = evidence.levels(inspection).values()
-    if flags and not any(flags) and not evidence.versions_differ(inspection):  # it says so already
+    if flags and not any(flags) and not evidence.versions_differ(inspection):  # the config already says untied
         return None
     return _remedy(inspection, "set-tie false", safe=safe) if untie(inspection, safe=safe) else None
 
 
 def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Remedy | None:
-    """`tieconv bias VERB`."""
+    """Return `tieconv bias VERB`, or ``None`` if it would refuse."""
     return _remedy(inspection, f"bias {verb}", *options, safe=safe)
 
 
 def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
-    """`tieconv resize`, or ``None`` where it would refuse: no config, no plain tables, names that share a storage."""
+    """Return `tieconv resize`, or ``None`` if it would refuse.
+
+    It refuses a model without config, quantised tables, and names that share a storage.
+    """
     checkpoint, source = inspection.checkpoint, _source(inspection)
     blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     aliased = any(member.state is State.ALIASED for tie in inspection.ties for member in tie.members)
@@ -70,7 +76,7 @@ def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | Non
 
 
 def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
-    """`tieconv reindex`, or ``None`` where it would refuse: a shard is missing, a tensor stands in two."""
+    """Return `tieconv reindex`, or ``None`` if it would refuse: a shard is missing, or two shards hold one tensor."""
     checkpoint = inspection.checkpoint
     repeated = any(evidence.cautions(inspection, "index.repeated"))
     if checkpoint.layout is not Layout.SHARDED or checkpoint.format not in _INDEXED or checkpoint.special or repeated:
@@ -81,7 +87,7 @@ def reindex(inspection: Inspection, *options: Option, safe: bool) -> Remedy | No
 
 
 def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
-    """`tieconv reindex --add-format`, which changes no tensor; ``None`` where it would refuse."""
+    """Return `tieconv reindex --add-format`, which changes no tensor; ``None`` if it would refuse."""
     option = ("--add-format", "")
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if checkpoint.layout is Layout.SHARDED:
@@ -92,7 +98,7 @@ def add_format(inspection: Inspection, *, safe: bool) -> Remedy | None:
 
 
 def strip_prefix(inspection: Inspection) -> Remedy | None:
-    """`tieconv reindex --strip-prefix`, which changes names alone; ``None`` where it would refuse."""
+    """Return `tieconv reindex --strip-prefix`, which changes only names; ``None`` if it would refuse."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
     blocked = checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     if source is None or blocked or checkpoint.format not in _INDEXED or not unwrapping(checkpoint.tensors):
@@ -101,7 +107,7 @@ def strip_prefix(inspection: Inspection) -> Remedy | None:
 
 
 def convert(inspection: Inspection) -> Remedy | None:
-    """`tieconv convert` to the format that it is, under the usual names; ``None`` where it would refuse."""
+    """Return `tieconv convert` to the same format, under the usual names; ``None`` if it would refuse."""
     checkpoint = inspection.checkpoint
     blocked = any(caution.code in BLOCKING for caution in checkpoint.cautions)
     if checkpoint.format not in _INDEXED or checkpoint.special or blocked:
@@ -110,7 +116,7 @@ def convert(inspection: Inspection) -> Remedy | None:
 
 
 def dedup(inspection: Inspection) -> Remedy | None:
-    """`tieconv dedup`, which keeps every name and value; ``None`` where nothing may be written."""
+    """Return `tieconv dedup`, which keeps every name and value; ``None`` if it would refuse."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
     if source is None or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions):
         return None
@@ -118,30 +124,30 @@ def dedup(inspection: Inspection) -> Remedy | None:
 
 
 def merge(inspection: Inspection, tie: Tie) -> Remedy | None:
-    """`tieconv retie` for one group, which keeps the function; ``None`` where it leaves that group alone."""
+    """Return `tieconv retie` for one group, which keeps the outputs; ``None`` if it does not change the group."""
     return retie(inspection, safe=True) if is_merged(tie) else None
 
 
 def is_merged(tie: Tie) -> bool:
-    """Whether `tieconv retie` stores the group once."""
+    """Return whether `tieconv retie` stores the group once."""
     return tie.gated or tie.role is Role.WORD_EMBEDDING
 
 
 def flag_is_storage(inspection: Inspection) -> bool:
-    """Whether the flag decides storage alone, in both major versions of transformers."""
+    """Return whether the flag decides only storage, in both major versions of transformers."""
     family = inspection.family
     known = {family.meaning_v5} | ({family.meaning_v4} if family.default_v4 is not None else set())
     return known == {FlagMeaning.STORAGE}
 
 
 def _untie_refuses(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    """Whether the class has no place for the member as it is stored: empty, transposed, or of another shape."""
+    """Return whether the stored member does not fit the class: it is empty, transposed, or has another shape."""
     empty = evidence.is_empty(inspection, member.name)
     return empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member)
 
 
 def _is_equal(tie: Tie) -> bool:
-    """Whether every stored name holds the same bytes; a placeholder without elements holds none."""
+    """Return whether every stored name holds the same bytes, or no elements."""
     return all(member.state in evidence.EQUAL or member.relation.is_empty for member in tie.stored_members)
 
 
@@ -153,7 +159,7 @@ def _remedy(inspection: Inspection, verb: str, *options: Option, safe: bool) -> 
 
 
 def _over_formats(checkpoint: Checkpoint, verb: str, source: str, *options: Option, safe: bool) -> Remedy:
-    """Where a second format would go stale it is left out, which only the user can decide."""
+    """Return the command, with an option that leaves out a second format. Only the user can decide that."""
     drop = (("--drop-other-formats", ""),) if checkpoint.others else ()
     return _command(verb, source, *options, *drop, safe=safe and not drop)
 
@@ -182,7 +188,7 @@ def _blocks(caution: Caution) -> bool:
 
 
 def _is_plain(inspection: Inspection, tie: Tie) -> bool:
-    """Whether the tensors of a group are floats with no scales kept beside them."""
+    """Return whether the tensors of a group are floats without scales."""
     tensors = inspection.checkpoint.tensors
     return all(
         not evidence.is_quantised(inspection, member.name)
@@ -192,9 +198,9 @@ def _is_plain(inspection: Inspection, tie: Tie) -> bool:
 
 
 def _source(inspection: Inspection) -> str | None:
-    """What the command names: the model's directory where a lone file has its config beside it.
+    """Return the model's path for the command: the directory, if a single file has its config beside it.
 
-    ``None`` where that directory is not this file alone.
+    Return ``None`` if that directory holds other weights too.
     """
     checkpoint = inspection.checkpoint
     if any(evidence.cautions(inspection, NOT_ALONE)):
@@ -206,12 +212,12 @@ def _source(inspection: Inspection) -> str | None:
 
 
 def _names(inspection: Inspection) -> tuple[Option, ...] | None:
-    """`--embed` and `--head` for an architecture that no table knows."""
+    """Return `--embed` and `--head` for an architecture that is not in the table."""
     family = inspection.family
     if family.knowledge is Knowledge.TABLE:
         return ()
     embed, head = family.input_embedding, family.output_head
-    # A name with control characters cannot be shown in a command as it is.
+    # A command cannot contain a name with control characters.
     if embed is None or head is None or shown(embed) != embed or shown(head) != head:
         return None
     return (("--embed", embed), ("--head", head))

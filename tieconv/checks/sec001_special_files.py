@@ -1,20 +1,20 @@
-"""The model directory holds something that is no regular file.
+"""The model directory holds an entry that is not a regular file.
 
 ## What it does
-Reports links that lead outside the directory, FIFOs, devices and sockets.
+Reports FIFOs, devices, sockets, and symlinks that point outside the model directory.
 
 ## Why it matters
-A loader, or a copy of the model, follows a link to whatever it names, on whichever machine it is read; a
-FIFO stops a reader for ever. None of them belongs in a checkpoint that came from somewhere else.
+A loader follows a symlink to its target, on every machine that reads the model. A copy of the model follows it too. A
+FIFO blocks its reader forever. None of them belongs in a checkpoint that you received from others.
 
 ## Example
-A directory with a link to a file above it:
+A directory with a symlink to a file above it:
 
-    warning SEC001: tokenizer.json is no regular file of the model: a link that
-    leads outside, a FIFO, a device or a socket
+    warning SEC001: tokenizer.json is not a regular file inside the model
+    directory
 
 ## How to fix
-Remove the entry, or replace it by the file that it stands for. Commands that write refuse until then.
+Remove the entry, or replace the symlink with its target. Until then, commands that write refuse the model.
 """
 
 from __future__ import annotations
@@ -27,18 +27,17 @@ from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 
 _MARK = "pyvenv.cfg"
-"""The file of a Python virtual environment, whose links to the interpreter are not the model's."""
+"""The file that marks a Python virtual environment. Its symlinks to the interpreter are not part of the model."""
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     companions = inspection.checkpoint.companions
     environments = tuple(name.removesuffix(_MARK) for name in companions if f"/{name}".endswith(f"/{_MARK}"))
     names = [name for name in inspection.checkpoint.special if not name.startswith(environments)]
     if names:
         yield RULE.finding(
-            f"{evidence.clause(names, 'is no regular file', 'are no regular files')} of the model: "
-            f"a link that leads outside, a FIFO, a device or a socket"
+            f"{evidence.clause(names, 'is not a regular file', 'are not regular files')} inside the model directory"
         )
 
 

@@ -4,17 +4,16 @@
 Reports an object in `config.json` that holds the same key more than once.
 
 ## Why it matters
-JSON leaves open which one counts. Python takes the last, other readers the first or none: a flag that
-stands there twice means two things. In weight headers and indexes tieconv refuses to read such a file.
+JSON does not define which value counts. Python uses the last one, and other readers use the first one or fail. So a
+repeated flag has two meanings. tieconv refuses a weight header or an index with a repeated key.
 
 ## Example
 
-    warning SEC002: config.json holds the key vocab_size twice; readers take the
-    last, others the first
+    warning SEC002: config.json holds the key vocab_size twice; some readers use
+    the last value, others the first
 
 ## How to fix
-Remove one of the two by hand. Commands that would change the flag refuse while it is the key that stands
-twice.
+Remove one of the two by hand. Commands that would change the flag refuse the model if the flag is the repeated key.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     for caution in evidence.cautions(inspection, "config.repeated-key"):
         yield RULE.finding(f"{caution.message}, others the first", caution.tensors)
 

@@ -1,6 +1,6 @@
-"""What each state of a tied group means under each declaration: consistent, or the rule that reports it.
+"""The tables of tied groups: for each state and declaration, the rule that reports it.
 
-The documentation is generated from these tables, and every cell of them is tested on a checkpoint.
+`docs/generate.py` writes the documentation from these tables. A test checks every cell on a checkpoint.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Column:
-    """One way to declare a tie: the flag (``None``: left out) and what the class then does."""
+    """One way to declare a tie: the flag (``None``: absent), and whether the class then ties."""
 
     title: str
     flag: bool | None
@@ -21,7 +21,7 @@ class Column:
 
 @record
 class Row:
-    """One state: what the file holds, and the rule for a group declared tied and for one declared untied."""
+    """One state: what the file holds, the rule for a tied group, and the rule for an untied one."""
 
     state: State
     holds: str
@@ -29,11 +29,11 @@ class Row:
     untied: str | None
 
     def rule(self, column: Column) -> str | None:
-        """The code of the rule that reports this state, ``None`` where it is consistent."""
+        """Return the code of the rule that reports this state; ``None`` if the state is consistent."""
         return self.tied if column.tied else self.untied
 
     def decides(self, column: Column) -> bool:
-        """Whether enough was read to tell: a tied group needs the comparison, an untied one does not."""
+        """Return whether tieconv read enough to decide: only a tied group needs the comparison."""
         return self.state is not State.UNREAD or not column.tied
 
 

@@ -1,24 +1,22 @@
 """Tensors share a part of their bytes.
 
 ## What it does
-Reports tensors of a torch file that lie in one storage and have some, but not all, of their bytes in
-common: a slice of another tensor, or two that reach into each other. Names of one and the same tensor, its
-transpose, and columns of one matrix that lie between one another are no overlap.
+Reports tensors of a torch file that share a part of their bytes. One is a slice of the other, or their ranges overlap.
+Two names of one tensor, its transpose, and interleaved columns of one matrix do not count as an overlap.
 
 ## Why it matters
-safetensors refuses to save such tensors, and tools that look for shared tensors may keep the smaller one and
-drop the rest. Loaders that copy each tensor into a parameter of its own take them apart: a later
-change of one is then none of the other.
+safetensors refuses to save such tensors. Tools that look for shared tensors may keep the smaller one and drop the rest.
+Loaders that copy each tensor into a separate parameter end the sharing. A later change of one parameter then does not
+change the other.
 
 ## Example
-Two norms that were cut from one vector:
+Two norms that are slices of one vector:
 
     warning STO004: model.layers.0.norm.weight and model.norm.weight share a
     part of their bytes
 
 ## How to fix
-Nothing that tieconv writes takes them apart by itself, or loses one. If they are meant to be separate, save
-copies: `state[name] = state[name].clone()`.
+No command of tieconv separates them, or loses one. To separate them, save copies: `state[name] = state[name].clone()`.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ _LISTED = 3
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     if inspection.storage is None:
         return
     groups = [overlap.tensors for overlap in inspection.storage.overlaps if overlap.kind in _KINDS]
     if not groups:
         return
     rest = len(groups) - _LISTED
-    more = f"; and {count(rest, 'more group')}" if rest > 0 else ""
-    listed = "; ".join(evidence.listed(sorted(names)) for names in groups[:_LISTED])
+    more = f". This list leaves out {count(rest, 'group')}" if rest > 0 else ""
+    listed = ". ".join(f"{evidence.listed(sorted(names))} share a part of their bytes" for names in groups[:_LISTED])
     yield RULE.finding(
-        f"{listed} share a part of their bytes{more}",
+        f"{listed}{more}{'.' if len(groups) > 1 else ''}",
         [name for names in groups[:_LISTED] for name in sorted(names)[: evidence.LISTED]],
     )
 

@@ -1,23 +1,27 @@
 """A torch file holds more than the tensors of a model.
 
 ## What it does
-Notes what reading a torch file left out or found out of place: a training checkpoint of which only the
-model's part is looked at, values that are no tensors, a prefix that a wrapper put before every name, tensors
-that repeat stored values, and storages that belong to no tensor of the model.
+Notes unusual content of a torch file:
+
+- a training checkpoint, of which tieconv reads only the model;
+- values that are not tensors;
+- a prefix that a wrapper added to every name;
+- tensors that repeat stored values (stride 0);
+- storages that no tensor of the model uses.
 
 ## Why it matters
-Loaders of plain state dicts do not find the tensors of a training checkpoint, nor names with a wrapper's
-prefix; and what else the file holds would be lost when it is written again, so tieconv does not write it.
+Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
+other content, so tieconv does not write the model.
 
 ## Example
 A checkpoint of a training run:
 
-    note STO005: the tensors are those under state_dict of a training
+    note STO005: The tensors are those under state_dict of a training
     checkpoint; the file also holds epoch
 
 ## How to fix
-`tieconv convert FILE --to safetensors -o OUT` writes the model out of a training checkpoint. Where several keys
-hold tensors, save the one that you mean: `torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)`.
+`tieconv convert FILE --to safetensors -o OUT` writes the model of a training checkpoint. If several keys hold tensors,
+save the right one: `torch.save(torch.load(FILE, map_location="cpu")[KEY], OUT)`.
 """
 
 from __future__ import annotations
@@ -34,10 +38,10 @@ _CODES = (TRAINING, SEVERAL, "torch.extra", "torch.prefix", "torch.expanded", "t
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each kind of leftover in each file."""
+    """Yield one finding for each kind of unusual content in each file."""
     for code in _CODES:
         for caution in evidence.cautions(inspection, code):
-            yield RULE.finding(caution.message)
+            yield RULE.finding(evidence.capital(caution.message))
 
 
 RULE = Rule("STO005", "not-only-weights", Level.NOTE, __doc__ or "", find)

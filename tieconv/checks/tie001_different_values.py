@@ -1,29 +1,30 @@
-"""A model declared tied stores tensors that differ.
+"""A tied model stores tensors that differ.
 
 ## What it does
-Reports a name of a tied group whose stored values are not those of the canonical name, byte for byte:
-rows that differ, a multiple, the transpose, another matrix. A copy in another dtype that is equal after
-rounding is a warning; one that differs only in the sign of zeros is a note.
+Reports a name of a tied group whose stored values differ from those of the canonical name. Rows may differ, or the
+tensor is a multiple, the transpose, or another matrix. It is a warning if the copy has another dtype and is equal after
+rounding. It is a note if only the sign of zeros differs.
 
 ## Why it matters
-transformers up to 4.57 silently overwrites the head with the embedding, and saving loses it for good;
-transformers 5 keeps both and prints a warning; older vLLM and mlx-lm drop the head. A fine-tune
-that touched only new tokens looks like this and then repeats one token after a reload. For a
-copy in another dtype it depends on the dtype asked for at loading whether the two are tied. A
-constant factor is an embedding scale that was folded in.
+transformers up to 4.57 overwrites the head with the embedding and prints nothing. A save then loses the head.
+transformers 5 keeps both and prints a warning. Early releases of vLLM and mlx-lm drop the head.
+
+A fine-tune that changed only new tokens gives such a model, which repeats one token after a reload. If the copy has
+another dtype, the dtype at loading decides whether the two are tied. A constant factor means that a tool folded an
+embedding scale into the head.
 
 ## Example
-`"tie_word_embeddings": true`, and row 7 of the head was trained alone:
+`"tie_word_embeddings": true`, and only row 7 of the head was trained:
 
-    error TIE001: the config declares the model tied, but lm_head.weight differs
-    from model.embed_tokens.weight (in row 7 of 8, by at most 0.5): transformers
-    4 silently discards the copy, transformers 5 keeps it with a warning
+    error TIE001: lm_head.weight differs from model.embed_tokens.weight (in row
+    7 of 8, by at most 0.5), but the config says tied. transformers 4 ignores
+    lm_head.weight. transformers 5 uses it.
 
 ## How to fix
-`tieconv set-tie false` sets the flag to false at every level and leaves both tensors as they are, so that every
-loader reads what transformers 5 reads today; `tieconv untie` does the same where further names must be stored.
-Where one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other;
-that changes the function.
+`tieconv set-tie false` sets the flag to false at every level and does not change the tensors. Then every loader reads
+what transformers 5 reads today. If the untied model needs other names too, `tieconv untie` does the same and stores
+them. If one of the two is stale, `tieconv retie --from embed --force` or `--from head --force` keeps the other (review
+first: changes the model's outputs).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each tied group that stores different values."""
+    """Yield one finding for each tied group that stores different values."""
     for tie in evidence.declared_tied(inspection):
         differing = [member for member in tie.members if _differs(inspection, tie, member)]
         if differing:
@@ -56,11 +57,13 @@ def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
 
 def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Finding:
     canonical = evidence.reference(tie)
-    figures = " and ".join(evidence.difference(member, canonical) for member in differing)
+    names = [member.name for member in differing]
+    figures = ". ".join(evidence.difference(member, canonical) for member in differing)
     cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
+    but = ", but" if len(names) == 1 else ". However,"
     return RULE.finding(
-        f"{cause}, but {figures}: {_outcome(differing)}",
-        (canonical, *(member.name for member in differing)),
+        f"{figures}{but} {cause}. {_outcome(differing)}",
+        (canonical, *names),
         level=evidence.certain(inspection, _level(differing)),
         remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
     )
@@ -68,8 +71,10 @@ def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Findin
 
 def _outcome(differing: list[Member]) -> str:
     if all(member.state is State.CAST for member in differing):
-        return "transformers ties them or not, depending on the dtype that it loads them in"
-    return "transformers 4 silently discards the copy, transformers 5 keeps it with a warning"
+        return "Whether transformers ties them depends on the dtype that it loads them in."
+    names = evidence.listed(member.name for member in differing)
+    it = "it" if len(differing) == 1 else "them"
+    return f"transformers 4 ignores {names}. transformers 5 uses {it}."
 
 
 def _level(differing: list[Member]) -> Level:

@@ -1,14 +1,13 @@
 """A tied tensor is stored twice.
 
 ## What it does
-Reports names of a tied group that are stored and equal the canonical one byte for byte, with the bytes
-that this costs. One storage under two names costs nothing and is not reported; nor are the two names of
-a bias.
+Reports byte-identical copies of the canonical tensor in a tied group, with the wasted bytes. The rule does not report
+one storage under two names, which wastes nothing, or the two names of a bias.
 
 ## Why it matters
 Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
-that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes:
-`tieconv inspect --consumers` names them with their versions, and `tieconv check --for LOADER` reports them as CON003.
+that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes. `tieconv
+inspect --consumers` lists them with their versions, and `tieconv check --for LOADER` reports them as CON003.
 
 ## Example
 `"tie_word_embeddings": true`, both names stored:
@@ -17,10 +16,10 @@ that gathers a sharded state dict typically writes it. Some loaders refuse the e
     model.embed_tokens.weight. The model is tied, so the copy wastes 128 B.
 
 ## How to fix
-`tieconv retie` drops the copy and keeps the canonical name; the shard index follows.
+`tieconv retie` drops the copy, keeps the canonical name and updates the index.
 
-A copy that is wanted is a note, and no command is given. Two things say that it is wanted: a loader of `--for` needs
-it, or the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
+A copy that is wanted is a note, and no command is given. A copy is wanted if a loader of `--for` needs it. It is also
+wanted if the metadata entry `tieconv.keep` of its safetensors file lists it. `tieconv untie --keep-flag` writes that
 entry. Files without metadata need an `ignore` with its reason in `tieconv.toml`.
 """
 
@@ -39,7 +38,7 @@ from tieconv.text import size
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each tied group with identical copies; those with a NaN are NUM001's."""
+    """Yield one finding for each tied group with identical copies. NUM001 reports those with a NaN."""
     wanted = marked(inspection.checkpoint.files)
     for tie in evidence.declared_tied(inspection):
         copies = [member.name for member in tie.members if _is_copy(inspection, member)]
@@ -48,7 +47,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _is_copy(inspection: Inspection, member: Member) -> bool:
-    """Whether the copy takes bytes and transformers ties it: STO002 reports empty tensors."""
+    """Return whether transformers ties the copy. STO002 reports empty tensors, NUM001 copies with a NaN."""
     equal = member.state is State.IDENTICAL and not evidence.is_empty(inspection, member.name)
     return equal and not member.relation.holds_nan
 
@@ -57,7 +56,6 @@ def _report(inspection: Inspection, tie: Tie, copies: list[str], *, is_wanted: b
     canonical = evidence.reference(tie)
     wasted = size(sum(inspection.checkpoint.tensors[name].nbytes for name in copies))
     is_single = len(copies) == 1
-    are = f"{evidence.listed(copies)} {'is a byte-identical copy' if is_single else 'are byte-identical copies'}"
     the, verb = ("copy", "wastes") if is_single else ("copies", "waste")
     why = (
         f"The metadata entry {KEY} says that the {the} of {wasted} {'is' if is_single else 'are'} wanted."
@@ -65,7 +63,7 @@ def _report(inspection: Inspection, tie: Tie, copies: list[str], *, is_wanted: b
         else f"The model is tied, so the {the} {verb} {wasted}."
     )
     return RULE.finding(
-        f"{are} of {evidence.listed([canonical])}. {why}",
+        f"{evidence.are_copies(copies, canonical)}. {why}",
         (canonical, *copies),
         level=Level.NOTE if is_wanted else None,
         remedy=None if is_wanted else remedies.merge(inspection, tie),

@@ -1,26 +1,25 @@
-"""A model declared untied stores no output head.
+"""An untied model stores no output head.
 
 ## What it does
-Reports an output embedding that is not stored although the config, or the default of the class, makes it
-a parameter of its own. A head that is stored as quantised codes counts as stored.
+Reports a missing output head if the config, or the default of the class, says untied. A head that is stored as
+quantised codes counts as stored.
 
 ## Why it matters
-transformers fills the head with random numbers and only prints a load report; the model then answers
-noise. Other loaders stop, or tie without asking. T5 and its kin are reported too where the flag is
-false: transformers 5 ties them all the same, transformers 4 does not.
+transformers fills the head with random values and only prints a load report. The model then generates noise. Other
+loaders fail, or tie without a message. The rule also reports T5 and similar classes with the flag false. transformers 5
+ties them anyway, but transformers 4 does not.
 
 ## Example
 `"tie_word_embeddings": false`, only the embedding stored:
 
-    error TIE003: the config declares the model untied, but lm_head.weight is
-    not stored: transformers fills it with random numbers (retie if it is
-    model.embed_tokens.weight, untie to write it as a copy of that)
+    error TIE003: lm_head.weight is missing, but the config says untied.
+    transformers fills it with random values. Run retie if the model is tied to
+    model.embed_tokens.weight, or untie to store a copy of it.
 
 ## How to fix
-Only you know which of the two is wrong, the flag or the file. If the head is the embedding (the usual
-case: the flag was lost on the way), `tieconv retie` sets the flag to true, and `tieconv untie` writes
-the head as a copy. If the head was trained apart, it is not in this checkpoint: look in the one that
-training saved.
+Only you know whether the flag or the file is wrong. Usually a tool lost the flag, and the head is the embedding. Then
+`tieconv retie` sets the flag to true, or `tieconv untie` stores the head as a copy. If the head was trained separately,
+this checkpoint does not contain it. Look in the checkpoint that the training saved.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding; TIE007 and TIE008 report heads whose tying depends on the reader."""
+    """Yield at most one finding. TIE007 and TIE008 report heads that only some loaders tie."""
     head_tie = evidence.head_tie(inspection)
     if head_tie is None or not evidence.is_missing(inspection, head_tie[1]):
         return
     tie, head = head_tie
-    outcome = "transformers fills it with random numbers"
+    outcome = "transformers fills it with random values"
     if evidence.unheeded_false(inspection):
         yield _report(inspection, tie, head.name, outcome.replace("transformers", "transformers 4"))
     elif tie in evidence.declared_untied(inspection) and not evidence.disputed(inspection):
@@ -50,8 +49,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 def _report(inspection: Inspection, tie: Tie, head: str, outcome: str) -> Finding:
     embedding = evidence.reference(tie)
     return RULE.finding(
-        f"{evidence.says(inspection, False)}, but {evidence.listed([head])} is not stored: {outcome} "
-        f"(retie if it is {evidence.listed([embedding])}, untie to write it as a copy of that)",
+        f"{evidence.listed([head])} is missing, but {evidence.says(inspection, False)}. {outcome}. Run retie if the "
+        f"model is tied to {evidence.listed([embedding])}, or untie to store a copy of it.",
         (head, embedding),
         level=evidence.certain(inspection, Level.ERROR),
         remedy=_remedy(inspection),

@@ -1,22 +1,22 @@
-"""A model declared untied stores a head that equals the embedding.
+"""An untied model stores a head that equals the embedding.
 
 ## What it does
-Notes a group in which every name is stored and all are equal byte for byte, though nothing declares them
-tied.
+Notes an untied group whose names are all stored and byte-identical.
 
 ## Why it matters
-Nothing is wrong: the model loads and answers the same everywhere. But the bytes are there twice, on disk
-and in memory, and the two drift apart in the next fine-tune. Untied on purpose, before a merge or for a
-loader that wants the head, this is what it looks like.
+Nothing is wrong: every loader gives the same outputs. But the bytes exist twice, on disk and in memory, and the next
+fine-tune makes the two different. Perhaps someone untied the model on purpose, for a merge or for a loader that needs
+the head.
 
 ## Example
 `"tie_word_embeddings": false`, head and embedding equal:
 
-    note TIE004: lm_head.weight equals model.embed_tokens.weight byte for byte
-    in an untied model: tied, it would take 128 B less
+    note TIE004: lm_head.weight is a byte-identical copy of
+    model.embed_tokens.weight. The model is untied; a tied model would be 128 B
+    smaller.
 
 ## How to fix
-Nothing needs fixing. `tieconv retie` stores one of them and sets the flag to true.
+Nothing needs a fix. `tieconv retie` stores one of the two and sets the flag to true.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tieconv.text import size
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding, where retying is possible."""
+    """Yield at most one finding, if `tieconv retie` accepts the model."""
     for tie in evidence.declared_untied(inspection):
-        empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports it
+        empty = evidence.is_empty(inspection, evidence.reference(tie))  # STO002 reports this tensor
         if _is_redundant(tie) and not empty and not evidence.disputed(inspection):
             remedy = remedies.retie(inspection, safe=True)
             if remedy:
@@ -55,8 +55,8 @@ def _message(inspection: Inspection, tie: Tie) -> str:
     copies = [member.name for member in tie.members if member.state is State.IDENTICAL]
     wasted = sum(inspection.checkpoint.tensors[name].nbytes for name in copies)
     return (
-        f"{evidence.clause(copies, 'equals', 'equal')} {evidence.listed([evidence.reference(tie)])} "
-        f"byte for byte in an untied model: tied, it would take {size(wasted)} less"
+        f"{evidence.are_copies(copies, evidence.reference(tie))}. "
+        f"The model is untied; a tied model would be {size(wasted)} smaller."
     )
 
 

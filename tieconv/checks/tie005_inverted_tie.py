@@ -1,27 +1,27 @@
 """A tied tensor is stored under the wrong one of its names.
 
 ## What it does
-Reports a tied group whose canonical name, the one that `save_pretrained` keeps, is absent while another
-of its names is stored: the head without the embedding, or the second name of a head bias without the
-first.
+Reports a tied group that lacks its canonical name, the one that `save_pretrained` keeps. The file stores the head
+without the embedding, for example, or only the second name of a head bias.
 
 ## Why it matters
-transformers 5 looks at either name, transformers 4.57 at the canonical one: it leaves the parameter
-without values and reports nothing missing until the first forward pass fails; 4.48 starts such a bias at
-zero. llama.cpp, vLLM and mlx-lm miss the embedding. `safetensors.torch.save_model` and
-`huggingface_hub.save_torch_model` write such files: they keep the name that comes first in the alphabet.
-It is a warning where the encoder's or the decoder's table is stored and transformers 4.57 reads that too, as it does
-for T5, Marian and Pegasus, and for BART from the decoder (bart-large-cnn is published so).
+transformers 5 reads either name, but transformers 4.57 reads only the canonical one. It leaves the parameter without
+values and reports nothing until the first forward pass fails. transformers 4.48 fills such a bias with zeros.
+llama.cpp, vLLM and mlx-lm do not find the embedding. `safetensors.torch.save_model` and
+`huggingface_hub.save_torch_model` write such files, because they keep the first name in the alphabet.
+
+It is a warning if transformers 4.57 reads the stored embedding of the encoder or the decoder. It does so for T5, Marian
+and Pegasus, and for the decoder of BART. bart-large-cnn is published in this form.
 
 ## Example
 `"tie_word_embeddings": true`, only the head stored:
 
-    error TIE005: lm_head.weight is stored, but not model.embed_tokens.weight,
-    the name that a tied model keeps: transformers 4.57 leaves it without
-    values, and other loaders miss it
+    error TIE005: model.embed_tokens.weight is missing, but a tied model stores
+    this name. The file has only lm_head.weight. transformers 4.57 leaves the
+    parameter without values. Other loaders need model.embed_tokens.weight.
 
 ## How to fix
-`tieconv retie` stores the tensor under its canonical name; the bytes stay the same.
+`tieconv retie` stores the tensor under its canonical name. The bytes stay the same.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each tied group whose canonical name is absent."""
+    """Yield one finding for each tied group whose canonical name is missing."""
     for tie in inspection.ties:
         if tie.declared and not tie.canonical_stored and not evidence.is_quantised(inspection, tie.canonical):
             stored = [member.name for member in tie.stored_members]
@@ -45,11 +45,13 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
             loaded_by_v4 = load(inspection, TRANSFORMERS_4)
             read = tie.role is Role.WORD_EMBEDDING and loaded_by_v4.source(tie.canonical) is not None
-            loaders_fail = "transformers looks at both, and other loaders miss" if read else "transformers 4.57 leaves"
+            name = evidence.listed([tie.canonical])
+            outcome = (
+                "transformers loads either name" if read else "transformers 4.57 leaves the parameter without values"
+            )
             yield RULE.finding(
-                f"{evidence.clause(stored, 'is', 'are')} stored, but not "
-                f"{evidence.listed([tie.canonical])}, the name that a tied model keeps: "
-                f"{loaders_fail} it{'' if read else ' without values, and other loaders miss it'}",
+                f"{name} is missing, but a tied model stores this name. The file has only {evidence.listed(stored)}. "
+                f"{outcome}. Other loaders need {name}.",
                 (tie.canonical, *stored),
                 level=evidence.certain(inspection, Level.WARNING if read and len(stored) == 1 else Level.ERROR),
                 remedy=_remedy(inspection, tie),

@@ -1,30 +1,33 @@
-"""The config leaves out the flag that one major version of transformers reads.
+"""The config does not set the flag that one major version of transformers reads.
 
 ## What it does
-Reports a config in which the tie flag is missing where transformers 4 or 5 looks for it, and the two
-fall back to different values. Where no level holds the flag it is an error if the stored tensors are
-right under one reading only (no head, or a head that the tied reading throws away), a warning if
-transformers 5 alone would complain, and else a note. Where another level holds it, and transformers 5
-reads the stored tensors right, it is a note about version 4.
+Reports a config without the tie flag at a level that transformers 4 or 5 reads. If no level has the flag, the level of
+the finding depends on the stored tensors:
+
+- error, if one version fills the head with random values or ignores it;
+- warning, if only transformers 5 prints a warning;
+- else note.
+
+If another level has the flag and transformers 5 loads the tensors right, it is a note about transformers 4.
 
 ## Why it matters
-The same files give a tied model in one version and an untied one in the other. For eight classes
-the defaults differ: those of `deepseek_vl`, `deepseek_vl_hybrid`, `granite_speech`, `internvl`, `janus`,
-`mistral3` and `ovis2` became tied in transformers 5, that of `fsmt` untied. And where only one of two
-nested configs holds the flag, version 4 reads one level and version 5 the other.
+The same files give a tied model in one version and an untied model in the other. The defaults of eight classes differ.
+Those of `deepseek_vl`, `deepseek_vl_hybrid`, `granite_speech`, `internvl`, `janus`, `mistral3` and `ovis2` became tied
+in transformers 5. That of `fsmt` became untied. If only one of two nested configs has the flag, transformers 4 and 5
+may read different levels.
 
 ## Example
-An InternVL without the flag (tied by default in transformers 5, untied in 4) and without a head:
+An InternVL without the flag and without a head. It is tied by default in transformers 5, and untied in 4:
 
-    error TIE007: no level of the config declares tie_word_embeddings, and the
-    defaults of transformers 4 and 5 differ: version 5 ties
-    InternVLForConditionalGeneration, version 4 does not;
-    language_model.lm_head.weight is not stored, so version 4 fills it with
-    random numbers
+    error TIE007: The config does not set tie_word_embeddings, and the defaults
+    of transformers 4 and 5 differ. transformers 5 ties
+    InternVLForConditionalGeneration, but transformers 4 does not.
+    language_model.lm_head.weight is missing, so transformers 4 fills it with
+    random values.
 
 ## How to fix
-`tieconv retie` or `tieconv untie` writes the flag at every level that is read. The remedy names the one
-that keeps what is stored.
+`tieconv retie` or `tieconv untie` writes the flag at every level that a loader reads. The remedy is the command that
+keeps the stored tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     head_tie = evidence.head_tie(inspection)
     if head_tie is None or not evidence.versions_differ(inspection):
         return
@@ -47,7 +50,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     tied, untied = (5, 4) if inspection.config.effective else (4, 5)
     level, outcome, remedy = _judge(inspection, head, tied, untied)
     if evidence.levels(inspection):
-        # Transformers 5 goes by what is declared; where that is wrong other rules say so.
+        # transformers 5 reads the declared flag. Other rules report a wrong one.
         tied_in_v5 = inspection.config.effective
         if not evidence.fits_reader(inspection, head, tied_in_v5) or evidence.fits_reader(
             inspection, head, not tied_in_v5
@@ -55,7 +58,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             return
         level = Level.NOTE
     yield RULE.finding(
-        f"{_cause(inspection)}: version {tied} ties {evidence.label(inspection)}, version {untied} does not; {outcome}",
+        f"{_cause(inspection)}. transformers {tied} ties {evidence.label(inspection)}, but transformers {untied} does "
+        f"not. {outcome}.",
         (head.name,),
         level=level,
         remedy=remedy,
@@ -63,30 +67,30 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _cause(inspection: Inspection) -> str:
-    """Which level of the config is missing for which version."""
+    """Return which version finds no flag at its level of the config."""
     levels, level = evidence.levels(inspection), inspection.family.level_v4 or ""
     if not levels:
-        return f"no level of the config declares {evidence.FLAG}, and the defaults of transformers 4 and 5 differ"
+        return f"The config does not set {evidence.FLAG}, and the defaults of transformers 4 and 5 differ"
     path = f"{level}.{evidence.FLAG}".lstrip(".")
     if level in levels:
-        return f"transformers 4 reads {path}, and transformers 5 reads a level that the config does not declare"
+        return f"transformers 4 reads {path}, but transformers 5 reads a level without this flag"
     declared = ", ".join(f"{declaring_level}.{evidence.FLAG}".lstrip(".") for declaring_level in levels)
-    return f"transformers 5 reads {declared}, transformers 4 reads {path}, which the config does not declare"
+    return f"transformers 5 reads {declared}. transformers 4 reads {path}, which the config does not set"
 
 
 def _judge(inspection: Inspection, head: Member, tied: int, untied: int) -> tuple[Level, str, Remedy | None]:
     name = evidence.listed([head.name])
     if evidence.is_missing(inspection, head):
         remedy = remedies.retie(inspection, safe=tied == 5)
-        return Level.ERROR, f"{name} is not stored, so version {untied} fills it with random numbers", remedy
+        return Level.ERROR, f"{name} is missing, so transformers {untied} fills it with random values", remedy
     if head.state in evidence.UNEQUAL:
         remedy = remedies.untie(inspection, safe=True)
         if tied == 4:
-            return Level.ERROR, f"{name} is a tensor of its own, which version 4 silently discards", remedy
-        return Level.WARNING, f"{name} is a tensor of its own, which version 5 keeps with a warning", remedy
+            return Level.ERROR, f"{name} differs from the embedding, and transformers 4 ignores it", remedy
+        return Level.WARNING, f"{name} differs from the embedding, and transformers 5 uses it with a warning", remedy
     return (
         Level.NOTE,
-        f"{name} is right under both readings",
+        f"{name} is right for both versions",
         remedies.retie(inspection, safe=True),
     )
 

@@ -1,24 +1,22 @@
 """A class that never ties stores no output head.
 
 ## What it does
-Reports a missing output embedding in the classes that always have one of their own, such as
-`KimiLinearForCausalLM`, `MllamaForConditionalGeneration`, `ReformerModelWithLMHead` or
-`LukeForMaskedLM`.
+Reports a missing output head in classes that never tie it. Examples are `KimiLinearForCausalLM`,
+`MllamaForConditionalGeneration`, `ReformerModelWithLMHead` and `LukeForMaskedLM`.
 
 ## Why it matters
-The flag may say true, and for some of these classes it does by default; the class does not read it.
-transformers fills the head with random numbers whatever the config says. A tool that drops the
-head of "tied" models ruins these.
+The flag may be true, and for some of these classes it is true by default. But the class does not read it. transformers
+fills the head with random values, whatever the config says. A tool that drops the head of "tied" models damages these.
 
 ## Example
 `KimiLinearForCausalLM` with `"tie_word_embeddings": true` and only the embedding stored:
 
-    error TIE009: lm_head.weight is not stored, and KimiLinearForCausalLM never
-    ties it: transformers fills it with random numbers whatever the config says
+    error TIE009: lm_head.weight is missing, but KimiLinearForCausalLM never
+    ties it. transformers fills it with random values, whatever the config says.
 
 ## How to fix
-Get the head from the checkpoint that it was dropped from. tieconv does not write one: nothing says that
-it would be the embedding.
+Get the head from the checkpoint that still has it. tieconv does not write one, because nothing shows that it would
+equal the embedding.
 """
 
 from __future__ import annotations
@@ -33,15 +31,15 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding; TIE006 reports a model without embedding as well."""
+    """Yield at most one finding. TIE006 reports a model that also lacks the embedding."""
     head = inspection.head.output_head
     if inspection.family.tying is not Tying.NEVER or head is None or head.stored:
         return
     if inspection.head.input_embedding is None or evidence.is_quantised(inspection, head.name):
         return
     yield RULE.finding(
-        f"{evidence.listed([head.name])} is not stored, and {evidence.label(inspection)} never ties it: "
-        "transformers fills it with random numbers whatever the config says",
+        f"{evidence.listed([head.name])} is missing, but {evidence.label(inspection)} never ties it. "
+        "transformers fills it with random values, whatever the config says.",
         (head.name,),
     )
 

@@ -1,25 +1,23 @@
 """Tied tensors have different shapes.
 
 ## What it does
-Reports a stored name of a tied group whose shape is not the canonical tensor's: more or fewer rows, or
-vocabulary and width swapped. The swapped case is reported in untied models too, where the head is the
-embedding's transpose.
+Reports a stored tensor of a tied group whose shape differs from the canonical tensor. It has more or fewer rows, or
+rows and columns are swapped. In an untied model the rule reports only a head that is the transpose of the embedding.
 
 ## Why it matters
-Loaders stop at the size mismatch. Rows differ when one of the two was padded for tensor parallelism or
-resized for new tokens and the other was not; a swapped shape comes from a framework that
-stores linear weights as `[in, out]`.
+Loaders fail with a size mismatch. Rows differ if a tool padded one of the two for tensor parallelism, or resized one
+for new tokens. Rows and columns are swapped by frameworks that store linear weights as `[in, out]`.
 
 ## Example
 `"tie_word_embeddings": true`, and one row more in the head:
 
-    error TIE010: lm_head.weight has the shape [9, 4] and
-    model.embed_tokens.weight [8, 4] (the first 8 rows are equal), where the
-    class has one shape for both: loaders stop at the mismatch
+    error TIE010: lm_head.weight has the shape [9, 4], but
+    model.embed_tokens.weight has [8, 4] (the first 8 rows are equal). The class
+    needs one shape for both, so loaders refuse the model.
 
 ## How to fix
-Pad or trim both tensors, and the head bias, to the vocabulary size of the config, and transpose a
-swapped one, with the tool that wrote them. No command of tieconv does that.
+Use the tool that wrote the tensors. Pad or trim both tensors and the head bias to the vocabulary size of the config.
+Transpose a swapped tensor. No command of tieconv does that.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each stored name with another shape."""
+    """Yield one finding for each stored name with another shape."""
     tied = list(evidence.declared_tied(inspection))
     for tie in inspection.ties:
         for member in tie.members:
@@ -49,9 +47,9 @@ def _report(inspection: Inspection, tie: Tie, member: Member) -> Finding:
     canonical = evidence.reference(tie)
     tensors = inspection.checkpoint.tensors
     return RULE.finding(
-        f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)} and "
-        f"{evidence.listed([canonical])} {list(tensors[canonical].shape)}{_rest(member)}, "
-        "where the class has one shape for both: loaders stop at the mismatch",
+        f"{evidence.listed([member.name])} has the shape {list(tensors[member.name].shape)}, but "
+        f"{evidence.listed([canonical])} has {list(tensors[canonical].shape)}{_rest(member)}. "
+        "The class needs one shape for both, so loaders refuse the model.",
         (member.name, canonical),
         level=evidence.certain(inspection, Level.ERROR),
     )
@@ -59,7 +57,7 @@ def _report(inspection: Inspection, tie: Tie, member: Member) -> Finding:
 
 def _rest(member: Member) -> str:
     if member.state is State.TRANSPOSED:
-        return ", of which it is the transpose"
+        return " (its transpose)"
     equal = member.relation.rows_equal if isinstance(member.relation, OtherShape) else None
     if not equal:
         return ""

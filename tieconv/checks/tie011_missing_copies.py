@@ -1,28 +1,26 @@
-"""A model declared untied lacks other tensors than its head.
+"""An untied model lacks other tensors than its head.
 
 ## What it does
-Reports names of a group, other than the head, that are not stored although the config makes each of them
-a parameter of its own: the encoder's and decoder's embeddings of BART and its kin, or the input
-embedding itself.
+Reports names of an untied group, other than the head, that are not stored. These are the embeddings of the encoder and
+the decoder of BART and similar classes, or the input embedding.
 
 ## Why it matters
-Tied, one matrix fills all four names of a sequence-to-sequence model. With the flag set to false each
-needs its own, and transformers fills those that are absent with random numbers; writing only the head is
-not enough. FSMT that transformers 4 saved lacks the decoder's table, which was the head there: transformers 5 has
-two, and one of them is then random.
+In a tied sequence-to-sequence model one matrix fills all four names. If the flag is false, each name needs a tensor,
+and transformers fills missing ones with random values. To write only the head is not enough.
+
+An FSMT that transformers 4 saved lacks the table of the decoder, which was the head there. transformers 5 has two
+tensors, and one of them is random.
 
 ## Example
 A BART with `"tie_word_embeddings": false` that stores the shared matrix and the head:
 
-    error TIE011: the config declares the model untied, but
-    model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight are
-    not stored beside model.shared.weight: transformers fills them with random
-    numbers
+    error TIE011: model.encoder.embed_tokens.weight and
+    model.decoder.embed_tokens.weight are missing beside model.shared.weight,
+    but the config says untied. transformers fills them with random values.
 
 ## How to fix
-`tieconv untie` writes every absent name as a copy of the stored one; `tieconv retie` sets the flag to
-true instead, where all that is stored is equal. Both give another function than the random tensors of
-today.
+`tieconv untie` writes every missing name as a copy of the stored one. If all stored tensors are equal, `tieconv retie`
+sets the flag to true instead (review first: changes the model's outputs).
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each group that the flag separates and whose names are not all stored."""
+    """Yield one finding for each untied group with missing names."""
     for tie in evidence.declared_untied(inspection):
         absent = [member.name for member in tie.members if _is_needed(inspection, tie, member)]
         if absent and tie.role is not Role.OUTPUT_BIAS:
@@ -46,9 +44,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
             stored = load(inspection, TRANSFORMERS_4).source(absent[0]) or evidence.reference(tie)
             yield RULE.finding(
-                f"{evidence.says(inspection, False)}, but {evidence.clause(absent, 'is', 'are')} not stored "
-                f"beside {evidence.listed([stored])}: transformers fills "
-                f"{evidence.verb(absent, 'it', 'them')} with random numbers",
+                f"{evidence.clause(absent, 'is', 'are')} missing beside {evidence.listed([stored])}, but "
+                f"{evidence.says(inspection, False)}. transformers fills "
+                f"{evidence.verb(absent, 'it', 'them')} with random values.",
                 (*absent, stored),
                 level=evidence.certain(inspection, Level.ERROR),
                 remedy=remedies.untie(inspection, safe=False),

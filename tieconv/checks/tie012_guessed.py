@@ -1,24 +1,23 @@
-"""What ties is a guess, because the architecture is not in the table.
+"""The architecture is not in the table, so tieconv guesses the tie.
 
 ## What it does
-Says that the class that the config names was not measured. Where an embedding and a head were recognised
-by their names and shapes it is a warning, since other findings build on the guess; where there is no
-config, nothing was recognised, or the config says false and both are stored, it is a note.
+Reports a class in the config that tieconv has no measurement of. If tieconv recognised an embedding and a head, it is a
+warning, because other findings use the guess. It is a note if there is no config or tieconv recognised nothing. It is
+also a note if the config says untied and both are stored.
 
 ## Why it matters
-Names tell neither whether a class can tie, nor what an absent flag means, nor whether the flag also
-scales the logits (as in T5). Models with code of their own are the usual case. Commands that write
-refuse to work on a guess.
+Names do not show whether a class can tie, or what a missing flag means. They do not show whether the flag also scales
+the logits (as in T5). The usual cases are models with their own code. Commands that write refuse to use a guess.
 
 ## Example
 A class that no release of transformers has:
 
-    warning TIE012: the architecture AcmeForCausalLM is not in the table:
-    model.embed_tokens.weight and lm_head.weight were guessed from the names
+    warning TIE012: The architecture AcmeForCausalLM is not in the table.
+    model.embed_tokens.weight and lm_head.weight are guesses from the names.
 
 ## How to fix
-If the guess is right, say so: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and
-`inspect`. Errors of other rules are lowered to warnings while the architecture is unknown.
+If the guess is right, confirm it: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and `inspect`. If
+the architecture is unknown, errors of other rules become warnings.
 """
 
 from __future__ import annotations
@@ -33,23 +32,24 @@ from tieconv.checks.interface import Rule
 from tieconv.text import shown
 
 _EMBED, _HEAD = "tok_embeddings.weight", "output.weight"
-"""What Mistral's own format calls the embedding and the head; the latter is not stored where params.json ties them."""
+"""The names of the embedding and the head in Mistral's own format. A model that params.json ties stores no head."""
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     family, named = inspection.family, inspection.config.architectures
     if family.trusted or any(evidence.cautions(inspection, "layout.one-shard")):
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
     config = inspection.checkpoint.config_values
-    subject = f"{compose.subject(named[0], config)} is not in the table" if named else "no config names an architecture"
+    known = f"{compose.subject(named[0], config)} is not in the table" if named else "no config sets an architecture"
+    subject = evidence.capital(known)
     if not names:
-        yield RULE.finding(f"{subject}, and no tensor looks like an embedding: nothing was compared", level=Level.NOTE)
+        yield RULE.finding(f"{subject}. No tensor looks like an embedding, so nothing was compared.", level=Level.NOTE)
         return
     if not named and inspection.checkpoint.native in inspection.checkpoint.states:
-        subject = f"{shown(inspection.checkpoint.native)} is of Mistral's own format, and {subject}"
-        names_known = f"; name them: --embed {_EMBED} --head {_HEAD}"
+        subject = f"{shown(inspection.checkpoint.native)} is in Mistral's own format. {subject}"
+        names_known = f" To confirm them, add --embed {_EMBED} --head {_HEAD}."
     else:
         names_known = ""
     declared = [entry.value for entry in inspection.config.declared]
@@ -59,8 +59,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         and inspection.checkpoint.tensors.keys() >= set(names)
     )
     pair = named and len(names) == 2 and not separate
+    guess = evidence.clause(names, "is a guess", "are guesses")
     yield RULE.finding(
-        f"{subject}: {evidence.clause(names, 'was', 'were')} guessed from the names{_shared(inspection)}{names_known}",
+        f"{subject}. {guess} from the names{_shared(inspection)}.{names_known}",
         names,
         level=Level.WARNING if pair else Level.NOTE,
     )

@@ -1,23 +1,21 @@
 """The tie flag is not true or false.
 
 ## What it does
-Reports a `tie_word_embeddings` that is a string, a number or null instead of a JSON boolean, at any
-level.
+Reports a `tie_word_embeddings`, at any level, that is a string, a number or null.
 
 ## Why it matters
-transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). Other
-readers go by truth, by which the string `"false"` means true, or by comparison, by which it means
-neither.
+transformers 5 refuses to load such a config (measured with 5.23: "expected bool, got str"). Some loaders use the truth
+value, so the string `"false"` means true. Others compare it with true and false, so it means neither.
 
 ## Example
 
-    error TIE013: tie_word_embeddings is 'true', which is neither true nor
-    false: transformers 5 refuses to load the config, and other readers disagree
-    on what it means
+    error TIE013: tie_word_embeddings is 'true', which is not a JSON boolean.
+    transformers 5 refuses to load the config. Other loaders disagree about its
+    meaning.
 
 ## How to fix
-`tieconv retie` or `tieconv untie` writes a boolean; the remedy names the one that keeps what is stored.
-Where the value was meant to be the opposite, edit the config instead.
+`tieconv retie` or `tieconv untie` writes a boolean. The remedy is the command that keeps the stored tensors. If the
+flag should have the opposite value, edit the config instead.
 """
 
 from __future__ import annotations
@@ -32,13 +30,13 @@ from tieconv.text import shown
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """One finding for each level whose value is of another type."""
+    """Yield one finding for each level whose value is not a boolean."""
     for entry in inspection.config.declared:
         if entry.present and not isinstance(entry.value, bool):
             value = "null" if entry.value is None else repr(entry.value)
             yield RULE.finding(
-                f"{shown(entry.path)} is {shown(value)}, which is neither true nor false: "
-                "transformers 5 refuses to load the config, and other readers disagree on what it means",
+                f"{shown(entry.path)} is {shown(value)}, which is not a JSON boolean. "
+                "transformers 5 refuses to load the config. Other loaders disagree about its meaning.",
                 remedy=_remedy(inspection),
             )
 

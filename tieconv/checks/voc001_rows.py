@@ -1,13 +1,13 @@
 """The embedding has another number of rows than the config has tokens.
 
 ## What it does
-Compares the rows of the input embedding, and of an untied head, with every vocabulary size in the config. Where none
-fits, it reads the tokenizer too and lists all the counts.
+Compares the rows of the embedding and of an untied head with the vocabulary sizes in the config. If none fits, the rule
+also reads the tokenizer and lists all counts.
 
 ## Why it matters
-transformers stops with "size mismatch for model.embed_tokens.weight", or fills the matrix with random numbers
-where it was told to ignore mismatches ("Reinit due to size mismatch"). It happens when tokens were added and
-the config was not saved, or when a framework padded the vocabulary for tensor parallelism.
+transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
+matrix with random values ("Reinit due to size mismatch"). One cause is that tokens were added but the config was not
+saved. Another is a framework that padded the vocabulary for tensor parallelism.
 
 ## Example
 A Llama that got two tokens and kept its config:
@@ -15,12 +15,12 @@ A Llama that got two tokens and kept its config:
     error VOC001: config.json is too small: vocab_size 8,
     model.embed_tokens.weight 10 rows, lm_head.weight 10 rows, no tokenizer
     read. transformers cannot load the model, or it fills the matrices with
-    random numbers.
+    random values.
 
 ## How to fix
-`tieconv resize --to rows` sets `vocab_size` to the rows that are stored; no tensor changes. Where the tensors are too
+`tieconv resize --to rows` sets `vocab_size` to the number of stored rows. No tensor changes. If the tensors are too
 short for the tokenizer, `tieconv resize --to N --fill mean` adds rows (review first: changes the model's outputs).
-Rows that no token has are cut off by `tieconv resize --to config`.
+`tieconv resize --to config` removes rows that no token uses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tieconv.text import shown
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
-    """At most one finding."""
+    """Yield at most one finding."""
     if not sizes_disagree(inspection):
         return
     sizes, tables = vocabulary_sizes(inspection), vocabulary_rows(inspection)
@@ -47,21 +47,21 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     tokenizer = unread if used is None else f"tokenizer {used:,} tokens"
     yield RULE.finding(
         f"{_wrong(inspection, sizes, tables)}: {declared}, {stored}, {tokenizer}. transformers cannot load the model, "
-        "or it fills the matrices with random numbers.",
+        "or it fills the matrices with random values.",
         tables,
         remedy=_remedy(inspection, tables),
     )
 
 
 def _wrong(inspection: Inspection, sizes: Mapping[str, int], tables: Mapping[str, int]) -> str:
-    """Which side is too short or too long."""
+    """Return which side is too short or too long."""
     used, rows = inspection.tokenizer_rows, set(tables.values())
     if len(rows) > 1:
-        return "embedding and head differ in their rows"
+        return "The embedding and the head have different row counts"
     (stored,) = rows
     if used is not None and used > stored:
-        return "the tables are too short"
-    document = inspection.checkpoint.config.name if inspection.checkpoint.config else "the config"
+        return "The tables are too short"
+    document = inspection.checkpoint.config.name if inspection.checkpoint.config else "The config"
     return f"{shown(document)} is too {'small' if stored > max(sizes.values()) else 'large'}"
 
 
