@@ -17,11 +17,11 @@ BIASES = {"bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
 @pytest.mark.parametrize(
     ("config", "stored", "message"),
     [
-        (BERT, (0,), "in an untied model: transformers 5 starts it at zero"),
-        (BERT, (1,), "in an untied model: transformers 4 leaves it without values"),
-        (BERT, (0, 1), "which one counts depends on the version of transformers"),
-        (ROBERTA, (1,), "in an untied model: transformers reads the other name"),
-        (ROBERTA, (0, 1), "both are the head bias: transformers reads lm_head.decoder.bias"),
+        (BERT, (0,), "transformers 5 fills cls.predictions.decoder.bias with zeros."),
+        (BERT, (1,), "transformers 4 leaves cls.predictions.bias without values."),
+        (BERT, (0, 1), "The version of transformers decides which one is loaded."),
+        (ROBERTA, (1,), "transformers reads lm_head.decoder.bias."),
+        (ROBERTA, (0, 1), "Both are the head bias. transformers loads lm_head.decoder.bias."),
     ],
 )
 def test_who_reads_which_bias(config: dict[str, object], stored: tuple[int, ...], message: str, tmp_path: Path) -> None:

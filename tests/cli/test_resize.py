@@ -73,7 +73,7 @@ def test_tables_shorter_than_the_tokenizer(model) -> None:
     """The tables are what is wrong: rows are added, which the user reviews."""
     finding = voc(model("llama-untied", tokens=200, vocab_size=200))
     assert finding is not None and finding.remedy is not None
-    assert finding.message.startswith("the tables are too short: ")
+    assert finding.message.startswith("The tables are too short: ")
     assert "--to 200 --fill mean" in finding.remedy.command and not finding.remedy.safe
 
 

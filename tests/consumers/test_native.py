@@ -51,8 +51,8 @@ def test_alone(tied: bool, tmp_path: Path) -> None:
     inspection = api.inspect(native(tmp_path, tied=tied), consumers="vllm")
     assert {str(entry.outcome) for entry in inspection.consumers} == {"unknown"}
     (found,) = [entry for entry in inspection.findings if entry.rule == "TIE012"]
-    assert found.message.startswith("consolidated.safetensors is of Mistral's own format")
-    assert found.message.endswith(f"--embed {EMBED} --head {HEAD}")
+    assert found.message.startswith("consolidated.safetensors is in Mistral's own format.")
+    assert found.message.endswith(f"--embed {EMBED} --head {HEAD}.")
     assert inspection.head.input_embedding and inspection.head.input_embedding.name == EMBED
     named = api.inspect(tmp_path, embed=EMBED, head=HEAD)
     assert named.head.output_head and named.head.output_head.stored is not tied

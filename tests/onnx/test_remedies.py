@@ -158,7 +158,7 @@ def test_a_remedy_is_printed_where_dedup_changes_something(tmp_path: Path, name:
     for finding in findings(source):
         if finding.rule == "ONX001":
             assert (finding.remedy is not None) == bool(done & set(finding.tensors)), finding
-            assert ("dedup keeps both" in finding.message) == (finding.remedy is None)
+            assert ("dedup keeps them because" in finding.message) == (finding.remedy is None)
     if name in WITHOUT:
         (finding,) = [one for one in findings(source) if one.remedy is None]
         assert WITHOUT[name] in finding.message

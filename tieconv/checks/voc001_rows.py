@@ -1,7 +1,7 @@
 """The embedding has another number of rows than the config has tokens.
 
 ## What it does
-Compares the rows of the embedding and of an untied head with the vocabulary sizes in the config. If none fits, the rule
+Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule
 also reads the tokenizer and lists all counts.
 
 ## Why it matters
