@@ -1,4 +1,4 @@
-"""tieconv cannot predict what a loader does with the model.
+"""Nothing predicts what a loader does with the model.
 
 ## What it does
 Lists the loaders that you asked for (`--consumers`, `--for`) and that tieconv cannot predict. Either tieconv has no

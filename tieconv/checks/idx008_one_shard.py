@@ -1,4 +1,4 @@
-"""tieconv inspects only one shard of a model.
+"""The given file is only one shard of a model.
 
 ## What it does
 Notes that the file is one of several numbered shards. So tieconv does not use the config beside it.
