@@ -2,8 +2,8 @@
 
 ## What it does
 Notes safetensors files that are neither in the index nor the single weight file. It is a warning if such a file stores
-a name of the model with another shape or type. For the tied tensors the rule also compares the bytes, and with `--depth
-full` for all tensors. A variant (`model.fp32.safetensors`) is meant to differ, so it stays a note.
+a name of the model with another shape or type. For the tied tensors the rule also compares the bytes, and with
+`--depth full` for all tensors. A variant (`model.fp32.safetensors`) is meant to differ, so it stays a note.
 
 ## Why it matters
 Loaders that take every `*.safetensors` file read these files too, and copies of the model include them. Often they are

@@ -20,9 +20,9 @@ no loader chooses it from a directory.
 
 ## How to fix
 Commands that write refuse the model, because the other format would stay as it was. With `--drop-other-formats` they
-change the first format and leave out the files of the other one. The plan lists each file with its bytes. `tieconv
-dedup --drop-other-formats` leaves them out and changes nothing else that a loader sees. Compare the two weight files
-first: `tieconv diff`.
+change the first format and leave out the files of the other one. The plan lists each file with its bytes.
+`tieconv dedup --drop-other-formats` leaves them out and changes nothing else that a loader sees. Compare the two weight
+files first: `tieconv diff`.
 
 `tieconv reindex` changes no tensor, so it needs no option. If other loaders need the other format, write it again from
 OUT with `tieconv convert`.

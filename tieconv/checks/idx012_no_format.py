@@ -16,8 +16,8 @@ safetensors writes such a file. So does its `save_model` if two names share a te
 
 ## How to fix
 `tieconv reindex --add-format` writes `"format": "pt"`. Tensors and other metadata stay as they are. A file with one of
-the four formats keeps it. If the file has another format, first check that the tensors have the layout of torch. `check
---fix` does not change such a file, because the entry makes a statement about the tensors.
+the four formats keeps it. If the file has another format, first check that the tensors have the layout of torch.
+`check --fix` does not change such a file, because the entry makes a statement about the tensors.
 """
 
 from __future__ import annotations

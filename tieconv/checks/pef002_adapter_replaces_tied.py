@@ -15,8 +15,8 @@ An adapter of a tied Llama with `"modules_to_save": ["lm_head"]`:
     The merged model must store both matrices, and its config must say untied.
 
 ## How to fix
-After the merge, run `tieconv inspect` on the result. If the flag is still true, it reports TIE001, and `tieconv set-tie
-false` corrects the flag.
+After the merge, run `tieconv inspect` on the result. If the flag is still true, it reports TIE001, and
+`tieconv set-tie false` corrects the flag.
 """
 
 from __future__ import annotations

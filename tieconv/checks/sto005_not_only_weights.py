@@ -11,7 +11,7 @@ Notes unusual content of a torch file:
 
 ## Why it matters
 Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
-other content, so tieconv does not write the model.
+other content, so most commands that write refuse the file.
 
 ## Example
 A checkpoint of a training run:

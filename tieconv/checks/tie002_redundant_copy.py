@@ -6,8 +6,8 @@ one storage under two names, which wastes nothing, or the two names of a bias.
 
 ## Why it matters
 Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
-that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes. `tieconv
-inspect --consumers` lists them with their versions, and `tieconv check --for LOADER` reports them as CON003.
+that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes.
+`tieconv inspect --consumers` lists them with their versions, and `tieconv check --for LOADER` reports them as CON003.
 
 ## Example
 `"tie_word_embeddings": true`, both names stored:

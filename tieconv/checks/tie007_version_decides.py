@@ -1,8 +1,8 @@
 """The config does not set the flag that one major version of transformers reads.
 
 ## What it does
-Reports a config without the tie flag at a level that transformers 4 or 5 reads. If no level has the flag, the level of
-the finding depends on the stored tensors:
+Reports a config without the tie flag that transformers 4 or 5 reads. The two then tie differently. If no level has the
+flag, the level of the finding depends on the stored tensors:
 
 - error, if one version fills the head with random values or ignores it;
 - warning, if only transformers 5 prints a warning;

@@ -1,9 +1,9 @@
 """Two levels of the config set different tie flags.
 
 ## What it does
-Reports a tie flag of the top level that differs from the nested one. It is an error if transformers 5 loads the stored
-tensors wrongly. Then the head is missing although transformers 5 reads false, or it differs although transformers 5
-reads true. Else it is a note: eight classes of transformers 5 write such configs by default.
+Reports top-level and nested tie flags that differ, if loaders read both. It is an error if transformers 5 loads the
+stored tensors wrongly. Then the head is missing although transformers 5 reads false, or it differs although
+transformers 5 reads true. Else it is a note: eight classes of transformers 5 write such configs by default.
 
 ## Why it matters
 transformers 4 reads the nested flag. transformers 5 reads the top one for most classes, and either for some. vLLM and

@@ -1,8 +1,8 @@
 """The embedding has another number of rows than the config has tokens.
 
 ## What it does
-Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule
-also reads the tokenizer and lists all counts.
+Compares the rows of the embedding and of an untied head with the config's vocabulary sizes. If none fits, the rule also
+reads the tokenizer and lists all counts.
 
 ## Why it matters
 transformers fails with "size mismatch for model.embed_tokens.weight". With `ignore_mismatched_sizes=True` it fills the
