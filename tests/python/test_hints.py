@@ -154,3 +154,11 @@ def test_without_a_hint_nothing_is_added() -> None:
     """No empty note."""
     error = tieconv.TieconvError("a file is gone")
     assert error.hint == error.command_hint == "" and not hasattr(error, "__notes__")
+
+
+@pytest.mark.parametrize(
+    "hint", ["give the model's directory instead of the file", "the models' files, the config's too", 'a " alone']
+)
+def test_an_apostrophe_is_no_quotation(hint: str) -> None:
+    """Every character of a sentence stays."""
+    assert python_terms.in_python(hint) == hint
