@@ -33,7 +33,8 @@ class Files:
 
 
 def files_of(edits: Edits) -> Files:
-    """Return the files to write, link and leave out."""
+    """Return the files to write, link and leave out; ``edits`` stay as they are."""
+    edits = replace(edits, operations=list(edits.operations))  # metadata that follows the edits is added
     return _sharded(edits) if edits.checkpoint.layout is Layout.SHARDED else _single(edits)
 
 

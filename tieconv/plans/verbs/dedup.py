@@ -53,7 +53,9 @@ def plan_dedup(inspection: Inspection) -> Plan:
         notes += settle(edits, group)
     notes += _placeholders(edits, inspection)
     promises = Promises(inspection.config.effective, tuple(kept_promise(edits, tie) for tie in inspection.ties))
-    return build("dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes))
+    return build(
+        "dedup", inspection, edits, tied=None, promises=promises, options={}, notes=tuple(notes), spared=edits.drops
+    )
 
 
 def _drop(edits: Edits, group: SharedGroup) -> list[str]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from tieconv.checkpoint import value_type
-from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.model_files import Caution, Checkpoint, TensorRecord
 from tieconv.checkpoint.operation import KeepTensor, LinkFile
 from tieconv.checkpoint.output import OutputText, OutputWeights
 from tieconv.checkpoint.plan import Plan, Promises
@@ -18,19 +19,30 @@ from tieconv.formats.json.lossless import Number
 from tieconv.formats.json.strict import loads
 from tieconv.formats.shards import INDEX_ODD, INDEX_UNREADABLE, index_name, outside, weight_map
 from tieconv.plans import named_format
+from tieconv.plans.meaning import judged
+from tieconv.plans.meaning.described import described
 from tieconv.text import command, count, shown
 
 IsEqual = Callable[[TensorRecord, TensorRecord], bool]
 """Whether two records hold the same bytes."""
 
+INDEX_EXTRA = "index.extra-tensor"
 _LISTED = 6
 
 
-def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False, add_format: bool = False) -> Plan:
+def plan_reindex(
+    checkpoint: Checkpoint,
+    equal: IsEqual,
+    evidence: Inspection | None,
+    *,
+    prune: bool = False,
+    add_format: bool = False,
+) -> Plan:
     """The plan that writes the index that the shards of ``checkpoint`` (read by `read_shards`) call for.
 
     ``prune`` leaves the weight files outside the index out, ``add_format`` names the format in shards that name none,
-    or another than loaders take. Raises `RefusedError` where one tensor stands in two shards with different bytes.
+    or another than loaders take. ``evidence`` is about the same shards with their config, where there is one. Raises
+    `RefusedError` where one tensor stands in two shards with different bytes.
     """
     old = weight_map(checkpoint.index)
     homes = _homes(checkpoint, old, equal)
@@ -46,7 +58,7 @@ def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False,
     if not changed:
         files[name] = checkpoint.states[name].size
     rewritten = {output.name for output in weights}
-    return Plan(
+    plan = Plan(
         command="reindex",
         checkpoint=checkpoint,
         fingerprint=dict(checkpoint.states),
@@ -59,8 +71,20 @@ def plan_reindex(checkpoint: Checkpoint, equal: IsEqual, *, prune: bool = False,
         proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
         options={"prune": str(prune).lower(), "add-format": str(add_format).lower()},
-        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune), *_added_notes(old, homes)),
+        notes=(*_index_notes(checkpoint, carried), *_stray_notes(strays, prune)),
     )
+    if evidence is None or not old:
+        return plan  # no loader makes a model of shards without an index
+    before = _as_indexed(evidence, old)
+    return judged(plan, before, described(before, plan), plan.notes)
+
+
+def _as_indexed(evidence: Inspection, old: Mapping[str, str]) -> Inspection:
+    """The model as loaders that follow the old index read it."""
+    unnamed = tuple(name for name in evidence.checkpoint.tensors if name not in old)
+    cautions = (Caution(INDEX_EXTRA, f"{count(len(unnamed), 'tensor')} the index does not name", unnamed),)
+    checkpoint = replace(evidence.checkpoint, cautions=cautions if unnamed else ())
+    return replace(evidence, checkpoint=checkpoint)
 
 
 def _formatted(checkpoint: Checkpoint) -> tuple[OutputWeights, ...]:
@@ -198,17 +222,6 @@ def _summary(
         return ", ".join(parts)
     odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
     return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
-
-
-def _added_notes(old: Mapping[str, str], homes: Mapping[str, TensorRecord]) -> Iterator[str]:
-    """What loaders that follow the index see from now on."""
-    added = sorted(homes.keys() - old.keys()) if old else []
-    if added:
-        more = f" and {len(added) - _LISTED} more" if len(added) > _LISTED else ""
-        yield (
-            f"not in the index until now: {', '.join(shown(name, 60) for name in added[:_LISTED])}{more}; transformers "
-            "4 did not see what the index left out, transformers 5 did"
-        )
 
 
 def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:

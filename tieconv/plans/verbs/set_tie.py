@@ -6,14 +6,17 @@ from enum import StrEnum
 from typing import NoReturn
 
 from tieconv.checkpoint.family import FlagMeaning, Role, Tying
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State, Tie
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.value_type import record
 from tieconv.plans.build import ALIKE, build
 from tieconv.plans.edits import Edits
+from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false
 from tieconv.plans.guards import again, guard_head, guard_layout, inspect_hint, refuse
-from tieconv.plans.meaning import always_tied, guard_flip, reads_false, told_apart, told_missing
+from tieconv.plans.meaning import Note
 from tieconv.text import shown
 
 _PLAINLY_APART = frozenset({State.DISTINCT, State.NEAR, State.SCALED})
@@ -38,18 +41,23 @@ def plan_set_tie(inspection: Inspection, flag: Flag, *, force: bool = False) -> 
     _guard_meaning(inspection, tied)
     losses = _losses(inspection, tied)
     if losses and not force:
-        sentence, hint, code = losses[0]
-        refuse(sentence, hint, code)
+        refuse(losses[0].sentence, losses[0].hint, losses[0].code)
     notes = (
-        *(f"not function-preserving: {sentence}" for sentence, _, _ in losses),
-        *(told_missing(inspection) if tied else ()),
+        *(Note(f"{loss.sentence} {REVIEW_FIRST}", loss.tensors) for loss in losses),
         *_stays(inspection, tied),
     )
     effective = tied if inspection.family.tying is Tying.CAN else inspection.config.effective
     promises = Promises(effective, tuple(_promise(inspection, tie, tied) for tie in inspection.ties))
     options = {"flag": str(flag), "force": str(force).lower()}
     return build(
-        "set-tie", inspection, Edits(inspection.checkpoint), tied=tied, promises=promises, options=options, notes=notes
+        "set-tie",
+        inspection,
+        Edits(inspection.checkpoint),
+        tied=tied,
+        promises=promises,
+        options=options,
+        notes=notes,
+        forced=force,
     )
 
 
@@ -88,8 +96,14 @@ def _guard_meaning(inspection: Inspection, tied: bool) -> None:
         refuse(sentence, f"keep the flag: {again(inspection, 'set-tie true')}", "tie.always")
 
 
-Loss = tuple[str, str, str]
-"""What setting the flag would lose: sentence, hint, code."""
+@record
+class Loss:
+    """What setting the flag would lose of ``tensors``, and the refusal that says so."""
+
+    sentence: str
+    hint: str
+    code: str
+    tensors: tuple[str, ...]
 
 
 def _losses(inspection: Inspection, tied: bool) -> list[Loss]:
@@ -100,8 +114,8 @@ def _losses(inspection: Inspection, tied: bool) -> list[Loss]:
 
 def _gated(inspection: Inspection) -> list[Tie]:
     """The groups that the flag decides, the word embedding first."""
-    found = [tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING]
-    return sorted(found, key=lambda tie: tie.role is not Role.WORD_EMBEDDING)
+    decided = [tie for tie in inspection.ties if tie.gated or tie.role is Role.WORD_EMBEDDING]
+    return sorted(decided, key=lambda tie: tie.role is not Role.WORD_EMBEDDING)
 
 
 def _decided(inspection: Inspection, tie: Tie) -> list[Member]:
@@ -114,24 +128,32 @@ def _never(inspection: Inspection) -> list[Loss]:
     if inspection.family.tying is not Tying.NEVER:
         return []
     label = inspection.family.architecture
-    return [(f"{label} has a head of its own whatever the config says, so true would be untrue",
-             again(inspection, "set-tie false"), "tie.never")]  # fmt: skip
+    head = inspection.head.output_head
+    sentence = f"{label} has a head of its own whatever the config says, so true would be untrue"
+    return [Loss(sentence, again(inspection, "set-tie false"), "tie.never", (head.name,) if head else ())]
 
 
 def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
     canonical = tie.canonical
     if not tie.canonical_stored:
-        return [(f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
-                 f"give it its name back: {again(inspection, 'retie')}", "set-tie.inverted")]  # fmt: skip
+        return [
+            Loss(
+                f"{shown(canonical)} is not stored, and transformers 4 finds the tied values under that name alone",
+                f"give it its name back: {again(inspection, 'retie')}",
+                "set-tie.inverted",
+                tuple(member.name for member in tie.members),
+            )
+        ]
     hint = f"make the config say what is stored: {again(inspection, 'set-tie false')}"
     if not inspection.config.effective:
         hint = f"the config says what is stored; what the two tables have in common: {again(inspection, 'analyze')}"
     return [
-        (
+        Loss(
             f"{shown(member.name)} is not {shown(canonical)} ({is_apart(member)}): with the flag true transformers 4 "
             "silently discards it, transformers 5 keeps it untied with a warning",
             hint,
             "set-tie.discards",
+            (member.name,),
         )
         for member in _decided(inspection, tie)
         if member.stored and member.state not in ALIKE
@@ -140,10 +162,11 @@ def _discarded(inspection: Inspection, tie: Tie) -> list[Loss]:
 
 def _random(inspection: Inspection, tie: Tie) -> list[Loss]:
     return [
-        (
+        Loss(
             f"{shown(member.name)} is not stored: with the flag false it would start {_start(tie)}",
             f"write it out: {again(inspection, 'untie')}",
             "set-tie.random",
+            (member.name,),
         )
         for member in _decided(inspection, tie)
         if _is_missing(inspection, tie, member)
@@ -170,8 +193,8 @@ def _no_head(inspection: Inspection) -> list[Loss]:
         return []
     if any(member.name == head.name for tie in inspection.ties for member in tie.members):
         return []
-    return [(f"{shown(head.name)} is not stored, and nothing that it could be tied to is",
-             inspect_hint(inspection), "set-tie.random")]  # fmt: skip
+    sentence = f"{shown(head.name)} is not stored, and nothing that it could be tied to is"
+    return [Loss(sentence, inspect_hint(inspection), "set-tie.random", (head.name,))]
 
 
 def _auto(inspection: Inspection) -> bool:
@@ -183,10 +206,10 @@ def _auto(inspection: Inspection) -> bool:
         _open(inspection, "neither the input nor the output embedding is stored")
     if not tie.canonical_stored:
         _open(inspection, f"{shown(tie.canonical)} is absent and another name of its group is stored")
-    others = [member for member in _decided(inspection, tie) if member.name != tie.canonical]
-    if all(member.state in ALIKE or member.relation.is_empty for member in others):
+    copies = [member for member in _decided(inspection, tie) if member.name != tie.canonical]
+    if all(member.state in ALIKE or member.relation.is_empty for member in copies):
         return True
-    unclear = [member for member in others if not _plainly_apart(member)]
+    unclear = [member for member in copies if not _plainly_apart(member)]
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
         return False
     first = unclear[0]
@@ -207,7 +230,7 @@ def _open(inspection: Inspection, why: str) -> NoReturn:
     )
 
 
-def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
+def _stays(inspection: Inspection, tied: bool) -> tuple[str | Note, ...]:
     """What stays stored that a loader passed over, or will."""
     if not tied:
         decided = [(tie, member) for tie in _gated(inspection) for member in _decided(inspection, tie)]
@@ -215,7 +238,7 @@ def _stays(inspection: Inspection, tied: bool) -> tuple[str, ...]:
             note
             for tie, member in decided
             if member.state not in ALIKE and member.stored
-            for note in told_apart(inspection, tie, member)
+            for note in apart_note(inspection, tie, member)
         )
     copies = [
         member.name

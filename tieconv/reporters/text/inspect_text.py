@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge, Role
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
@@ -199,8 +200,7 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {finding.remedy.command}"
         if not finding.remedy.safe:
-            phrase = "(yours to decide: it changes, or settles, what the model computes)"
-            yield from wrapped(phrase, " " * len(lead), width)
+            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
 
 
 def _json(value: object) -> str:

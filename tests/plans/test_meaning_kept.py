@@ -1,0 +1,137 @@
+"""Every plan that is not refused keeps each parameter's values in transformers 5, or a note names the parameter.
+
+Each plan is carried out, and the values are read from the files: nothing of what the planner computed is used again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+import tieconv
+from tests.checks.fixtures.model import BART, BERT, GEMMA3, LLAMA, T5, Array, flagged, matrix, save, vector
+from tieconv import api
+from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.errors import RefusedError
+from tieconv.loaders.load import TRANSFORMERS_5, load
+from tieconv.loaders.loaded import Absence
+from tieconv.planned import PlannedWrite
+
+FSMT = {"architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt"}
+ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
+NYSTROMFORMER = {"architectures": ["NystromformerForMaskedLM"], "model_type": "nystromformer"}
+LUKE = {"architectures": ["LukeForMaskedLM"], "model_type": "luke"}
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
+CONFIGS = (LLAMA, BERT, BART, T5, GEMMA3, FSMT, ROBERTA, NYSTROMFORMER, LUKE, GPT2)
+TABLES = (None, matrix(), matrix(seed=1))
+BIASES = (None, vector(), vector(seed=1), np.zeros(8, "<f4"))
+
+Make = Callable[[Path], PlannedWrite]
+VERBS: dict[str, Make] = {
+    "retie": api.plan_retie,
+    "retie --from embed": lambda path: api.plan_retie(path, survivor="embed", force=True),
+    "retie --from head": lambda path: api.plan_retie(path, survivor="head", force=True),
+    "retie --from mean": lambda path: api.plan_retie(path, survivor="mean", force=True),
+    "retie --bias zero": lambda path: api.plan_retie(path, bias="zero"),
+    "retie --bias strip": lambda path: api.plan_retie(path, bias="strip"),
+    "untie": api.plan_untie,
+    "untie --keep-flag": lambda path: api.plan_untie(path, keep_flag=True),
+    "untie --bias strip": lambda path: api.plan_untie(path, bias="strip"),
+    "dedup": api.plan_dedup,
+    "bias zero": lambda path: api.plan_bias("zero", path),
+    "bias strip": lambda path: api.plan_bias("strip", path),
+    "bias unify": lambda path: api.plan_bias("unify", path),
+    "bias unify --from bias": lambda path: api.plan_bias("unify", path, survivor="bias"),
+    "bias unify --from decoder": lambda path: api.plan_bias("unify", path, survivor="decoder"),
+    "set-tie true": lambda path: api.plan_set_tie("true", path),
+    "set-tie false": lambda path: api.plan_set_tie("false", path),
+    "set-tie auto": lambda path: api.plan_set_tie("auto", path),
+    "set-tie true --force": lambda path: api.plan_set_tie("true", path, force=True),
+    "set-tie false --force": lambda path: api.plan_set_tie("false", path, force=True),
+    "convert": lambda path: api.plan_convert("safetensors", path, max_shard_size=100),
+    "reindex --add-format": lambda path: api.plan_reindex(path, add_format=True),
+}
+
+
+@st.composite
+def models(draw: st.DrawFn) -> tuple[dict[str, object], dict[str, Array]]:
+    """A config under a flag, and some of the names that its class ties or has beside them."""
+    config = flagged(draw(st.sampled_from(CONFIGS)), draw(st.sampled_from((None, True, False))))
+    tensors: dict[str, Array] = {"model.norm.weight": vector(4, seed=9)}
+    for name in names(config):
+        values = draw(st.sampled_from(BIASES if name.endswith("bias") else TABLES))
+        if values is not None:
+            tensors[name] = values
+    return config, tensors
+
+
+def names(config: dict[str, object]) -> list[str]:
+    """The names of the class, as a file without tensors would hold them."""
+    with tempfile.TemporaryDirectory() as folder:
+        inspection = tieconv.inspect(save(Path(folder) / "m", config, {"x": vector(4)}))
+    return [*load(inspection, TRANSFORMERS_5).names]
+
+
+def parameters(folder: Path) -> tuple[dict[str, Array | None], dict[str, str | None]] | None:
+    """What transformers 5 gives each parameter, ``None`` for no values, and from which tensor; ``None``: it refuses."""
+    inspection = tieconv.inspect(folder, depth="full")
+    loaded = load(inspection, TRANSFORMERS_5)
+    if loaded.refusals:
+        return None
+    stored: dict[str, Array] = {}
+    for file in folder.glob("*.safetensors"):
+        stored |= load_file(file)
+    values: dict[str, Array | None] = {}
+    for name, held in loaded.names.items():
+        parameter = loaded.parameters[held]
+        if parameter.stored is not None:
+            values[name] = stored[parameter.stored] * np.float32(parameter.factor)
+        else:
+            values[name] = np.zeros(8, "<f4") if parameter.absence is Absence.ZERO else None
+    return values, {name: loaded.source(held) for name, held in loaded.names.items()}
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(models(), st.sampled_from(sorted(VERBS)))
+def test_no_values_are_lost_without_a_word(model: tuple[dict[str, object], dict[str, Array]], verb: str) -> None:
+    """Whatever is stored under whatever flag, in every verb."""
+    config, tensors = model
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = save(Path(scratch) / "model", config, tensors)
+        before = parameters(folder)
+        try:
+            planned = VERBS[verb](folder)
+        except RefusedError as error:
+            assert error.hint
+            return
+        planned.execute(Path(scratch) / "out")
+        after = parameters(Path(scratch) / "out")
+        notes = [note for note in planned.plan.notes if REVIEW_FIRST in note or verb.startswith("bias unify --from")]
+        if before is None:
+            return
+        if after is None:
+            assert any("transformers 5 refuses the result" in note for note in notes) and "--force" in verb
+            return
+        output_biases = tieconv.inspect(folder).family.output_biases
+        for name, values in before[0].items():
+            source = before[1][name]
+            if values is None or name in output_biases[:-1] or np.array_equal(values, after[0][name]):  # type: ignore[arg-type]
+                continue
+            equal = [other for other, tensor in tensors.items() if source and np.array_equal(tensor, tensors[source])]
+            named = (name, name.partition(".")[2], source, *equal)
+            assert any(one and one in note for note in notes for one in named), (name, planned.plan.notes)
+
+
+def test_the_oracle_sees_a_loss(tmp_path: Path) -> None:
+    """A head that is dropped from an untied model has no values; one that is kept has them."""
+    head = {"model.embed_tokens.weight": matrix(), "lm_head.weight": matrix(seed=1)}
+    kept = parameters(save(tmp_path / "a", flagged(LLAMA, False), head))
+    lost = parameters(save(tmp_path / "b", flagged(LLAMA, False), {"model.embed_tokens.weight": matrix()}))
+    assert kept is not None and kept[0]["lm_head.weight"] is not None
+    assert lost is not None and lost[0]["lm_head.weight"] is None
