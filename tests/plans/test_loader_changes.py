@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.checks.fixtures.model import (
@@ -13,6 +14,7 @@ from tests.checks.fixtures.model import (
     INNER_BIAS,
     LLAMA,
     OUTER_BIAS,
+    T5,
     bert,
     flagged,
     llama,
@@ -22,6 +24,7 @@ from tests.checks.fixtures.model import (
 )
 from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.errors import RefusedError
 
 FSMT = {"architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt", "tie_word_embeddings": True}
 NEWER = {**LLAMA, "architectures": ["AfmoeForCausalLM"], "model_type": "afmoe"}
@@ -128,3 +131,45 @@ def test_dedup_drops_what_every_release_restores(tmp_path: Path) -> None:
     tensors = dict.fromkeys(("shared.weight", *halves), matrix()) | {"lm_head.weight": matrix(seed=1)}
     plan = api.plan_dedup(save(tmp_path / "m", config, tensors)).plan
     assert [tensor.name for file in plan.weights for tensor in file.tensors] == ["shared.weight", "lm_head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("name", "loader"), [("Nystromformer", "transformers 5"), ("Ernie", "transformers 4")], ids=["in 5", "in 4 alone"]
+)
+def test_a_bias_that_only_saves_bytes_comes_back_in_every_release(name: str, loader: str, tmp_path: Path) -> None:
+    """A class whose absent bias has no values keeps its zero bias, whichever release that is."""
+    config = {"architectures": [f"{name}ForMaskedLM"], "model_type": name.lower(), "tie_word_embeddings": True}
+    tensors = {f"{name.lower()}.embeddings.word_embeddings.weight": matrix(), OUTER_BIAS: np.zeros(8, "<f4")}
+    with pytest.raises(RefusedError, match=f"{loader} loads .* would load it without values afterwards") as caught:
+        api.plan_bias("strip", save(tmp_path / "m", config, tensors))
+    assert caught.value.code == "meaning.lost"
+
+
+def test_a_rescaled_head_is_a_refusal(tmp_path: Path) -> None:
+    """transformers 5 ties T5's absent head under a false flag and does not scale it: under a true one it does."""
+    config = flagged({**T5, "d_model": 4}, False)
+    model = save(tmp_path / "m", config, {"shared.weight": matrix(), "encoder.embed_tokens.weight": matrix()})
+    with pytest.raises(RefusedError, match=r"now and would load it with the values of shared.weight times 0.5 after"):
+        api.plan_retie(model)
+
+
+def test_a_result_that_transformers_5_refuses_is_refused(tmp_path: Path) -> None:
+    """Without --force nobody asked for a config that transformers 5 refuses."""
+    config = {"architectures": ["DbrxForCausalLM"], "model_type": "dbrx", "tie_word_embeddings": False}
+    tensors = dict.fromkeys(("transformer.wte.weight", "lm_head.weight"), matrix())
+    with pytest.raises(RefusedError) as caught:
+        api.plan_set_tie("true", save(tmp_path / "m", config, tensors))
+    assert caught.value.hint
+
+
+def test_a_conversion_says_only_what_its_order_changes(tmp_path: Path) -> None:
+    """Marian's untied tables are one in transformers 4, which keeps the last: the same format in one file keeps it."""
+    config = {"architectures": ["MarianMTModel"], "model_type": "marian", "tie_word_embeddings": False}
+    names = ("model.shared.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
+    tensors = {name: matrix(seed=seed) for seed, name in enumerate(names)} | {HEAD: matrix(seed=5)}
+    model = save(tmp_path / "m", {**config, "share_encoder_decoder_embeddings": True}, tensors)
+    assert not any(
+        "keeps the one that it reads last" in note for note in api.plan_convert("safetensors", model).plan.notes
+    )
+    notes = api.plan_convert("torch", model).plan.notes
+    assert any("keeps the one that it reads last" in note and REVIEW_FIRST in note for note in notes)

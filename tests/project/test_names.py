@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FOLDERS = (
     *(f"tieconv/{room}" for room in ("analysis", "api", "checkpoint", "cli", "demo", "execute", "formats", "gate")),
-    *(f"tieconv/{room}" for room in ("inspection", "onnx", "reference", "reporters", "sources")),
+    *(f"tieconv/{room}" for room in ("inspection", "onnx", "plans", "comparison", "reference", "reporters", "sources")),
     "fixtures",
     "docs",
 )

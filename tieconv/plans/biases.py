@@ -108,10 +108,10 @@ def _strip(edits: Edits, inspection: Inspection) -> tuple[str, ...]:
             "bias.copies-differ",
         )
     tensors = inspection.checkpoint.tensors
-    gone = {bias.name, *inspection.family.output_biases} | {
+    names = {bias.name, *inspection.family.output_biases} | {
         member.name for tie in inspection.ties if tie.role is Role.OUTPUT_BIAS for member in tie.stored_members
     }
-    for name in sorted(gone & tensors.keys() | edits.additions.keys() & gone):
+    for name in sorted(names & tensors.keys() | edits.additions.keys() & names):
         _drop_zero(edits, name)
     if not inspection.family.output_biases:
         return ()

@@ -69,9 +69,9 @@ def apart_note(inspection: Inspection, tie: Tie, member: Member) -> tuple[Note, 
     known = TRANSFORMERS_4 in releases(inspection)
     discarded = known and load(inspection, TRANSFORMERS_4).source(member.name) != member.name
     says = "the config says tied" if tie.declared else "transformers 4 reads the config as tied"
-    what = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
+    fact = f"{shown(member.name)} was stored apart although {says} ({is_apart(member)})"
     discards = "; transformers 4 discards it" if discarded else ""
-    text = f"{what}: it stays as stored, which is how transformers 5 reads it{discards}"
+    text = f"{fact}: it stays as stored, which is how transformers 5 reads it{discards}"
     return (Note(text, (member.name,), (TRANSFORMERS_4,)),)
 
 
@@ -79,9 +79,9 @@ def guard_flip(inspection: Inspection, verb: str) -> None:
     """Refuse to flip the flag of a class that ties more than the table can list, or differently shaped tables."""
     family = inspection.family
     if family.unflippable:
-        what = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
+        change = "store its head as a tensor of its own" if family.misfit else "have its tie flag changed"
         refuse(
-            f"{family.architecture} cannot {what}: {family.unflippable}",
+            f"{family.architecture} cannot {change}: {family.unflippable}",
             _instead(inspection, verb),
             "tie.unflippable",
         )

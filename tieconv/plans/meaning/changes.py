@@ -9,7 +9,7 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders.loaded import Absence, Loaded, Parameter
-from tieconv.plans.meaning.values import ZEROS, KnownValues
+from tieconv.plans.meaning.parameter_values import ZEROS, KnownValues
 
 
 @record
@@ -30,14 +30,16 @@ class Change:
         return self.before.stored is not None
 
 
-def changes(one: Inspection, two: Inspection, before: Loaded, after: Loaded, values: KnownValues) -> Iterator[Change]:
-    """Yield the parameters whose values change between two models, ``two`` as the plan leaves ``one``."""
+def changes(
+    model: Inspection, result: Inspection, before: Loaded, after: Loaded, values: KnownValues
+) -> Iterator[Change]:
+    """Yield the parameters whose values change between a model and the ``result`` of the plan."""
     for name, old in before.names.items():
-        if name in one.family.output_biases[:-1]:  # no logit gets another name of a bias than the last
+        if name in model.family.output_biases[:-1]:  # no logit gets another name of a bias than the last
             continue
         if quantised_twin(old, values.tensors) is None:
             yield from _change(old, before.parameters[old], after.parameters[after.names[name]], values)
-    yield from _beyond_the_table(two, before, after, values)
+    yield from _beyond_the_table(result, before, after, values)
 
 
 def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) -> Iterator[Change]:
@@ -48,9 +50,9 @@ def _change(name: str, was: Parameter, comes: Parameter, values: KnownValues) ->
     yield Change(name, was, comes, values.origin(comes))
 
 
-def _beyond_the_table(two: Inspection, before: Loaded, after: Loaded, values: KnownValues) -> Iterator[Change]:
+def _beyond_the_table(result: Inspection, before: Loaded, after: Loaded, values: KnownValues) -> Iterator[Change]:
     """Each other stored tensor is a parameter of its own: its values stay stored, under whatever name."""
-    stored, known = two.checkpoint.tensors, set(before.names.values())
+    stored, known = result.checkpoint.tensors, set(before.names.values())
     left: set[object] | None = None
     for name, tensor in values.tensors.items():
         if name in known:

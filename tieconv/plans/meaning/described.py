@@ -37,8 +37,8 @@ def _checkpoint(before: Checkpoint, plan: Plan) -> Checkpoint:
     """The files after the plan; where it writes another format, those of the old one are no longer the model."""
     written = {output.name: output for output in plan.weights}
     form = plan.weights[0].format if plan.weights else before.format
-    gone = {*written, *plan.removed} if form == before.format else {file.name for file in before.files}
-    files = [file for file in before.files if file.name not in gone]
+    replaced = {*written, *plan.removed} if form == before.format else {file.name for file in before.files}
+    files = [file for file in before.files if file.name not in replaced]
     files += [_file(output, before) for output in written.values()]
     order = {file.name: number for number, file in enumerate(before.files)}
     files.sort(key=lambda file: (order.get(file.name, len(order)), file.name))

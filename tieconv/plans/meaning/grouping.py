@@ -17,7 +17,7 @@ def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
         releases.setdefault((change.name, had, gets, change.origin), []).append(release)
     by_source: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (name, had, gets, origin), some in releases.items():
-        values = gets if origin is None else sentences.values_of(origin)
+        values = sentences.values_of(origin) if gets == OWN and origin is not None else gets
         by_source.setdefault((had, values, tuple(some)), []).append(name)
     by_fate: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (had, values, together), names in by_source.items():

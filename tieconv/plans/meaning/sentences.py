@@ -61,7 +61,7 @@ def _values(name: str, parameter: Parameter, source: str | None) -> str:
     """The values of a parameter; ``source`` is the tensor, stored before the plan, that holds them."""
     match parameter.absence:
         case None:
-            return _stored(name, source)
+            return _stored(name, source) + _times(parameter.factor)
         case Absence.RANDOM:
             return "with random numbers"
         case Absence.ZERO:
@@ -76,6 +76,10 @@ def _stored(name: str, source: str | None) -> str:
     if source is None:
         return "with other values"
     return OWN if source == name else values_of(source)
+
+
+def _times(factor: float) -> str:
+    return "" if factor == 1.0 else f" times {factor:.6g}"
 
 
 def values_of(source: str) -> str:

@@ -111,7 +111,7 @@ def _aliases(inspection: Inspection) -> tuple[dict[str, str], tuple[str, ...]]:
     """Of names that are one tensor of one storage: those that loaders restore, and what becomes of the others."""
     tensors = inspection.checkpoint.tensors
     restored = {name: group.needed[0][0] for group in shared_groups(inspection) for name in group.restored}
-    dropped = {name: kept for name, kept in restored.items() if _same_bytes(tensors[name], tensors[kept])}
+    dropped = {name: source for name, source in restored.items() if _same_bytes(tensors[name], tensors[source])}
     first_names: dict[object, str] = {}
     notes = []
     for record in tensors.values():
@@ -130,8 +130,8 @@ def _view(record: TensorRecord) -> object:
     return record.range, record.stride, record.dtype, record.shape
 
 
-def _same_bytes(one: TensorRecord, two: TensorRecord) -> bool:
-    return one.storage is not None and _view(one) == _view(two)
+def _same_bytes(record: TensorRecord, source: TensorRecord) -> bool:
+    return record.storage is not None and _view(record) == _view(source)
 
 
 def _assemble(

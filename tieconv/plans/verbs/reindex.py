@@ -53,7 +53,7 @@ def plan_reindex(
     text = _text(checkpoint, carried, homes, totals)
     changed = checkpoint.index is None or text != checkpoint.index.text
     strays = outside(checkpoint)
-    gone = strays if prune else ()
+    left_out = strays if prune else ()
     files = {file.name: file.size for file in checkpoint.files} | dict(checkpoint.companions)
     if not changed:
         files[name] = checkpoint.states[name].size
@@ -65,8 +65,10 @@ def plan_reindex(
         operations=(*named_format.named(weights), *(KeepTensor(tensor) for tensor in homes)),
         weights=weights,
         texts=(OutputText(name, text),) if changed else (),
-        links=tuple(LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(gone)),
-        removed=gone,
+        links=tuple(
+            LinkFile(file, size) for file, size in sorted(files.items()) if file not in rewritten.union(left_out)
+        ),
+        removed=left_out,
         promises=Promises(None, ()),
         proofs=tuple(_proofs(checkpoint, homes)),
         summary=_both(_summary(checkpoint, old, homes, totals, changed), named_format.summary(weights), changed),
@@ -101,16 +103,16 @@ def _both(index: str, shards: str, changed: bool) -> str:
 
 def _homes(checkpoint: Checkpoint, old: Mapping[str, str], equal: IsEqual) -> dict[str, TensorRecord]:
     """Each tensor and the record that the index is to name, in file order."""
-    found: dict[str, TensorRecord] = {}
+    homes: dict[str, TensorRecord] = {}
     for file in checkpoint.files:
         for record in file.tensors:
-            first = found.setdefault(record.name, record)
+            first = homes.setdefault(record.name, record)
             if first is record:
                 continue
             _check_same(first, record, equal)
             if old.get(record.name) == record.range.file:
-                found[record.name] = record
-    return found
+                homes[record.name] = record
+    return homes
 
 
 def _proofs(checkpoint: Checkpoint, homes: Mapping[str, TensorRecord]) -> Iterator[Equal]:
@@ -160,20 +162,20 @@ def _carried(checkpoint: Checkpoint) -> _Carried:
         lost.append("metadata, which is no object")
         metadata = {}
     rest = {key: entry for key, entry in value.items() if key not in ("weight_map", "metadata")}
-    kept = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
-    said = {
+    entries = {key: entry for key, entry in rest.items() if _is_kept(key, entry, lost)}
+    said_metadata = {
         key: entry for key, entry in metadata.items() if key == "total_size" or _is_kept(key, entry, lost, "metadata.")
     }
-    order = [key for key in value if key in kept or key in ("weight_map", "metadata")]
-    return _Carried({key: kept.get(key) for key in order}, said, tuple(lost))
+    order = [key for key in value if key in entries or key in ("weight_map", "metadata")]
+    return _Carried({key: entries.get(key) for key in order}, said_metadata, tuple(lost))
 
 
-def _is_kept(key: str, entry: object, lost: list[str], place: str = "") -> bool:
+def _is_kept(key: str, entry: object, lost: list[str], parent: str = "") -> bool:
     """Whether a strict reader takes the entry; what it refuses would make the new index unreadable too."""
     try:
         loads(spelled_json.write({key: entry}).encode(), "", limit=LIMIT, digits=DIGITS)
     except UnreadableError as error:
-        lost.append(f"{place}{shown(key, 60)} ({error.message.partition(': ')[2]})")
+        lost.append(f"{parent}{shown(key, 60)} ({error.message.partition(': ')[2]})")
         return False
     return True
 
@@ -189,8 +191,8 @@ def _text(checkpoint: Checkpoint, carried: _Carried, homes: Mapping[str, TensorR
     if index is not None and strict and right and index.value.get("weight_map") == new:
         return index.text
     in_order = list(old) == sorted(old)
-    places = {name: place for place, name in enumerate(old)}
-    names = sorted(new) if in_order else sorted(new, key=lambda name: places.get(name, len(places)))
+    positions = {name: position for position, name in enumerate(old)}
+    names = sorted(new) if in_order else sorted(new, key=lambda name: positions.get(name, len(positions)))
     value = dict(carried.value)
     value["metadata"] = carried.metadata | {"total_size": declared if right else Number(str(totals[0]))}
     value["weight_map"] = {name: new[name] for name in names}
@@ -220,8 +222,8 @@ def _summary(
     ]
     if parts:
         return ", ".join(parts)
-    odd = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
-    return "the same entries, as strict JSON" if odd else f"total_size becomes {totals[0]:,}"
+    lenient = any(caution.code == INDEX_ODD for caution in checkpoint.cautions)
+    return "the same entries, as strict JSON" if lenient else f"total_size becomes {totals[0]:,}"
 
 
 def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
@@ -230,8 +232,8 @@ def _index_notes(checkpoint: Checkpoint, carried: _Carried) -> Iterator[str]:
         if caution.code == INDEX_UNREADABLE:
             yield f"the old index cannot be read, so its metadata is not carried over: {caution.message}"
         elif caution.code == INDEX_ODD:
-            what = "what else it holds" if carried.lost else "all that it holds beside the map"
-            yield f"the old index is no strict JSON, {what} is carried over: {caution.message}"
+            extent = "what else it holds" if carried.lost else "all that it holds beside the map"
+            yield f"the old index is no strict JSON, {extent} is carried over: {caution.message}"
     if carried.lost:
         yield f"not carried over from the old index: {', '.join(carried.lost)}"
 
@@ -240,5 +242,5 @@ def _stray_notes(strays: tuple[str, ...], prune: bool) -> Iterator[str]:
     if strays:
         listed = ", ".join(shown(name, 60) for name in strays[:_LISTED])
         more = f" and {len(strays) - _LISTED} more" if len(strays) > _LISTED else ""
-        what = "left out" if prune else "comes along (--prune leaves it out)"
-        yield f"outside the index: {listed}{more}; {what}"
+        fate = "left out" if prune else "comes along (--prune leaves it out)"
+        yield f"outside the index: {listed}{more}; {fate}"

@@ -128,33 +128,33 @@ def _merge(
         return average.merge(edits, inspection, tie, reference, differing)
     if differing:
         source, note = _settle(inspection, tie, reference, differing, survivor, exponent)
-    kept = tie.canonical
+    canonical = tie.canonical
     for member in stored:
-        if member.name in (kept, source):
+        if member.name in (canonical, source):
             continue
         if member in differing or member is reference or member.relation.is_empty:
-            edits.drop(member.name, _because(member, kept))
+            edits.drop(member.name, _because(member, canonical))
         else:
             times = exponent if member.state is State.SCALED else 0
-            edits.drop_equal(member.name, reference.name, _because(member, kept), times)
-    if source != kept and tie.canonical_stored:
-        edits.replace_content(kept, inspection.checkpoint.tensors[source])
-        edits.drop(source, f"its values are stored as {kept}")
-    elif source != kept:
-        edits.rename(source, kept)
+            edits.drop_equal(member.name, reference.name, _because(member, canonical), times)
+    if source != canonical and tie.canonical_stored:
+        edits.replace_content(canonical, inspection.checkpoint.tensors[source])
+        edits.drop(source, f"its values are stored as {canonical}")
+    elif source != canonical:
+        edits.rename(source, canonical)
     return note
 
 
-def _because(member: Member, kept: str) -> str:
+def _because(member: Member, canonical: str) -> str:
     if member.relation.is_empty:
         return "it is empty"
     if member.state is State.ALIASED:
-        return f"another name of the bytes of {kept}"
+        return f"another name of the bytes of {canonical}"
     if member.state is State.IDENTICAL:
-        return f"equal to {kept}, byte for byte"
+        return f"equal to {canonical}, byte for byte"
     if isinstance(member.relation, Scaled):
-        return f"{kept} times {member.relation.factor}, which the tied forward pass applies itself"
-    return f"replaced by {kept}"
+        return f"{canonical} times {member.relation.factor}, which the tied forward pass applies itself"
+    return f"replaced by {canonical}"
 
 
 def _fits(member: Member, reference: Member, exponent: int, inspection: Inspection) -> bool:
@@ -188,8 +188,8 @@ def _settle(
     unequal = {member.name for member in differing}
     source = head.name if survivor is Survivor.HEAD and head and head.name in unequal else reference.name
     lost = sorted((unequal | {reference.name}) - {source})
-    what = "; ".join(is_apart(member) for member in differing)
-    text = f"the values of {', '.join(map(shown, lost))} are lost ({what}) {REVIEW_FIRST}"
+    differences = "; ".join(is_apart(member) for member in differing)
+    text = f"the values of {', '.join(map(shown, lost))} are lost ({differences}) {REVIEW_FIRST}"
     return source, (Note(text, tuple(lost)),)
 
 

@@ -213,8 +213,8 @@ def _auto(inspection: Inspection) -> bool:
     if not unclear or all(member.state in (State.IDENTICAL, State.ALIASED) for member in unclear):
         return False
     first = unclear[0]
-    what = "is absent while another name is stored apart" if not first.stored else is_apart(first)
-    return _open(inspection, f"{shown(first.name)}: {what}")
+    reason = "is absent while another name is stored apart" if not first.stored else is_apart(first)
+    return _open(inspection, f"{shown(first.name)}: {reason}")
 
 
 def _plainly_apart(member: Member) -> bool:

@@ -16,10 +16,9 @@ from dataclasses import replace
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.stored_order import first_dtypes, same_order
+from tieconv.inspection.stored_order import same_order, type_may_change
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded
 from tieconv.plans.guards import again, refuse
@@ -27,7 +26,7 @@ from tieconv.plans.meaning import sentences
 from tieconv.plans.meaning.changes import Change, changes
 from tieconv.plans.meaning.grouping import grouped
 from tieconv.plans.meaning.note import Note, Notes
-from tieconv.plans.meaning.values import KnownValues
+from tieconv.plans.meaning.parameter_values import KnownValues
 
 
 def judged(
@@ -44,17 +43,16 @@ def judged(
     ``spared`` are the tensors that the plan leaves out only to save bytes. With ``forced`` the user has said that
     every change is meant. Raises `RefusedError` for a change that nobody asked for and that loses values.
     """
-    said = tuple(note if isinstance(note, str) else note.text for note in notes)
+    texts = tuple(note if isinstance(note, str) else note.text for note in notes)
     if before.checkpoint.config is None or plan.changes_nothing:
-        return replace(plan, notes=said)
+        return replace(plan, notes=texts)
     asked = tuple(note for note in notes if isinstance(note, Note))
     seen = tuple(_views(before, after, plan, asked))
     if not forced:
         _refuse(before, seen, spared)
-    computed = (
-        f"{sentence} {REVIEW_FIRST}" for sentence in (*_notes(seen), *_first_type(before.checkpoint, after.checkpoint))
-    )
-    return replace(plan, notes=(*said, *computed))
+    types = type_may_change(before.checkpoint, after.checkpoint)
+    computed = (*_notes(seen), *((sentences.first_type(types),) if types else ()))
+    return replace(plan, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
 
 
 @record
@@ -78,8 +76,8 @@ def _views(before: Inspection, after: Inspection, plan: Plan, asked: tuple[Note,
             continue
         refusal = next(iter(comes.refusals), None)
         swapped = () if same_order(before.checkpoint, after.checkpoint, was.in_order) else was.in_order
-        found = () if refusal else tuple(_unasked(before, after, was, comes, values, asked, release))
-        left = tuple(change for change in found if change.before.stored not in swapped)
+        unasked = () if refusal else tuple(_unasked(before, after, was, comes, values, asked, release))
+        left = tuple(change for change in unasked if change.before.stored not in swapped)
         yield _View(release, left, swapped, refusal.sentence if refusal else "")
 
 
@@ -105,7 +103,7 @@ def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]
         if newest and view.refused:
             refuse(sentences.refused(view.release, view.refused), hint, "meaning.refused")
         for change in view.changes:
-            if change.loses and (newest or change.name in spared):
+            if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
                 sentence = sentences.lost(view.release, change.name, *sentences.ends(change))
                 refuse(sentence, hint, "meaning.lost")
 
@@ -122,9 +120,3 @@ def _notes(seen: tuple[_View, ...]) -> Iterator[str]:
             yield sentences.unset(view.release, source)
         changed += [(view.release, change) for change in view.changes if change not in unset]
     yield from grouped(changed)
-
-
-def _first_type(before: Checkpoint, after: Checkpoint) -> Iterator[str]:
-    one, two = first_dtypes(before), first_dtypes(after)
-    if len({*one, *two}) > 1 and (one != two or before.format != after.format):
-        yield sentences.first_type({*one, *two})

@@ -22,7 +22,9 @@ class KnownValues:
         self.tensors = before.checkpoint.tensors
         outputs = (tensor for output in plan.weights for tensor in output.tensors)
         self.made = {tensor.name: tensor for tensor in outputs if not self._stays(tensor)}
-        equal = [[one.name for one in tie.members if one.state in _EQUAL and one.stored] for tie in before.ties]
+        equal = [
+            [member.name for member in tie.members if member.state in _EQUAL and member.stored] for tie in before.ties
+        ]
         equal += [list(duplicate.tensors) for duplicate in before.duplicates if duplicate.kind in _EQUAL]
         self.first = {name: group[0] for group in reversed(equal) for name in group}
         bias = before.head.output_bias
