@@ -43,4 +43,4 @@ def test_an_adapter_leaves_the_tie_to_its_base_model(tmp_path: Path) -> None:
     """No flag of an adapter says that a model is tied, and nothing is known of it."""
     found = api.inspect(pef003_good(tmp_path / "model"))
     assert (found.config.effective, found.config.known, found.ties) == (False, False, ())
-    assert found.config.why == "Whether the pair is tied is up to the base model."
+    assert found.config.why == "Unknown: the base model decides whether the pair is tied."

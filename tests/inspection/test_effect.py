@@ -19,6 +19,8 @@ QWEN2_VL = {
 }
 MOLMO2 = {"architectures": ["Molmo2ForConditionalGeneration"], "model_type": "molmo2", "text_config": {}}
 
+IN_4 = " Tied in transformers 4, which discards the stored head."
+
 
 def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> str:
     """The sentence for a model with these files; the JSON has it too."""
@@ -30,22 +32,34 @@ def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> s
 
 @pytest.mark.parametrize(
     ("flag", "more"),
-    [(False, ""), (True, ", transformers 4 ties every head"), (None, ", transformers 4 ties every head")],
+    [(False, ""), (True, IN_4), (None, IN_4)],
 )
 def test_a_head_of_its_own_in_a_class_that_always_ties(flag: bool | None, more: str, tmp_path: Path) -> None:
     """Flan-T5: first what the loaded model is, then why."""
     config = T5 if flag is None else T5 | {"tie_word_embeddings": flag}
     found = effect(tmp_path, config, {"shared.weight": matrix(), "lm_head.weight": matrix() + 1})
     assert found == (
-        "Not tied: lm_head.weight is stored with values of its own. "
-        f"T5ForConditionalGeneration ties only a head that is missing or equal{more}."
+        f"Untied{' in transformers 5' if more else ''}: lm_head.weight is stored and differs from the embedding.{more}"
+    )
+
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+
+
+def test_a_head_that_differs_in_a_model_declared_tied(tmp_path: Path) -> None:
+    """transformers 5 keeps both tables; the first line does not call that tied."""
+    tensors = {"model.embed_tokens.weight": matrix(), "lm_head.weight": matrix() + 1}
+    assert effect(tmp_path, LLAMA, tensors) == (
+        f"Untied in transformers 5: lm_head.weight is stored and differs from the embedding.{IN_4}"
     )
 
 
 def test_without_a_head_such_a_class_is_tied(tmp_path: Path) -> None:
     """A T5 with a false flag and one table is tied, as its class is."""
     config = T5 | {"tie_word_embeddings": False}
-    assert effect(tmp_path, config, {"shared.weight": matrix()}).startswith("T5ForConditionalGeneration ties whatever")
+    assert effect(tmp_path, config, {"shared.weight": matrix()}).startswith(
+        "Tied: T5ForConditionalGeneration always ties."
+    )
 
 
 def test_what_each_version_reads_is_one_statement(tmp_path: Path) -> None:
@@ -54,8 +68,8 @@ def test_what_each_version_reads_is_one_statement(tmp_path: Path) -> None:
     folder = save(tmp_path / "m", config, {"model.embed_tokens.weight": matrix()})
     inspection = api.inspect(folder)
     assert inspection.config.effect == (
-        "Tied in transformers 5: the top level says true. "
-        "Not tied in transformers 4: text_config.tie_word_embeddings is absent."
+        "Tied in transformers 5: tie_word_embeddings is true. "
+        "Untied in transformers 4: text_config.tie_word_embeddings is absent."
     )
     message = next(finding.message for finding in inspection.findings if finding.rule == "TIE007")
     assert message.startswith(

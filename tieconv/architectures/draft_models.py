@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-WHY = "Not tied: a draft model borrows its embedding, and often its head, from the model that it drafts for."
+WHY = "Untied: a draft model takes its embedding, and often its head, from its target model."
 _MAPS = frozenset({"d2t", "t2d"})
 """EAGLE-3 maps its own, smaller vocabulary to the target's with these tensors."""
 _FUSIONS = frozenset({"fc.weight", "model.fc.weight"})

@@ -9,10 +9,11 @@ from tieconv.text import listed, shown
 
 _STATES: tuple[bool | None, ...] = (None, True, False)  # order of the letters in ``Family.truth``
 _FIXED = {
-    Tying.HEADLESS: "has no output embedding",
-    Tying.ALWAYS: "ties whatever the config says",
-    Tying.NEVER: "has a head of its own whatever the config says",
+    Tying.HEADLESS: "No output head: {} has none.",
+    Tying.ALWAYS: "Tied: {} always ties.",
+    Tying.NEVER: "Untied: {} never ties.",
 }
+_FLAG = "tie_word_embeddings"
 
 
 def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
@@ -23,21 +24,21 @@ def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple
     no effect, and the sentence says so where it declares something.
     """
     if family.tying in _FIXED and family.knowledge is Knowledge.TABLE:
-        return family.tying is Tying.ALWAYS, f"{family.architecture} {_FIXED[family.tying]}."
+        return family.tying is Tying.ALWAYS, _FIXED[family.tying].format(family.architecture or "this class")
     if family.knowledge is not Knowledge.TABLE:
         return _guess(config_levels)
     top = config_levels.get("")
     if len(family.truth) == len(_STATES):
         tied = family.truth[_STATES.index(top)] == "T"
-        return tied, _because(tied, top, "the top level", _strays(config_levels, ()))
+        return tied, _because(family, tied, top, "", _strays(config_levels, ()))
     nested = config_levels.get(family.levels[0])
     row = 3 * _STATES.index(top)
     tied = family.truth[row + _STATES.index(nested)] == "T"
     strays = _strays(config_levels, family.levels[:1])
     if len(set(family.truth[row : row + 3])) == 1:  # the nested value changes nothing here
         unread = strays if nested is None or nested == tied else (family.levels[0], *strays)
-        return tied, _because(tied, top, "the top level", unread)
-    return tied, _because(tied, nested, family.levels[0], strays)
+        return tied, _because(family, tied, top, "", unread)
+    return tied, _because(family, tied, nested, family.levels[0], strays)
 
 
 def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
@@ -70,13 +71,22 @@ def _strays(config_levels: Mapping[str, bool | None], read: tuple[str, ...]) -> 
     return tuple(path for path, value in config_levels.items() if path and value is not None and path not in read)
 
 
-def _because(tied: bool, value: bool | None, where: str, unread: tuple[str, ...]) -> str:
-    verdict = "Tied" if tied else "Not tied"
+def _because(family: Family, tied: bool, value: bool | None, level: str, unread: tuple[str, ...]) -> str:
     if value is None:
-        reason = f"{where} does not declare the flag and the class default decides"
+        owner = family.architecture or "this class"
+        reason = f"{_flag(level)} is absent, and the default of {owner} is {str(tied).lower()}"
     else:
-        reason = f"{where} says {str(value).lower()}"
-    return f"{verdict}: {reason}{'; not read: ' + listed(unread) if unread else ''}."
+        reason = f"{_flag(level)} is {str(value).lower()}"
+    ignored = f" transformers 5 ignores the flag in {listed(unread)}." if unread else ""
+    return f"{_verdict(tied)}: {reason}.{ignored}"
+
+
+def _verdict(tied: bool) -> str:
+    return "Tied" if tied else "Untied"
+
+
+def _flag(level: str) -> str:
+    return f"{shown(level)}.{_FLAG}" if level else _FLAG
 
 
 def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
@@ -84,9 +94,6 @@ def _guess(config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
     for path in sorted(config_levels, key=lambda path: (path.count(".") + bool(path), path)):
         value = config_levels[path]
         if value is not None:
-            where = shown(path) or "the top level"
-            return (
-                value,
-                f"{'Tied' if value else 'Not tied'}: {where} says {str(value).lower()} (unknown architecture).",
-            )
-    return False, "Unknown: the config declares no tie flag, and its class is not in the table."
+            reason = f"{_flag(path)} is {str(value).lower()} (unknown architecture)"
+            return value, f"{_verdict(value)}: {reason}."
+    return False, "Unknown: the config has no tie flag, and tieconv does not know the class."

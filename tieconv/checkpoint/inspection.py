@@ -140,10 +140,10 @@ class ConfigView:
 
     @property
     def verdict(self) -> str:
-        """``tied``, ``not tied``, or ``unknown``."""
+        """``tied``, ``untied``, or ``unknown``."""
         if not self.known:
             return "unknown"
-        return "tied" if self.effective else "not tied"
+        return "tied" if self.effective else "untied"
 
     def to_dict(self) -> dict[str, object]:
         """What stands under ``config``."""

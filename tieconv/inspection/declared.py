@@ -42,7 +42,7 @@ def with_shared_storage(config: ConfigView, ties: tuple[Tie, ...]) -> ConfigView
     if config.known or tie is None or not shared:
         return config
     pair = f"{shown(tie.canonical)} and {shown(shared.name)}"
-    why = f"{pair} share one storage, so the saved model was tied. Whether its class ties them is unknown."
+    why = f"Unknown: {pair} share one storage, so the saved model was tied. tieconv does not know the class."
     return replace(config, why=why)
 
 

@@ -7,25 +7,23 @@ from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, Member, State
 from tieconv.text import shown
 
-_EQUAL = frozenset({State.CANONICAL, State.ABSENT, State.IDENTICAL, State.ALIASED, State.UNREAD})
+_DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})
 
 
 def effect(inspection: Inspection) -> str:
-    """Whether transformers ties the head, and the reason, in one or two sentences."""
+    """Return whether transformers ties the head, and why, in one or two sentences."""
     family, why = inspection.family, inspection.config.why
     if cannot_build(inspection):
         name = shown(family.input_embedding or "its embedding")
-        return (
-            f"Not loaded: with this flag transformers 5 cannot build {family.architecture}, whose embedding is {name}."
-        )
+        return f"Not loaded: transformers 5 cannot build {family.architecture} with this flag. Its embedding is {name}."
     if family.knowledge is not Knowledge.TABLE:
         return why
     transformers4_verdict = reading_v4(inspection)
-    head = _own_head(inspection) if family.tying is Tying.ALWAYS else None
+    head = _differing_head(inspection) if inspection.config.effective else None
     if head is not None:
-        reason = f"{shown(head.name)} is stored with values of its own"
-        rule = f"{family.architecture} ties only a head that is missing or equal"
-        return f"Not tied: {reason}. {rule}{', transformers 4 ties every head' if transformers4_verdict else ''}."
+        reason = f"{shown(head.name)} is stored and differs from the embedding."
+        in_4 = " Tied in transformers 4, which discards the stored head." if transformers4_verdict else ""
+        return f"Untied{' in transformers 5' if in_4 else ''}: {reason}{in_4}"
     if (
         family.tying is not Tying.CAN
         or transformers4_verdict in (None, inspection.config.effective)
@@ -36,18 +34,18 @@ def effect(inspection: Inspection) -> str:
     return f"{verdict} in transformers 5: {reason} {_in_transformers4(inspection)}."
 
 
-def _own_head(inspection: Inspection) -> Member | None:
-    """The stored head, where it differs from the table that the class ties it to."""
+def _differing_head(inspection: Inspection) -> Member | None:
+    """Return the stored head if its values differ from those of the embedding: transformers 5 then keeps both."""
     head = inspection.head.output_head
     members = (member for tie in inspection.ties for member in tie.members)
     head_member = next((member for member in members if head is not None and member.name == head.name), None)
-    return head_member if head_member is not None and head_member.state not in _EQUAL else None
+    return head_member if head_member is not None and head_member.state in _DIFFERENT else None
 
 
 def _in_transformers4(inspection: Inspection) -> str:
     """Whether transformers 4 ties, and the flag that it reads."""
     level = inspection.family.level_v4 or ""
     value = levels(inspection).get(level)
-    verdict = "Tied" if reading_v4(inspection) else "Not tied"
+    verdict = "Tied" if reading_v4(inspection) else "Untied"
     says = "is absent" if value is None else f"is {str(value).lower()}"
     return f"{verdict} in transformers 4: {f'{level}.{FLAG}'.lstrip('.')} {says}"

@@ -60,8 +60,8 @@ def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> 
 
 
 def _undeclared(ties: tuple[Tie, ...]) -> ConfigView:
-    why = "No config.json: the nodes of the graph say which matrix is read where."
-    return ConfigView("", (), (), any(tie.declared for tie in ties), why)
+    tied = any(tie.declared for tie in ties)
+    return ConfigView("", (), (), tied, f"{'Tied' if tied else 'Untied'}: the nodes of the graph say so.")
 
 
 # --- ties ------------------------------------------------------------------------------------------------

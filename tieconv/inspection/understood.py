@@ -28,7 +28,7 @@ def understand(checkpoint: Checkpoint, embed: str | None, head: str | None) -> t
     if checkpoint.format == "gguf":
         return _gguf(checkpoint)
     if checkpoint.adapter is not None:
-        why = "Whether the pair is tied is up to the base model."
+        why = "Unknown: the base model decides whether the pair is tied."
         return _without_groups("", Tying.HEADLESS), ConfigView("", (), (), False, why, known=False)
     if is_draft(checkpoint.config_values, checkpoint.tensors):
         return _draft(checkpoint)
@@ -59,13 +59,17 @@ def _gguf(checkpoint: Checkpoint) -> tuple[Family, ConfigView]:
     names = checkpoint.tensors
     if not names:
         family = _without_groups(architecture, Tying.HEADLESS)
-        why = "The file holds no tensors: it is a vocabulary alone."
+        why = "No output head: the file holds a vocabulary and no tensors."
         return family, ConfigView(architecture, (), (), False, why, known=False)
     if _EMBEDDING not in names:
         family = _without_groups(architecture, Tying.HEADLESS)
-        return family, ConfigView(architecture, (), (), False, f"Not tied: the file holds no {_EMBEDDING}.")
+        return family, ConfigView(architecture, (), (), False, f"Untied: the file has no {_EMBEDDING}.")
     tied = _HEAD not in names
-    why = f"{'Tied' if tied else 'Not tied'}: llama.cpp uses {_EMBEDDING} as the head where {_HEAD} is absent."
+    why = (
+        f"Tied: llama.cpp uses {_EMBEDDING} as the head, because {_HEAD} is absent."
+        if tied
+        else f"Untied: llama.cpp uses {_HEAD} as the head."
+    )
     return _gguf_family(architecture, tied, _BIAS in names), ConfigView(architecture, (), (), tied, why)
 
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.family import Family, Knowledge, Role
+from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
+from tieconv.reporters.text.inspect_answer import STYLES, answer
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row
 from tieconv.text import count, listed, shown, size
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
 
-_STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 _SHOWN_TIES = 8
 _SHOWN_LEVELS = 16
 _SHOWN_FINDINGS = 40
@@ -24,7 +24,8 @@ _UNRUN = "(from source, not run)"
 
 def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
     """The whole report, without a newline at the end; sentences are wrapped to ``width`` columns where it is given."""
-    blocks = [_title(inspection, paint, width), "\n".join(columns(_facts(inspection), width=width))]
+    blocks = ["\n".join(answer(inspection, paint, width)), _title(inspection, paint, width)]
+    blocks.append("\n".join(columns(_facts(inspection), width=width)))
     blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
     if inspection.duplicates:
         blocks.append("\n".join([paint("duplicates", "heading"), *_duplicates(inspection, width)]))
@@ -56,9 +57,6 @@ def _title(inspection: Inspection, paint: Paint, width: int | None) -> str:
 
 
 def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
-    shared = not inspection.config.known and any(_shares_storage(tie) for tie in inspection.ties)
-    if shared:
-        yield "effect", inspection.config.why
     yield embedding_row(inspection)
     yield output_row(inspection)
     yield bias_row(inspection)
@@ -72,8 +70,6 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
         yield "config", "no config.json"
     yield from _adapter(inspection)
     yield from _storage(inspection)
-    if not shared:
-        yield "effect", inspection.config.effect or inspection.config.why
     yield from _graphs(inspection)
     if inspection.checkpoint.revision:
         yield "commit", inspection.checkpoint.revision
@@ -87,10 +83,6 @@ def _knowledge(family: Family) -> str:
         return "none: no tensor has the name of an embedding or a head"
     project = f" (as in {family.convention})" if family.convention else ""
     return f"pattern: what ties is guessed from names{project} and shapes"
-
-
-def _shares_storage(tie: Tie) -> bool:
-    return tie.role is Role.WORD_EMBEDDING and any(member.state is State.ALIASED for member in tie.members)
 
 
 def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
@@ -195,7 +187,7 @@ def _finding(finding: Finding, paint: Paint, width: int | None) -> Iterator[str]
     level = str(finding.level)
     lead = f"  {level.ljust(7)}  {finding.rule}  "
     first, *rest = wrapped(finding.message, lead, width)
-    yield first.replace(level, paint(level, _STYLES[level]), 1)
+    yield first.replace(level, paint(level, STYLES[level]), 1)
     yield from rest
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {finding.remedy.command}"

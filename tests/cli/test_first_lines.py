@@ -1,0 +1,64 @@
+"""The first three lines of `inspect`: is the head tied, is anything wrong, what to run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.checks.fixtures.model import matrix, save
+from tests.cli.run import ok
+from tieconv import api
+from tieconv.reporters.text.inspect_text import render
+
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+COPY = {"model.embed_tokens.weight": matrix(), "lm_head.weight": matrix()}
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+
+
+def first_lines(folder: Path) -> list[str]:
+    return ok("inspect", folder).stdout.splitlines()[:4]
+
+
+def test_nothing_is_wrong() -> None:
+    assert first_lines(MODELS / "llama-tied") == [
+        "Tied: tie_word_embeddings is true.",
+        "No findings.",
+        "Run: nothing.",
+        "",
+    ]
+
+
+def test_a_copy_names_the_command(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": True}, COPY)
+    tied, wrong, run, empty = first_lines(folder)
+    assert tied == "Tied: tie_word_embeddings is true."
+    assert wrong.startswith("1 warning: lm_head.weight is a byte-identical copy of model.embed_tokens.weight.")
+    assert (run, empty) == (f"Run: tieconv retie {folder} -o OUT", "")
+
+
+def test_a_command_that_changes_the_outputs_says_so(tmp_path: Path) -> None:
+    alone = {"model.embed_tokens.weight": matrix()}
+    folder = save(tmp_path / "model", LLAMA | {"tie_word_embeddings": False}, alone)
+    tied, wrong, run, _ = first_lines(folder)
+    assert tied == "Untied: tie_word_embeddings is false."
+    assert wrong.startswith("1 error: ")
+    assert run.endswith("(review first: changes the model's outputs)")
+
+
+def test_a_finding_without_a_remedy_is_explained(tmp_path: Path) -> None:
+    folder = save(tmp_path / "model", LLAMA, {"model.norm.weight": matrix()})
+    tied, wrong, run, _ = first_lines(folder)
+    assert tied == "Untied: tie_word_embeddings is absent, and the default of LlamaForCausalLM is false."
+    assert wrong.startswith("1 error: ")
+    assert run == "Run: tieconv explain TIE006"
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_finding_takes_one_line_of_a_terminal(width: int, tmp_path: Path) -> None:
+    """The whole sentence is repeated below."""
+    folder = save(tmp_path / "m", LLAMA | {"tie_word_embeddings": True}, COPY)
+    lines = render(api.inspect(folder), width=width).splitlines()
+    assert len(lines[1]) <= width
+    assert lines[1].endswith("…")
+    assert "wastes" in " ".join(lines[3:])

@@ -1,0 +1,38 @@
+"""Print what breaks the language rules; exit 1 when anything does."""
+
+import argparse
+import sys
+from collections import Counter
+
+from tests.language.rules import broken
+from tests.language.texts import Text, all_texts
+
+FINISHED: tuple[str, ...] = ()
+"""The paths whose texts keep the rules; the others are not judged without being named."""
+
+
+def faults(paths: tuple[str, ...]) -> list[tuple[Text, str]]:
+    """Return what is wrong with the texts below ``paths``, relative to the root."""
+    return [(text, fault) for text in all_texts() if text.file.startswith(paths) for fault in broken(text)]
+
+
+def main(arguments: list[str]) -> int:
+    """Print each fault with its file and line, or the number of faults by folder."""
+    parser = argparse.ArgumentParser(prog="python -m tests.language", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="files or folders; default: the finished ones")
+    parser.add_argument("--count", action="store_true", help="print numbers only")
+    options = parser.parse_args(arguments)
+    found = faults(tuple(options.paths) or FINISHED)
+    if options.count:
+        numbers = Counter(("/".join(text.file.split("/")[:2]), text.kind) for text, _ in found)
+        for (folder, kind), number in sorted(numbers.items()):
+            print(f"{number:5} {folder} {kind}")
+    else:
+        for text, fault in found:
+            print(f"{text.file}:{text.line}: {text.kind}: {fault}")
+    print(f"{len(found)} faults")
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
