@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
@@ -114,6 +114,12 @@ def _optimizers(inspection: Inspection, tied: bool) -> Iterator[str]:
         if PurePosixPath(name).name in _OPTIMIZERS:
             before = "tied" if was else "untied"
             yield f"{shown(name)} counts the parameters of the {before} model: training cannot resume from it"
+
+
+def still_stored(ties: Iterable[Tie], edits: Edits) -> tuple[Tie, ...]:
+    """Return the groups of which a name is stored once the edits are made: a fresh inspection sees no others."""
+    after = edits.after()
+    return tuple(tie for tie in ties if any(member.name in after for member in tie.members))
 
 
 def kept_promise(edits: Edits, tie: Tie) -> TiePromise:

@@ -17,7 +17,7 @@ from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build, kept_promise
+from tieconv.plans.build import build, kept_promise, still_stored
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, guard_head, inspect_hint, refuse
 from tieconv.plans.meaning import Note, Notes
@@ -223,7 +223,7 @@ def _plan(
 ) -> Plan:
     """The plan of ``edits``; the config and what ties stay as they are."""
     promises = Promises(
-        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in _left(inspection, edits))
+        inspection.config.effective, tuple(kept_promise(edits, tie) for tie in still_stored(inspection.ties, edits))
     )
     return build(
         command,
@@ -235,9 +235,3 @@ def _plan(
         notes=notes,
         spared=biases.dropped(edits),
     )
-
-
-def _left(inspection: Inspection, edits: Edits) -> list[Tie]:
-    """The groups of which something is still stored."""
-    after = edits.after()
-    return [tie for tie in inspection.ties if any(member.name in after for member in tie.members)]

@@ -15,7 +15,7 @@ from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import build
+from tieconv.plans.build import build, still_stored
 from tieconv.plans.config import set_flag
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import guard_flip, reads_false, scaling_exponent
@@ -57,7 +57,7 @@ def plan_retie(
     for tie in ties:
         notes += _merge(edits, inspection, tie, survivor if force else None, exponent, fold)
     notes += biases.apply(edits, inspection, bias, tied=True)
-    promises = Promises(True, tuple(_promise(edits, tie) for tie in ties))
+    promises = Promises(True, tuple(_promise(edits, tie) for tie in still_stored(ties, edits)))
     options = {"bias": str(bias), "from": survivor and str(survivor), "force": str(force).lower()}
     options |= {"fold-norm": str(fold is not None).lower()}
     return build(

@@ -10,7 +10,7 @@ from tieconv.checkpoint.plan import Plan, Promises, TiePromise
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, load
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice
-from tieconv.plans.build import ALIKE, build
+from tieconv.plans.build import ALIKE, build, still_stored
 from tieconv.plans.edits import Edits
 from tieconv.plans.flag_effect import always_tied, apart_note, guard_flip, reads_false, scaling_exponent
 from tieconv.plans.guards import again, guard, inspect_hint, refuse
@@ -46,7 +46,7 @@ def plan_untie(
     always = inspection.family.tying is Tying.ALWAYS
     tied = inspection.config.effective if keep_flag or always else False
     flag = None if keep_flag else False
-    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in inspection.ties))
+    promises = Promises(tied, tuple(_promise(edits, tie, tied) for tie in still_stored(inspection.ties, edits)))
     options = {"bias": str(bias), "keep_flag": str(keep_flag).lower()}
     return build(
         "untie",

@@ -25,7 +25,7 @@ def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[
         yield paint("No findings.", "good")
         yield "Run: nothing."
         return
-    counts = ", ".join(count(len(found), level) for level in STYLES if (found := _of_level(inspection, level)))
+    counts = ", ".join(count(len(findings), level) for level in STYLES if (findings := _of_level(inspection, level)))
     level = str(worst[0].level)
     yield paint(_cut(f"{counts}: {worst[0].message}", width), STYLES[level])
     yield f"Run: {_next(worst, inspection)}"
