@@ -173,3 +173,12 @@ def test_a_conversion_says_only_what_its_order_changes(tmp_path: Path) -> None:
     )
     notes = api.plan_convert("torch", model).plan.notes
     assert any("keeps the one that it reads last" in note and REVIEW_FIRST in note for note in notes)
+
+
+def test_a_head_that_holds_the_factor_is_dropped(tmp_path: Path) -> None:
+    """T5's untied head is the table times d_model**-0.5, which the tied model applies: every value stays."""
+    tensors = {"shared.weight": matrix(), HEAD: matrix() * np.float32(0.5)}
+    model = save(tmp_path / "m", flagged({**T5, "d_model": 4}, False), tensors)
+    planned = api.plan_retie(model)
+    assert not any(f"loads {HEAD}" in note or f"load {HEAD}" in note for note in planned.plan.notes)
+    assert planned.execute(tmp_path / "out").verified

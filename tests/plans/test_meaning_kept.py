@@ -30,7 +30,7 @@ LUKE = {"architectures": ["LukeForMaskedLM"], "model_type": "luke"}
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}
 ERNIE = {"architectures": ["ErnieForMaskedLM"], "model_type": "ernie"}
 CONFIGS = (LLAMA, BERT, BART, T5, GEMMA3, FSMT, ROBERTA, NYSTROMFORMER, ERNIE, LUKE, GPT2)
-TABLES = (None, matrix(), matrix(seed=1))
+TABLES = (None, matrix(), matrix(seed=1), matrix() * np.float32(0.5))
 BIASES = (None, vector(), vector(seed=1), np.zeros(8, "<f4"))
 
 Make = Callable[[Path], PlannedWrite]

@@ -8,6 +8,7 @@ from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.model_files import ByteRange, TensorRecord
 from tieconv.checkpoint.output import Content, Gathered, OutputTensor, Padded, Scaled, Zeros
 from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.proof import Equal
 from tieconv.loaders.loaded import Absence, Parameter
 
 Values = tuple[object, ...]
@@ -27,6 +28,8 @@ class KnownValues:
         ]
         equal += [list(duplicate.tensors) for duplicate in before.duplicates if duplicate.kind in _EQUAL]
         self.first = {name: group[0] for group in reversed(equal) for name in group}
+        proofs = (proof for proof in plan.proofs if isinstance(proof, Equal) and proof.exponent)
+        self.multiples = {proof.tensor.name: (proof.survivor.name, 2.0**proof.exponent) for proof in proofs}
         bias = before.head.output_bias
         zero = bias.name if bias is not None and bias.state is BiasState.ZERO else None
         self.zero = self.first.get(zero, zero) if zero is not None else None
@@ -73,6 +76,9 @@ class KnownValues:
         return self._source(tensor, tensor.content)
 
     def _stored(self, name: str, factor: float) -> Values:
+        if name in self.multiples:
+            name, multiple = self.multiples[name]
+            factor *= multiple
         first = self.first.get(name, name)
         return ZEROS if first == self.zero else (first, factor)
 
