@@ -297,7 +297,7 @@ def test_windows_are_no_longer_than_the_model_has_positions(
 
 
 def test_what_the_class_cannot_run_is_an_error_of_the_model(text: Path, tmp_path: Path) -> None:
-    """MPT counts its positions in a key of its own: one sentence about the model, and no fault of tieconv."""
+    """MPT counts its positions in a key of its own: one sentence about the model, and no bug in tieconv."""
     build(tmp_path, "mpt", tied=True, max_seq_len=16, d_model=32, n_heads=4, n_layers=2)
     told = refused(f"analyze --text {text}", tmp_path)
     assert "the model cannot be run on 128 tokens of text" in told and "unexpected" not in told

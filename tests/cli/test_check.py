@@ -165,7 +165,7 @@ def test_a_model_does_not_set_its_own_terms(model: Copy, monkeypatch: pytest.Mon
     (folder / "tieconv.toml").write_text('ignore = ["ALL"]\n')
     monkeypatch.chdir(folder)
     result = run("check")
-    assert result.exit_code == 1 and "note: tieconv.toml lies in the model that it would judge" in result.stderr
+    assert result.exit_code == 1 and "note: tieconv.toml is inside the model directory" in result.stderr
     assert ok("check --config tieconv.toml").exit_code == 0
 
 
@@ -199,7 +199,7 @@ def test_a_baseline_holds_the_debt(model: Copy, tmp_path: Path) -> None:
     file = tmp_path / "ci" / "debt.json"
     file.parent.mkdir()
     wrote = ok(f"check --write-baseline {file}", one, two)
-    assert wrote.stdout == "" and f"wrote {file}: 2 findings that will not count" in wrote.stderr
+    assert wrote.stdout == "" and f"wrote {file}: 2 findings as a baseline" in wrote.stderr
     entries = json.loads(file.read_text())["entries"]
     assert [(entry["model"], entry["rule"]) for entry in entries] == [
         ("../llama-diverged", "TIE001"),

@@ -258,7 +258,7 @@ def test_words_of_other_programs_do_what_is_meant() -> None:
     model = MODELS / "llama-tied"
     assert ok("check --json", model).stdout == ok("check --format json", model).stdout
     both = run("check --json --format text", model)
-    assert both.exit_code == 2 and "--json or --format" in both.stderr
+    assert both.exit_code == 2 and "--json and --format cannot be used together" in both.stderr
 
 
 def test_a_config_is_answered_with_its_directory() -> None:

@@ -28,7 +28,7 @@ LINES = {
     "bias zero --foo": ("no such option", "tieconv bias zero --help"),
     "untie -o": ("option '-o' requires an argument", "tieconv untie --help"),
     "inspect --depth all": ("'all' is not one of", "tieconv inspect --help"),
-    "check --in-place": ("-o OUT and --in-place go with --fix", "tieconv check --help"),
+    "check --in-place": ("-o OUT and --in-place need --fix", "tieconv check --help"),
 }
 
 

@@ -86,7 +86,7 @@ def faults(answer: Answer) -> Iterator[str]:
         return
     if answer.code not in ((0, 1, 2) if command in _ANSWERS_NO else (0, 2)):
         yield f"exit code {answer.code}"
-    for words in ("this is a fault of tieconv", "Traceback", "out of memory"):
+    for words in ("this is a bug in tieconv", "Traceback", "out of memory"):
         if words in answer.stderr:
             yield f"{words}: {answer.stderr[-300:]}"
     if answer.code == 2 and command != "check" and ("error: " not in answer.stderr or "hint: " not in answer.stderr):

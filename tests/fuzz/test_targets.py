@@ -98,7 +98,7 @@ def answer(
     "bad",
     [
         answer(code=1), answer(code=3), answer(code=2, err="error: x"), answer(code=-1, err="more than 10 s"),
-        answer(err="hint: this is a fault of tieconv"), answer(err="Traceback"), answer(out="\x1b[31m"),
+        answer(err="hint: this is a bug in tieconv"), answer(err="Traceback"), answer(out="\x1b[31m"),
         answer(out="a\u202eb"),
         answer(out=" ::error::x"), answer(out="##[error]x"), answer(out="x\n" * 300), answer(megabytes=400),
         answer(("inspect", "--json"), out="{"), answer(("inspect", "--json"), out="NaN"),

@@ -1,4 +1,4 @@
-"""Answers of the API that are not what it gives: one sentence each, and never a fault of tieconv."""
+"""Answers of the API that are not what it gives: one sentence each, and never a bug in tieconv."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_listing(answer: str, hub: Hub, tieconv: Run, models: Path) -> None:
     hub.add("org/m", models / "llama-tied")
     hub.answers["api:org/m"] = (ANSWERS | LISTINGS)[answer]
     error, hint = refused(tieconv("inspect", "hf://org/m"))
-    assert "hf://org/m" in error and "unexpected" not in error and "fault of tieconv" not in hint
+    assert "hf://org/m" in error and "unexpected" not in error and "bug in tieconv" not in hint
 
 
 @pytest.mark.parametrize("answer", [name for name in ANSWERS if name not in ("list", "empty", "no JSON", "number")])
@@ -48,7 +48,7 @@ def test_models_of_an_owner(answer: str, hub: Hub, tieconv: Run) -> None:
     """The list of models."""
     hub.answers["api:models"] = ANSWERS[answer]
     error, hint = refused(tieconv("check", "hf://org/*"))
-    assert "unexpected" not in error and "fault of tieconv" not in hint
+    assert "unexpected" not in error and "bug in tieconv" not in hint
 
 
 @pytest.mark.parametrize("answer", ["null", "string", "object", "list of nulls", "deep", "no JSON"])
@@ -57,7 +57,7 @@ def test_tree(answer: str, hub: Hub, tieconv: Run, models: Path) -> None:
     hub.add("org/m", models / "llama-tied")
     hub.answers["tree:org/m"] = ANSWERS[answer]
     error, hint = refused(tieconv("untie", "hf://org/m", "-o", "out"))
-    assert "hf://org/m" in error and "unexpected" not in error and "fault of tieconv" not in hint
+    assert "hf://org/m" in error and "unexpected" not in error and "bug in tieconv" not in hint
 
 
 @pytest.mark.parametrize("answer", ["null", "string", "list of nulls", "deep"])

@@ -240,7 +240,7 @@ def test_upload_that_fails(xet: str, status: str, says: str, noisy: Path, hub: H
     assert result.returncode == 2 and hub.commits == []
     lines = [line for line in result.stderr.splitlines() if line]
     assert [line.split(":")[0] for line in lines] == ["error", "hint"], result.stderr
-    assert says in lines[0] and "fault of tieconv" not in lines[1]
+    assert says in lines[0] and "bug in tieconv" not in lines[1]
     for secret in (TOKEN, "xet-secret", "secret words", hub.storage):
         assert secret not in result.stdout + result.stderr
 

@@ -7,7 +7,7 @@ from collections import Counter
 from tests.language.rules import broken
 from tests.language.texts import Text, all_texts
 
-FINISHED: tuple[str, ...] = ()
+FINISHED: tuple[str, ...] = ("tieconv/cli",)
 """The paths whose texts keep the rules; the others are not judged without being named."""
 
 

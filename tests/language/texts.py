@@ -15,7 +15,8 @@ ANSWERS = "tests/checks/branches/expected.json"
 """The finding of every branch of every rule: sentences that the code makes of parts are whole here."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z]{2,}")
-_ENDS = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"')*]))\s+(?=[\"'`(*A-Z0-9])")
+_ENDS = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!cf\.)(?<!vs\.)(?:(?<=[.!?])|(?<=[.!?][\"')*]))\s+")
+"""A full stop ends a sentence before a lowercase name too: `transformers` begins many."""
 _NOT_PROSE = re.compile(r"^\s*<|[{};]\s*\n|^\(\?|\\[bds]|^[\w.,|=:/*-]+$|^(?:[\w-]+:\s*)*[\w#.%()-]+;")
 
 

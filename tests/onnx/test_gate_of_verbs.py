@@ -133,7 +133,7 @@ def test_an_old_graph_without_opset(words: tuple[str, ...], tmp_path: Path) -> N
     """IR version 1 imports no operators by version: an answer, or a refusal in a sentence."""
     graph = saved(tmp_path, oldest)
     code, said = run(words, graph, tmp_path / "out.onnx")
-    assert code in (0, 1, 2) and "unexpected" not in said and "fault of tieconv" not in said
+    assert code in (0, 1, 2) and "unexpected" not in said and "bug in tieconv" not in said
 
 
 BROKEN = {
@@ -154,7 +154,7 @@ def test_a_config_that_its_own_class_fails_with(broken: str, words: tuple[str, .
     (tmp_path / "text").write_text("a b c " * 50)
     given = {"model": model, "out": tmp_path / "out", "text": tmp_path / "text"}
     result = CliRunner().invoke(main, [word.format(**given) for word in words])
-    assert "unexpected" not in result.output and "fault of tieconv" not in result.output
+    assert "unexpected" not in result.output and "bug in tieconv" not in result.output
     assert not (tmp_path / "out").exists()
     if words[0] == "export":
         assert result.exit_code == 2

@@ -244,13 +244,13 @@ def test_other_commands_say_so(graph: Path, command: str) -> None:
 def test_options_of_other_formats(graph: Path, line: str) -> None:
     """Options that say nothing about a graph are usage errors."""
     result = run(line, graph)
-    assert result.exit_code == 2 and "does not go with an ONNX graph" in result.stderr
+    assert result.exit_code == 2 and "cannot be used with an ONNX graph" in result.stderr
 
 
 def test_head_form_of_other_formats(models: Path) -> None:
     """--head-form is for graphs."""
     result = run("dedup --head-form fused", sorted(models.iterdir())[0])
-    assert result.exit_code == 2 and "--head-form goes with an ONNX graph" in result.stderr
+    assert result.exit_code == 2 and "--head-form needs an ONNX graph" in result.stderr
 
 
 SCALED = {"soft_cap", "scale"}

@@ -1,4 +1,4 @@
-"""A run without some packages skips what needs them and says so; it never hides a fault of tieconv."""
+"""A run without some packages skips what needs them and says so; it never hides a bug in tieconv."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: each command in its file, loaded when it is called."""
+"""The command line. Each command has its own file, which is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from tieconv.cli.streams import escaped_libraries
 from tieconv.cli.usage import as_options, no_command
 from tieconv.version import VERSION
 
-# Importing makes thousands of objects and no garbage: collecting meanwhile costs a twentieth of a short command.
+# Imports make many objects and no garbage. Collecting garbage meanwhile takes 5 % of a short command.
 gc.set_threshold(50_000)
-# At exit Python searches every object for garbage several times, a sixth of a short command. It all goes anyway.
+# At exit Python searches every object for garbage several times, which takes 15 % of a short command.
 atexit.register(gc.freeze)
 
 COMMANDS = {
-    "analyze": "What the embedding and the head of MODEL are to each other, and whether they may be tied.",
-    "bias": "Add, remove, unify or resize the head bias; the tie stays as it is.",
-    "check": "The gate for CI: rules over models, exit 1 on a finding.",
+    "analyze": "Measure how the head relates to the embedding, and whether they can be tied.",
+    "bias": "Add, remove, unify or resize the head bias.",
+    "check": "Apply the rules to models, and exit with 1 on a finding. A gate for CI.",
     "completion": "Print the completion script for SHELL.",
-    "convert": "Store the model in another format, or in shards of another size.",
-    "demo": "Train a toy tied and untied, and show what tying does to its table.",
-    "dedup": "Store every byte-identical group once, as far as loaders restore the rest.",
-    "diff": "What differs between the models A and B, tensor by tensor, ties and layout seen through.",
-    "explain": "What a rule reports, why it matters, an example, and how to fix it.",
-    "export": "Export MODEL as ONNX, each tied matrix stored once on disk and in a session, and measure it.",
-    "inspect": "What MODEL stores, what is tied, what it costs, and what to run next.",
-    "parity": "How far the graph ONNX agrees with the checkpoint MODEL, measured.",
-    "push": "Open a pull request on the Hub with exactly the files that differ.",
+    "convert": "Convert the model to another format or shard size.",
+    "demo": "Train a small model tied and untied, and show what tying changes.",
+    "dedup": "Store byte-identical tensors once, only where every loader restores the dropped names.",
+    "diff": "Compare the models A and B tensor by tensor.",
+    "explain": "Explain a rule: what it reports, why it matters, and how to fix it.",
+    "export": "Export MODEL to ONNX with each tied matrix stored once, and measure parity.",
+    "inspect": "Show what MODEL stores, what is tied, and what to run next.",
+    "parity": "Measure whether the graph ONNX computes what the checkpoint MODEL computes.",
+    "push": "Open a pull request on the Hub with the files that differ.",
     "reindex": "Rebuild the shard index from the headers of the shards.",
-    "resize": "Make config, embedding, head and head bias agree on the size of the vocabulary.",
-    "retie": "Drop the redundant copy, keep the canonical name, set the config to tied.",
-    "rules": "List the rules: code, level, name, and what each reports.",
-    "set-tie": "Write the tie flag at every level of the config; no tensor changes.",
-    "untie": "Write the head, and every other tied name, as a tensor of its own.",
+    "resize": "Make config, embedding, head and head bias agree on the vocabulary size.",
+    "retie": "Tie the head: drop the redundant copy and set the config to tied.",
+    "rules": "List the rules: code, level, name and summary.",
+    "set-tie": "Write tie_word_embeddings in the config. No tensor changes.",
+    "untie": "Untie the head: store it, and every other tied name, as a separate tensor.",
 }
-"""Each command, in the module of its name, and its line in the help: listing them imports none of them."""
+"""The commands and their lines in the help. Listing them imports no command."""
 
 
 class LazyGroup(ErrorBoundary):
-    """A group whose help lists the commands and whose call imports only the one that is named."""
+    """List the commands without importing them, and import the one that runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -56,14 +56,14 @@ class LazyGroup(ErrorBoundary):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As Click; `help` and `version` are the options, and an unknown command gets a hint."""
+        """Resolve as Click does. Read `help` and `version` as options, and give an unknown command a hint."""
         args = as_options(args, COMMANDS)
         if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             raise no_command(args[0], COMMANDS)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> object:
-        """As Click, with whatever libraries print escaped."""
+        """Invoke as Click does, with the output of libraries escaped."""
         with escaped_libraries():
             return super().invoke(ctx)
 
@@ -75,8 +75,8 @@ class LazyGroup(ErrorBoundary):
         return command
 
 
-_START = """Start with `tieconv inspect MODEL`: it names the command to run next. `tieconv COMMAND --help` says what a
-command takes, `tieconv explain RULE` what a finding means."""
+_START = """Start with `tieconv inspect MODEL`. It prints the command to run next. `tieconv explain RULE` explains a
+finding."""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_START)
@@ -85,7 +85,7 @@ command takes, `tieconv explain RULE` what a finding means."""
 def main() -> None:
     """Find, prove, untie and re-tie shared embedding and lm_head tensors in checkpoints.
 
-    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or hf://org/name[@revision],
-    for inspect, check, dedup and untie also an ONNX graph or a directory of them; left out, it is the current
-    directory.
+    MODEL is a model directory, a weight file (.safetensors, .bin, .pt, .gguf), a shard index or
+    hf://org/name[@revision]. The default is the current directory. inspect, check, dedup and untie also take an ONNX
+    graph or a directory of graphs.
     """

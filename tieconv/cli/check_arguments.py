@@ -1,4 +1,4 @@
-"""What the user said to `tieconv check`; the names are those of the options."""
+"""The arguments of `tieconv check`, by the names of its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @record
 class ModelArguments:
-    """Which models, and how they are read."""
+    """Which models to check, and how to read them."""
 
     models: tuple[str, ...]
     recursive: bool
@@ -44,7 +44,7 @@ class RuleArguments:
 
 @record
 class ResultArguments:
-    """What is printed and written."""
+    """What to print and write."""
 
     format: str
     output_file: str | None
@@ -55,13 +55,13 @@ class ResultArguments:
 
     @property
     def writes(self) -> bool:
-        """Whether remedies are written, not only shown."""
+        """Whether remedies are applied, not only shown."""
         return self.output is not None or self.in_place
 
 
 @record
 class Arguments:
-    """The whole command line. Raises `click.UsageError` where options do not go together."""
+    """The whole command line. Raises `click.UsageError` if options contradict each other."""
 
     model: ModelArguments
     rule: RuleArguments
@@ -70,17 +70,19 @@ class Arguments:
     def __post_init__(self) -> None:
         model, rule, result = self.model, self.rule, self.result
         if result.output is not None and result.in_place:
-            raise click.UsageError("give -o OUT or --in-place, not both")
+            raise click.UsageError("-o OUT and --in-place cannot be used together")
         if result.writes and not result.fix:
-            raise click.UsageError("-o OUT and --in-place go with --fix")
+            raise click.UsageError("-o OUT and --in-place need --fix")
         if rule.config and rule.no_config:
-            raise click.UsageError("give --config FILE or --no-config, not both")
+            raise click.UsageError("--config and --no-config cannot be used together")
         if result.fix and result.write_baseline:
-            raise click.UsageError("--fix and --write-baseline do not go together: fix first, then write the baseline")
+            raise click.UsageError(
+                "--fix and --write-baseline cannot be used together; fix first, then write the baseline"
+            )
         if (model.task or model.limit) and not any(map(is_pattern, model.models)):
-            raise click.UsageError("--task and --limit go with a pattern: hf://org/*")
+            raise click.UsageError("--task and --limit need a pattern such as hf://org/*")
         if model.resume and result.fix:
-            raise click.UsageError("--resume and --fix do not go together: fix what the finished run found")
+            raise click.UsageError("--resume and --fix cannot be used together; finish the run first, then fix")
 
 
 def make_arguments(options: Mapping[str, Any]) -> Arguments:

@@ -1,4 +1,4 @@
-"""What `tieconv check` does once its arguments are read: apply the gate, print the report, fix, write files."""
+"""Run `tieconv check`: apply the rules, print the report, apply remedies, write files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: Arguments) -> int:
-    """The exit code, once everything is printed and written."""
+    """Print and write the results, and return the exit code."""
     policy = _policy(arguments)
     chosen = arguments.model
     patterns = any(map(is_pattern, chosen.models))
@@ -61,13 +61,13 @@ def _policy(arguments: Arguments) -> Policy:
         fail_on=arguments.rule.fail_on,
         depth=arguments.rule.depth,
         consumers=arguments.rule.consumers,
-        # The file to write may be the one that waives: it need not be there yet.
+        # The baseline may be the file that this run writes, so it need not exist yet.
         baseline=arguments.rule.baseline,
         without_baseline=bool(arguments.result.write_baseline),
     )
     for path in skipped:
         where = shell_word(os.path.relpath(path))
-        say(_note(f"{where} lies in the model that it would judge: --config {where} uses it"))
+        say(_note(f"{where} is inside the model directory, so it is ignored; to use it: --config {where}"))
     return policy
 
 
@@ -102,8 +102,8 @@ def _checked(arguments: Arguments, policy: Policy) -> tuple[CheckReport, dict[st
 def _remedied(
     arguments: Arguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
 ) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
-    """Safe remedies applied where the user said where to, else their plans."""
-    from tieconv.api.fixes import fix, preview_fixes  # with all that writes
+    """Apply the safe remedies if the user gave a target, otherwise return their plans."""
+    from tieconv.api.fixes import fix, preview_fixes  # imports the writing code
 
     if not arguments.result.writes:
         return preview_fixes(report)
@@ -113,12 +113,12 @@ def _remedied(
 
 def _write_baseline(path: str, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]) -> int:
     noun = count(write_baseline(path, policy, report, models), "finding")
-    say(f"wrote {shown(path)}: {noun} that will not count; use it with --baseline {shell_word(path)}")
+    say(f"wrote {shown(path)}: {noun} as a baseline; use it with --baseline {shell_word(path)}")
     return 0
 
 
 def _show(arguments: Arguments, report: CheckReport, outcomes: tuple[Outcome | GraphOutcome, ...]) -> None:
-    """The result on stdout or in its file; plans after it where it is text, else on stderr."""
+    """Print or write the result, then the plans: to stderr if the result is not text on stdout."""
     result = arguments.result
     to_file = result.output_file is not None
     text = render(result.format, report) if to_file else render(result.format, report, paint, width())

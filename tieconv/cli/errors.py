@@ -1,4 +1,4 @@
-"""Errors to one sentence, one hint and an exit code, in one place."""
+"""Turn every error into one sentence, one hint and an exit code."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from tieconv.cli.usage import translating_usage_errors
 from tieconv.errors import TieconvError, require_posix
 from tieconv.text import shown
 
-_BUG_HINT = "this is a fault of tieconv: report it with the output of --traceback"
+_BUG_HINT = "this is a bug in tieconv; run again with --traceback and report the output"
 _SYSTEM_HINT = "check the path, its permissions and the disk"
 
 
 class ErrorBoundary(click.Group):
-    """A group that turns every failure below it into a sentence, and shows a traceback only on request."""
+    """Turn every error of a command into one sentence. Show a traceback only with `--traceback`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As Click, which ends both of these with 1: that is an answer of `check` and `diff`."""
+        """Invoke as Click does. On Ctrl-C or a closed pipe do not exit with 1, an answer of `check`."""
         try:
             with translating_usage_errors(ctx):
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            from tieconv.api import anything_waits  # pools of threads: nothing that every start should load
+            from tieconv.api import anything_waits  # imports thread pools, which most commands do not need
 
             echo("interrupted", err=True)
-            if anything_waits():  # for a server that is silent; else the interpreter would wait for it as well
+            if anything_waits():  # a thread waits for a silent server; do not wait for the thread
                 sys.stdout.flush()
                 os._exit(130)
             sys.exit(130)
         except BrokenPipeError:
-            # The reader went away (`| head`): quietly, and without a second error from the closing flush.
+            # The reader closed the pipe (`| head`). Avoid a second error when stdout is flushed at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(141)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """As Click, with its usage errors told."""
+        """Make the context as Click does, and translate its usage errors."""
         with translating_usage_errors(None):
             return super().make_context(*args, **kwargs)
 
@@ -58,18 +58,18 @@ class ErrorBoundary(click.Group):
         try:
             require_posix()
             return super().main(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - the last resort: a bug is told as one too
+        except Exception as error:  # noqa: BLE001 - the last resort: a bug is reported in one sentence too
             if wanted:
                 _trace(error)
             _stop(*_ending(error))
 
 
 def _ending(error: Exception) -> tuple[str, str, int]:
-    """The sentence, the hint and the exit code of an error."""
+    """Return the sentence, the hint and the exit code of an error."""
     if isinstance(error, TieconvError):
         return error.message, error.hint, error.exit_code
     if isinstance(error, MemoryError):
-        return "out of memory", "close other programs, or report this: memory is meant to be bounded", 2
+        return "out of memory", "close other programs; if it happens again, report it as a bug", 2
     if isinstance(error, OSError):
         where = shown(error.filename or "a file or standard output")
         return f"{where}: {(error.strerror or str(error)).lower()}", _SYSTEM_HINT, 2
@@ -86,17 +86,17 @@ def _trace(error: Exception) -> None:
 
 
 def _have_streams() -> None:
-    """Make up for streams that the caller closed: no file may get their numbers, and a result needs a place."""
+    """Replace streams that the caller closed, so that no file gets their descriptors."""
     if sys.stderr is None:
         while os.open(os.devnull, os.O_RDWR) < 2:
             continue
         sys.stderr = os.fdopen(2, "w", encoding="utf-8")
     if sys.stdout is None:
-        _stop("standard output is closed", "send it somewhere: > FILE, or > /dev/null", 2)
+        _stop("standard output is closed", "redirect it: > FILE, or > /dev/null", 2)
 
 
 def _print_anything() -> None:
-    """A character that the terminal's encoding lacks is printed as an escape instead of stopping the program."""
+    """Print characters that the terminal's encoding lacks as escapes instead of raising an error."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""A failure on stderr: one sentence, then a hint with the next command."""
+"""Print an error to stderr: one sentence, then a hint with the next command."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _MESSAGE_LIMIT = 1900  # of the error and of its hint: 4 KB in all
 
 
 def tell(message: str, hint: str) -> None:
-    """Print the sentence and its hint to stderr."""
+    """Print the message and its hint to stderr."""
     colour = has_colour(sys.stderr)
     first, *rest = _lines(message[:_MESSAGE_LIMIT])
     if colour:
         first = first.replace("error", click.style("error", fg="red"), 1)
     echo("\n".join([first, *rest]), err=True, color=colour)
     if hint:
-        echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # unbroken: it holds a command to copy
+        echo(f"hint: {hint[:_MESSAGE_LIMIT]}", err=True)  # not wrapped, because it holds a command to copy
 
 
 def _lines(message: str) -> list[str]:
-    """The sentence, broken between words on a terminal; one line in a pipe."""
+    """Return the lines of the message: wrapped on a terminal, one line in a pipe."""
     if not sys.stderr.isatty():
         return [f"error: {message}"]
     import shutil

@@ -1,4 +1,4 @@
-"""What `dedup` and `untie` do where MODEL is an ONNX graph, and how every other command says that it does not."""
+"""Run `dedup` and `untie` on an ONNX graph, and refuse options that do not apply to graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) -> None:
-    """Print the plan; write it where the user said where to."""
+    """Print the plan, and apply it if the user gave a target."""
     from tieconv.reporters.text.graph_text import render_proofs
 
     writing = {
@@ -51,7 +51,7 @@ def finish(planned: PlannedGraphs, arguments: WriteArguments, *, as_json: bool) 
 
 
 def _text(outcome: GraphOutcome, arguments: WriteArguments) -> str:
-    """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
+    """Return the plan as text: for stderr before a write, for stdout if the plan is the result."""
     from tieconv.reporters.text.graph_text import render
 
     stream = sys.stderr if arguments.writes else sys.stdout
@@ -68,7 +68,7 @@ def _closing(outcome: GraphOutcome, arguments: WriteArguments) -> str:
 
 
 def refuse_options(**options: object) -> None:
-    """Raise a usage error for options that say nothing about a graph."""
+    """Raise a usage error for options that do not apply to a graph."""
     for name, value in options.items():
         if value:
-            raise click.UsageError(f"--{name.replace('_', '-')} does not go with an ONNX graph")
+            raise click.UsageError(f"--{name.replace('_', '-')} cannot be used with an ONNX graph")

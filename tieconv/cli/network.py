@@ -1,4 +1,4 @@
-"""What a command says of the network, on stderr."""
+"""Report network traffic on stderr."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def fetched_line(fetched: Fetched) -> str:
-    """``fetched 128 kB in 6 requests``."""
+    """Return a line such as ``fetched 128 kB in 6 requests``."""
     return f"fetched {size(fetched.bytes)} in {count(fetched.requests, 'request')}"
 
 
 @contextmanager
 def headers_bar(model: str) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar of the headers that arrive, on a terminal and for a model on the Hub."""
+    """Show a progress bar of the headers that are fetched, for a model on the Hub and on a terminal."""
     if not is_hub(model) or not sys.stderr.isatty():
         yield None
         return

@@ -14,66 +14,68 @@ F = TypeVar("F", bound=Callable[..., Any])
 _SCREEN: dict[str, Any] = {"expose_value": False, "callback": set_option, "is_eager": True}
 
 MODEL_PATH = click.Path(readable=False)
-"""What may not be read is told by what reads it, with the file and the next step, and the other models go on."""
+"""Click does not test whether the path can be read. The reader reports that, with the file and a hint."""
 
 
 def model_argument(function: F) -> F:
-    """`MODEL`, the current directory where it is left out."""
+    """Add the argument `MODEL`. The default is the current directory."""
     return click.argument("model", default=".", type=MODEL_PATH, callback=_not_in_place)(function)
 
 
 def _not_in_place(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Of the model and `--in-place` whichever is read second: nothing is fetched that could not be written."""
+    """Refuse `--in-place` for a model on the Hub, before anything is fetched."""
     params = {**context.params, parameter.name: value}
     if not params.get("in_place"):
         return value
-    from tieconv.api import is_hub  # a list of commands needs no interface
+    from tieconv.api import is_hub  # not needed to list the commands
 
     if is_hub(str(params.get("model", ""))):
-        raise click.UsageError("--in-place changes local models: write with -o OUT, then `tieconv push OUT hf://…`")
+        raise click.UsageError("--in-place needs a local model; write with -o OUT, then run `tieconv push OUT hf://…`")
     return value
 
 
 def name_options(function: F) -> F:
-    """`--embed` and `--head`, for architectures that no table knows."""
+    """Add `--embed` and `--head`, for architectures that tieconv does not know."""
     function = click.option(
-        "--head", metavar="NAME", help="The output embedding's tensor name, for an unknown architecture."
+        "--head", metavar="NAME", help="Tensor name of the output head, for an unknown architecture."
     )(function)
     return click.option(
-        "--embed", metavar="NAME", help="The input embedding's tensor name, for an unknown architecture."
+        "--embed", metavar="NAME", help="Tensor name of the input embedding, for an unknown architecture."
     )(function)
 
 
 def json_option(function: F) -> F:
-    """`--json`."""
+    """Add `--json`."""
     return click.option("as_json", "--json", is_flag=True, help="Print one JSON document.")(function)
 
 
 def choice_option(name: str, *choices: str, help: str) -> Callable[[F], F]:
-    """One of ``choices``, the first where it is left out."""
+    """Add an option with ``choices``. The first is the default."""
     return click.option(name, type=click.Choice(choices), default=choices[0], show_default=True, help=help)
 
 
 def write_options(function: F) -> F:
-    """Where and how a writing command writes."""
+    """Add the options that say where and how a command writes."""
     options = [
         click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Write to OUT, which must not exist."),
-        click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace the model itself."),
+        click.option("--in-place", is_flag=True, callback=_not_in_place, help="Replace MODEL."),
         click.option("--overwrite", is_flag=True, help="Replace OUT if it exists and is a model."),
         click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
         click.option(
             "--drop-other-formats",
             is_flag=True,
-            help="Where two formats lie side by side, work on the one that loaders prefer and leave out the other.",
+            help="If MODEL stores two formats, write only the one that loaders prefer.",
         ),
         click.option(
-            "--hardlink", is_flag=True, help="Hard-link unchanged files: both directories then hold the same files."
+            "--hardlink",
+            is_flag=True,
+            help="Hard-link unchanged files instead of copying them. A later change affects both directories.",
         ),
         choice_option(
             "--verify",
             "full",
             "structure",
-            help="structure: do not compare byte ranges that the kernel copied or shared.",
+            help="structure: do not compare the bytes of ranges that the kernel copied.",
         ),
     ]
     for option in reversed(options):
@@ -82,26 +84,26 @@ def write_options(function: F) -> F:
 
 
 def bias_option(function: F) -> F:
-    """`--bias`."""
+    """Add `--bias`."""
     return choice_option(
         "--bias",
         "keep",
         "zero",
         "strip",
-        help="zero: the head ends with a bias, all zero where there was none; strip: an all-zero bias goes.",
+        help="zero: add an all-zero head bias. strip: remove an all-zero head bias.",
     )(function)
 
 
 def screen_options(function: F) -> F:
-    """`-q`, `-v` and `--color`; `tieconv` takes them before the command's name, each command after it."""
+    """Add `-q`, `-v` and `--color`, which may precede or follow the command's name."""
     options = [
-        click.option("-q", "--quiet", is_flag=True, help="Print the result and errors only.", **_SCREEN),
+        click.option("-q", "--quiet", is_flag=True, help="Print only the result and errors.", **_SCREEN),
         click.option("-v", "--verbose", is_flag=True, help="Print the time and memory of each step.", **_SCREEN),
         click.option(
             "--color",
             type=click.Choice([AUTO, ALWAYS, NEVER]),
             default=AUTO,
-            help="Colour the output. auto: on a terminal; NO_COLOR and FORCE_COLOR are honoured.  [default: auto]",
+            help="Use colours. auto: on a terminal, unless NO_COLOR is set.  [default: auto]",
             **_SCREEN,
         ),
     ]
@@ -111,6 +113,6 @@ def screen_options(function: F) -> F:
 
 
 def common_options(function: F) -> F:
-    """The screen's options and `--traceback`, which is taken out of the arguments before any command sees it."""
+    """Add the options of `screen_options` and `--traceback`, which `ErrorBoundary` reads."""
     traceback = click.option("--traceback", is_flag=True, expose_value=False, help="Show a traceback on an error.")
     return screen_options(traceback(function))

@@ -1,4 +1,4 @@
-"""Progress on a terminal: bytes, rate and time left, by rich, which is imported once work takes long."""
+"""Progress bars on a terminal: bytes, rate and time left. rich is imported only after `PATIENCE` seconds."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Tick = Callable[[int, int], None]
 """``tick(done, total)``."""
 
 PATIENCE = 0.5
-"""Seconds of work before a bar appears: what is done sooner needs none."""
+"""Seconds of work before a bar appears."""
 _REFRESH = 0.1
 
 
 @contextmanager
 def byte_progress(label: str) -> Iterator[Tick]:
-    """Give a ``tick`` for bytes done and bytes in all."""
+    """Yield ``tick(bytes done, total bytes)``."""
     with _bar(label, _byte_columns) as bar:
         yield bar.update
 
 
 @contextmanager
 def count_progress(label: str) -> Iterator[Tick]:
-    """Give a ``tick`` for items done and items in all."""
+    """Yield ``tick(items done, total items)``."""
     with _bar(label, _count_columns) as bar:
         yield bar.update
 
 
 @contextmanager
 def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Give ``stage(name, done, total)`` for work in steps; each step's name is shown while it runs."""
+    """Yield ``stage(name, done, total)``, which shows the name of the current step."""
     with _bar(label, _stage_columns) as bar:
 
         def stage(name: str, done: int, total: int) -> None:
@@ -49,7 +49,7 @@ def stage_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 class _Bar:
-    """A bar that appears after `PATIENCE` seconds, and at once where it names a stage."""
+    """A bar that appears after `PATIENCE` seconds, or at once if it names a stage."""
 
     def __init__(self, label: str, columns: Callable[[], list[ProgressColumn]]) -> None:
         self._label = label
@@ -83,13 +83,13 @@ class _Bar:
         self._progress.refresh()
 
     def stop(self) -> None:
-        """Take the bar from the screen."""
+        """Remove the bar from the screen."""
         if self._progress is not None:
             self._progress.stop()
 
 
 class _Hidden(_Bar):
-    """Nothing is drawn: stderr is not a terminal, or `-q` is given."""
+    """A bar that draws nothing, because stderr is not a terminal or `-q` is given."""
 
     def _draw(self, done: int, total: int) -> None:
         return
@@ -109,7 +109,7 @@ def _rich(columns: list[ProgressColumn]) -> Progress:
     from rich.console import Console
     from rich.progress import Progress
 
-    # No thread of its own: a fork or a signal in the middle of a draw would leave its lock held.
+    # No refresh thread: a fork or a signal during a draw would leave its lock held.
     return Progress(*columns, console=Console(file=own(err=True)), auto_refresh=False, transient=True)
 
 

@@ -1,4 +1,4 @@
-"""What the user asked of the screen: how much to say, and whether in colour."""
+"""The options of the screen: `-q`, `-v` and `--color`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _STYLES: dict[str, dict[str, Any]] = {
     "quiet": {"dim": True},
 }
 _asked: dict[str, object] = {}
-"""The values of `-q`, `-v` and `--color`; errors are printed when Click's context is gone already."""
+"""The values of `-q`, `-v` and `--color`. Errors are printed after Click's context has ended."""
 
 
 def reset() -> None:
-    """Forget what an earlier command of this process asked for."""
+    """Forget the options of an earlier command of this process."""
     _asked.clear()
 
 
 def set_option(context: click.Context, parameter: click.Parameter, value: object) -> None:
-    """Keep the value of `-q`, `-v` or `--color`, given before or after the command's name."""
+    """Store the value of `-q`, `-v` or `--color`, given before or after the command's name."""
     name = str(parameter.name)
     if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
         _asked[name] = value
@@ -53,15 +53,16 @@ def is_verbose() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line about what happened to stderr, unless `-q` is given."""
+    """Print a line to stderr, unless `-q` is given."""
     if not is_quiet():
         echo(text, err=True)
 
 
 def has_colour(stream: IO[str] | None = None) -> bool:
-    """Return whether text for ``stream`` (stdout where it is left out) is printed in colour.
+    """Return whether to print text for ``stream`` (default: stdout) in colour.
 
-    `--color` decides first, then `NO_COLOR`, then `FORCE_COLOR` and `CLICOLOR_FORCE`, then whether it is a terminal.
+    `--color` decides first, then `NO_COLOR`, then `FORCE_COLOR` and `CLICOLOR_FORCE`, then whether ``stream`` is a
+    terminal.
     """
     asked = _asked.get("color")
     if asked in (ALWAYS, NEVER):
@@ -74,14 +75,14 @@ def has_colour(stream: IO[str] | None = None) -> bool:
 
 
 def _forced() -> bool:
-    """Return whether the environment asks for colour in a pipe too."""
+    """Return whether the environment requests colour in a pipe too."""
     if os.environ.get("NO_COLOR"):
         return False
     return any(os.environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
 
 
 def painter(stream: IO[str] | None = None) -> Callable[[str, str], str]:
-    """Return ``paint(text, style)`` for ``stream``; it leaves text alone where there is no colour."""
+    """Return ``paint(text, style)`` for ``stream``, which returns the text unchanged without colour."""
     colour = has_colour(stream)
     return lambda text, style: click.style(text, **_STYLES[style]) if colour else text
 
@@ -92,7 +93,7 @@ def paint(text: str, style: str) -> str:
 
 
 def width(stream: IO[str] | None = None) -> int | None:
-    """Return the terminal's columns; ``None`` where the stream is not a terminal: piped text is not wrapped."""
+    """Return the columns of the terminal, or ``None`` if the stream is not a terminal."""
     if not (stream or sys.stdout).isatty():
         return None
     import shutil
@@ -102,7 +103,7 @@ def width(stream: IO[str] | None = None) -> int | None:
 
 @contextmanager
 def timed(step: str) -> Iterator[None]:
-    """Print how long ``step`` took and the peak memory so far, where `-v` is given."""
+    """Print the time of ``step`` and the peak memory so far, if `-v` is given."""
     start = time.monotonic()
     yield
     if is_verbose():

@@ -1,8 +1,8 @@
-"""Print to stdout and stderr: the only way out for tieconv's own text, and an escaper for what libraries print.
+"""Print to stdout and stderr. Everything passes the escaper of `tieconv.text`.
 
-A library's log or warning may quote a file. `escaped_libraries` stands in for both streams while a command runs, so
-that loggers, warnings and `print` of any library pass `tieconv.text` line by line. tieconv's own text goes to the
-streams beneath through `echo`, `show` and `document`.
+A library's log or warning may quote a file. `escaped_libraries` replaces both streams while a command runs. It
+escapes what loggers, warnings and `print` of any library write. tieconv's text goes to the real streams through
+`echo`, `show` and `document`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from tieconv.text import shown
 
 MAX_LINES = 200
-"""Lines of one report on a model; JSON is never cut."""
+"""Most lines of a text report on a model. JSON is not shortened."""
 _MAX_CHARACTERS = 8000
 _LIBRARY_LINES = 40
 _LIBRARY_CHARACTERS = 1000
@@ -27,7 +27,7 @@ _CONTINUED = "    "
 
 
 class Escaped:
-    """A text stream for libraries: each line is escaped, and a line break inside a message is indented."""
+    """A text stream for libraries that escapes each line and indents continued lines."""
 
     def __init__(self, inner: TextIO, most: int | None = None) -> None:
         self.inner = inner
@@ -36,7 +36,7 @@ class Escaped:
         self._continued = "" if most is None else _CONTINUED  # Click prints the help to stdout
 
     def write(self, text: str) -> int:
-        """Print the lines that ``text`` ends; the rest waits for its end."""
+        """Print the complete lines of ``text``, and keep the rest until its line ends."""
         first, *rest = text.split("\n")
         self._pending += first
         for index, part in enumerate(rest, 1):
@@ -50,7 +50,7 @@ class Escaped:
             self.write(line)
 
     def finish(self) -> None:
-        """Print what is left of a line."""
+        """Print the kept part of a line."""
         if self._pending:
             self._line()
 
@@ -64,7 +64,7 @@ class Escaped:
             if self._left < 0:
                 return
             if not self._left:
-                line = "further messages of libraries are left out"
+                line = "… further messages of libraries are not shown"
         self.inner.write(f"{shown(line, _LIBRARY_CHARACTERS)}\n")
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class Escaped:
 
 @contextmanager
 def escaped_libraries() -> Iterator[None]:
-    """Escape what anything but `echo`, `show` and `document` prints while the body runs."""
+    """Escape everything that is printed while the body runs, except by `echo`, `show` and `document`."""
     before = sys.stdout, sys.stderr
     streams = Escaped(sys.stdout), Escaped(sys.stderr, _LIBRARY_LINES)
     sys.stdout, sys.stderr = streams
@@ -82,42 +82,42 @@ def escaped_libraries() -> Iterator[None]:
     finally:
         sys.stdout, sys.stderr = before
         for stream in streams:
-            with suppress(OSError, ValueError):  # its reader went away
+            with suppress(OSError, ValueError):  # the reader closed the pipe
                 stream.finish()
 
 
 def own(*, err: bool = False) -> TextIO:
-    """The stream beneath the escaper, for a progress bar."""
+    """Return the real stream, for a progress bar."""
     stream = sys.stderr if err else sys.stdout
     return stream.inner if isinstance(stream, Escaped) else stream
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True, color: bool | None = None) -> None:
-    """Print ``text``, which may hold colours. Everything else that a terminal or a CI runner obeys is escaped."""
+    """Print ``text``, which may hold colours. Escape other control sequences and commands of CI runners."""
     click.echo(_harmless(text), file=own(err=err), nl=nl, color=color)
 
 
 def show(text: str, *, err: bool = False) -> None:
-    """Print a report on one model, at most `MAX_LINES` lines of it."""
+    """Print the first `MAX_LINES` lines of a report on one model."""
     echo(shortened(text), err=err)
 
 
 def shortened(text: str, most: int = MAX_LINES) -> str:
-    """The first ``most`` lines of a report, and how many follow."""
+    """Return the first ``most`` lines of a report, and how many lines follow."""
     lines = text.split("\n")
     if len(lines) > most:
-        lines = [*lines[: most - 1], f"… and {len(lines) - most + 1:,} more lines (--json has everything)"]
+        lines = [*lines[: most - 1], f"… and {len(lines) - most + 1:,} more lines (use --json for all)"]
     return "\n".join(line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…" for line in lines)
 
 
 def document(text: str) -> None:
     """Print a JSON document in ASCII."""
-    # A CI runner obeys `##[` anywhere in a line; only strings hold a `#`.
+    # A CI runner executes `##[` anywhere in a line. Only strings hold a `#`.
     click.echo(text.replace("##", "#\\u0023"), file=own())
 
 
 def formatted(text: str) -> None:
-    """Print a result whose format has an escaper of its own: workflow commands, SARIF, JUnit, Markdown."""
+    """Print a result that its format has escaped: workflow commands, SARIF, JUnit, Markdown."""
     click.echo(text, file=own())
 
 
@@ -128,7 +128,7 @@ def _harmless(text: str) -> str:
 def _harmless_line(line: str) -> str:
     parts = re.split(_STYLE, line) if "\x1b" in line else [line]
     texts = [shown(part, len(part)) for part in parts[::2]]
-    # What a colour divides must not become a command without it.
+    # Two harmless parts may become a command when the colour between them is removed.
     if shown("".join(texts), len(line) * 10) != "".join(texts):
         return shown("".join(texts), len(line) * 10)
     parts[::2] = texts

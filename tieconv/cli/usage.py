@@ -1,4 +1,4 @@
-"""Wrong words on the command line, told as every other failure is: one sentence, and a hint with the next command."""
+"""Report wrong command lines like other errors: one sentence, and a hint with the next command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODEL = r"hf://.+|.*/.*|.*\.(safetensors|bin|pt|pth|gguf|onnx)"
 
 
 class WrongUsage(click.ClickException):
-    """A usage error in the words of this program; exit code 2, as of Click's own."""
+    """A usage error in one sentence, with a hint. Exit code 2, as for Click's usage errors."""
 
     exit_code = 2
 
@@ -29,13 +29,13 @@ class WrongUsage(click.ClickException):
         self.hint = hint
 
     def show(self, file: object = None) -> None:
-        """As `error:` and `hint:`, on stderr."""
+        """Print `error:` and `hint:` lines to stderr."""
         tell(self.message, self.hint)
 
 
 @contextmanager
 def translating_usage_errors(context: click.Context | None) -> Iterator[None]:
-    """Raise `WrongUsage` for Click's usage errors; what asks for the help by naming no command is left alone."""
+    """Raise `WrongUsage` for Click's usage errors, except for a missing command, which prints the help."""
     try:
         yield
     except click.exceptions.NoArgsIsHelpError:
@@ -55,7 +55,7 @@ def _usage(failed: click.Context | None, context: click.Context | None) -> str:
         words = " ".join((path, *failed.command.collect_usage_pieces(failed)))
         return f"usage: {words}; more with: {path} --help"
     path = " ".join(filter(None, (context.command_path, context.invoked_subcommand))) if context else "tieconv"
-    return f"{path} --help says what it takes"
+    return f"{path} --help lists the options"
 
 
 _SAME = {
@@ -81,11 +81,11 @@ _SAME = {
     "strip": "bias strip",
     "rule": "explain",
 }
-"""What other tools call a command, and what it is here."""
+"""Names of commands in other tools, and the command of tieconv."""
 
 
 def as_options(arguments: list[str], commands: Iterable[str]) -> list[str]:
-    """Return ``arguments`` with `help [COMMAND]` and `version` as Git and pip take them."""
+    """Return ``arguments`` with `help [COMMAND]` and `version` replaced, as Git and pip accept them."""
     match arguments:
         case ["help"] | ["version"]:
             context = click.get_current_context()
@@ -99,7 +99,7 @@ def as_options(arguments: list[str], commands: Iterable[str]) -> list[str]:
 
 
 def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
-    """Return the error for an unknown command; its hint is a command like it, or the one for a rule or a model."""
+    """Return the error for an unknown command. Its hint is a similar command, or one for a rule or a model."""
     from difflib import get_close_matches
 
     like = get_close_matches(word, list(commands), 1)
@@ -108,9 +108,9 @@ def no_command(word: str, commands: Iterable[str]) -> WrongUsage:
     if like:
         hint = f"did you mean tieconv {like[0]}? tieconv --help lists the commands"
     elif re.fullmatch(_RULE, word):
-        hint = f"what a rule means: tieconv explain {word.upper()}"
+        hint = f"to explain a rule: tieconv explain {word.upper()}"
     elif re.fullmatch(_MODEL, word) or os.path.exists(word):
-        hint = f"name a command before the model, such as: tieconv inspect {path_word(word)}"
+        hint = f"give a command before the model, such as: tieconv inspect {path_word(word)}"
     else:
         hint = "tieconv --help lists the commands"
     return WrongUsage(f'unknown command "{shown(word)}"', hint)

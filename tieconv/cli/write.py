@@ -1,4 +1,4 @@
-"""What every writing command does once its plan is made: print it, or carry it out and say so."""
+"""Print a plan, or apply it: the last step of every writing command."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class PlanOptions(TypedDict):
 
 @record
 class WriteArguments:
-    """What the user said about writing."""
+    """The options of `write_options`."""
 
     output: str | None
     in_place: bool
@@ -40,9 +40,9 @@ class WriteArguments:
 
     def __post_init__(self) -> None:
         if self.output is not None and self.in_place:
-            raise click.UsageError("give -o OUT or --in-place, not both")
+            raise click.UsageError("-o OUT and --in-place cannot be used together")
         if self.overwrite and self.output is None:
-            raise click.UsageError("--overwrite goes with -o OUT")
+            raise click.UsageError("--overwrite needs -o OUT")
 
     @property
     def options(self) -> WriteOptions:
@@ -55,7 +55,7 @@ class WriteArguments:
 
     @property
     def planning(self) -> PlanOptions:
-        """What a planner is to know: a model on the Hub is fetched where it is to be written."""
+        """Options for the planner. It fetches a model from the Hub only if the plan is applied."""
         return {"drop_other_formats": self.drop_other_formats, "fetch": self.writes}
 
     @property
@@ -64,7 +64,7 @@ class WriteArguments:
 
 
 def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -> None:
-    """Print the plan; write it where the user said where to."""
+    """Print the plan, and apply it if the user gave a target."""
     stands_inside = arguments.writes and _stands_inside(planned, arguments)
     if arguments.writes:
         planned.clear(arguments.output, in_place=arguments.in_place)
@@ -85,22 +85,22 @@ def finish(planned: PlannedWrite, arguments: WriteArguments, *, as_json: bool) -
         say(fetched_line(planned.fetched))
     say(_closing(outcome, arguments))
     if stands_inside:
-        say("your shell is in the directory that was replaced: enter it again with `cd .`")
+        say("the current directory was replaced; run `cd .` to enter the new one")
 
 
 def say_notes(known: tuple[str, ...], notes: tuple[str, ...]) -> None:
-    """Print the notes that the write itself gave, after those of the plan."""
+    """Print the notes of the write that the plan did not have."""
     for note in notes:
         if note not in known:
             say(f"note: {note}")
 
 
 _AFTER = 10
-"""Lines that may follow a plan: what was fetched, what was written, where the shell stands."""
+"""Lines that may follow a plan, such as what was fetched and written."""
 
 
 def _text(outcome: Outcome, arguments: WriteArguments) -> str:
-    """Return the plan for the stream that it goes to: stderr before a write, stdout where it is the result."""
+    """Return the plan as text: for stderr before a write, for stdout if the plan is the result."""
     from tieconv.reporters.text.plan_text import render
 
     stream = sys.stderr if arguments.writes else sys.stdout
@@ -109,7 +109,7 @@ def _text(outcome: Outcome, arguments: WriteArguments) -> str:
 
 
 def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
-    """Whether the working directory is, or lies in, a directory that the write exchanges."""
+    """Return whether the write replaces the working directory or one of its parents."""
     if not planned.replaces_directory(arguments.output, in_place=arguments.in_place):
         return False
     target = Path(planned.plan.checkpoint.root if arguments.in_place else str(arguments.output)).resolve()
@@ -117,7 +117,7 @@ def _stands_inside(planned: PlannedWrite, arguments: WriteArguments) -> bool:
 
 
 def _check_target(planned: PlannedWrite, arguments: WriteArguments) -> None:
-    """Raise what a write to this target would raise, before the plan is printed and for a dry run too."""
+    """Raise the errors of a write to this target, before the plan is printed and for a dry run too."""
     if arguments.output is not None or arguments.in_place:
         planned.check(arguments.output, **arguments.options)
 
@@ -133,6 +133,6 @@ def _closing(outcome: Outcome, arguments: WriteArguments) -> str:
     written = size(outcome.plan.bytes_written)
     where = shown(outcome.output)
     if outcome.plan.changes_nothing and arguments.in_place:
-        return f"{where} already is what was asked for: nothing was written"
+        return f"{where} already is as requested: nothing was written"
     proof = "every byte compared" if arguments.verify == "full" else "structure verified"
     return f"wrote {where}: {written} new, {proof}"

@@ -16,7 +16,7 @@ from tieconv.gate.run_file import RunFile
 from tieconv.text import shown
 
 Inspect = Callable[[str], Inspection]
-_BUG = "this is a fault of tieconv: report it with the output of tieconv inspect --traceback"
+_BUG = "this is a bug in tieconv: report it with the output of tieconv inspect --traceback"
 _UNKNOWN_LOADER = "consumers.unknown"
 
 

@@ -15,26 +15,38 @@ from tieconv.cli.streams import document, show
 
 @click.command("analyze")
 @model_argument
-# Options of the analysis stand together here; those of `api.analyze` reach it by their own name.
-@click.option("--text", type=click.Path(), metavar="FILE", help="Run the model on this text and measure (needs torch).")
+# Options of the analysis keep the names of the parameters of `api.analyze`.
 @click.option(
-    "--against", type=click.Path(), metavar="UNTIED", help="Which table of this untied model the tied one is like."
+    "--text",
+    type=click.Path(),
+    metavar="FILE",
+    help="Run the model on this text and measure the outputs (needs torch).",
 )
 @click.option(
-    "--second", type=click.Path(), metavar="UNTIED2", help="UNTIED of another seed: how alike roles can be at all."
+    "--against",
+    type=click.Path(),
+    metavar="UNTIED",
+    help="Compare the tied table with both tables of this untied model.",
 )
 @click.option(
-    "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as one page."
+    "--second",
+    type=click.Path(),
+    metavar="UNTIED2",
+    help="UNTIED trained with another seed. Gives the ceiling of each measure.",
+)
+@click.option(
+    "--html", "page", type=click.Path(), metavar="FILE", help="Also write the report, with plots, as an HTML page."
 )
 @name_options
 @json_option
 @common_options
 def command(model: str, as_json: bool, page: str | None, **options: Any) -> None:
-    """What the embedding and the head of MODEL are to each other, and whether they may be tied.
+    """Measure how the head of MODEL relates to its embedding, and whether they can be tied.
 
-    Also which rows have no token, which are zeros or copies, which look untrained, and what the bias is made of.
-    Each figure stands between its floor, which is chance or rounding, and its ceiling, the most to be expected; n is
-    the rows or tokens that it was measured over. Exits 0 whatever it finds, and 2 when MODEL cannot be read.
+    Also reports rows without a token, zero rows, copied rows, rows that look untrained, and the bias. Each figure
+    has a floor (chance or rounding) and a ceiling (the largest value to expect). n is the number of rows or tokens.
+
+    Exits with 0, and with 2 when MODEL cannot be read.
     """
     if page is not None:
         guard_report(page, [model])

@@ -1,4 +1,4 @@
-"""`tieconv bias`: one command for each thing that can be done to the head bias alone."""
+"""`tieconv bias`: the commands that change the head bias alone."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from tieconv.cli.write import WriteArguments, finish
 
 
 class _Whole(click.Group):
-    """A group that lists its commands with their whole sentences, as `tieconv --help` does."""
+    """List the commands with whole sentences, as `tieconv --help` does."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.commands.items()])
 
 
-@click.group("bias", cls=_Whole, short_help="Add, remove, unify or resize the head bias; the tie stays as it is.")
+@click.group("bias", cls=_Whole, short_help="Add, remove, unify or resize the head bias.")
 def command() -> None:
-    """Change the head bias and leave the tie as it is.
+    """Change the head bias. The tie does not change.
 
-    Names follow from how loaders read the config: the canonical one while the model is tied, each name once it
-    is not.
+    A tied model stores the bias under its canonical name, an untied model under each name.
     """
 
 
@@ -35,7 +34,7 @@ def command() -> None:
 @json_option
 @common_options
 def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
-    """Add an all-zero head bias where there is none; one that is there stays."""
+    """Add an all-zero head bias. A bias that is stored already stays."""
     arguments = WriteArguments(**writing)
     finish(
         plan_bias("zero", model, embed=embed, head=head, **arguments.planning),
@@ -51,7 +50,7 @@ def zero(model: str, embed: str | None, head: str | None, as_json: bool, **writi
 @json_option
 @common_options
 def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
-    """Remove an all-zero head bias; one that is not is refused."""
+    """Remove an all-zero head bias. Refuses if a value is not zero."""
     arguments = WriteArguments(**writing)
     finish(
         plan_bias("strip", model, embed=embed, head=head, **arguments.planning),
@@ -67,16 +66,15 @@ def strip(model: str, embed: str | None, head: str | None, as_json: bool, **writ
     "survivor",
     "--from",
     type=click.Choice(["bias", "decoder"]),
-    help="Whose values stay where the copies differ: the outer name's (bias), or those beside the head's weight "
-    "(decoder).",
+    help="Which values to keep if the copies differ. bias: the outer name. decoder: the name beside the head's weight.",
 )
 @name_options
 @json_option
 @common_options
 def unify(model: str, survivor: str | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
-    """Give both names of a head bias one value, and store the names that transformers 4 and 5 need.
+    """Give both names of a head bias the same values, and store the names that transformers 4 and 5 need.
 
-    Refuses where two copies differ, unless --from says whose values stay.
+    Refuses when two copies differ, unless --from says which values to keep.
     """
     arguments = WriteArguments(**writing)
     finish(
@@ -89,12 +87,14 @@ def unify(model: str, survivor: str | None, embed: str | None, head: str | None,
 @command.command("resize")
 @model_argument
 @write_options
-@click.option("--rows", type=click.IntRange(min=1), metavar="N", help="Entries; those of the head where left out.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), metavar="N", help="Length of the bias. Default: the rows of the head."
+)
 @name_options
 @json_option
 @common_options
 def resize(model: str, rows: int | None, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
-    """Make the head bias as long as the head: zeros at its end, or an all-zero end cut off."""
+    """Make the head bias as long as the head: append zeros, or cut off zeros at the end."""
     arguments = WriteArguments(**writing)
     finish(
         plan_bias("resize", model, rows=rows, embed=embed, head=head, **arguments.planning),

@@ -14,7 +14,7 @@ from tieconv.cli.streams import echo
 def command(ctx: click.Context, shell: str) -> None:
     """Print the completion script for SHELL.
 
-    Put it where your shell looks; for bash that is
+    Save it where your shell looks for completions. For bash that is
     ~/.local/share/bash-completion/completions/tieconv.
     """
     kind = get_completion_class(shell)

@@ -19,10 +19,10 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
         raise click.BadParameter(str(error)) from None
 
 
-@click.command("convert", short_help="Store the model in another format, or in shards of another size.")
+@click.command("convert", short_help="Convert the model to another format or shard size.")
 @model_argument
 @click.option(
-    "--to", type=click.Choice(["safetensors", "torch"]), required=True, help="The format to write; torch is .bin."
+    "--to", type=click.Choice(["safetensors", "torch"]), required=True, help="Format to write. torch: .bin files."
 )
 @click.option(
     "--max-shard-size",
@@ -30,7 +30,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
     show_default=True,
     metavar="SIZE",
     callback=_size,
-    help="Tensor bytes of one file at most, such as 500MB or 2GiB; a larger tensor gets a file of its own.",
+    help="Largest size of a file's tensors, such as 500MB or 2GiB. A larger tensor gets a separate file.",
 )
 @write_options
 @name_options
@@ -39,9 +39,9 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str) -> i
 def command(
     model: str, to: str, max_shard_size: int, embed: str | None, head: str | None, as_json: bool, **writing: Any
 ) -> None:
-    """Store the model in another format, or in shards of another size; what ties stays tied.
+    """Convert the model to another format or shard size. Tied tensors stay tied.
 
-    Names that share one storage become one tensor where loaders restore the others, else tensors of their own.
+    Names that share storage become one tensor if every loader restores the other names, otherwise separate tensors.
     """
     arguments = WriteArguments(**writing)
     planned = plan_convert(

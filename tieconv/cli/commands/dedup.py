@@ -13,13 +13,15 @@ from tieconv.cli.options import common_options, json_option, model_argument, nam
 from tieconv.cli.write import WriteArguments, finish
 
 
-@click.command("dedup", short_help="Store every byte-identical group once, as far as loaders restore the rest.")
+@click.command(
+    "dedup", short_help="Store byte-identical tensors once, only where every loader restores the dropped names."
+)
 @model_argument
 @click.option(
     "--head-form",
     type=click.Choice(["gemm", "fused", "transpose"]),
-    help="How a head of an ONNX graph reads the embedding: Gemm, com.microsoft FusedMatMul, or a Transpose, which "
-    "costs a session a second copy. Default: the first of them that keeps every bit.",
+    help="How the head of an ONNX graph reads the embedding: Gemm, FusedMatMul or Transpose. "
+    "With Transpose a session stores a second copy. Default: the first form that keeps every bit.",
 )
 @write_options
 @name_options
@@ -28,13 +30,13 @@ from tieconv.cli.write import WriteArguments, finish
 def command(
     model: str, head_form: str | None, embed: str | None, head: str | None, as_json: bool, **writing: Any
 ) -> None:
-    """Store every byte-identical group once, as far as loaders restore what is dropped.
+    """Store byte-identical tensors once, only where every loader restores the dropped names.
 
-    In safetensors a name is dropped where the architecture ties it and the config declares it tied; any other
-    duplicate stays, and the plan says who needs it. The config is left alone.
+    In safetensors, dedup drops a name if the architecture ties it and the config says tied. Other duplicates stay,
+    and the plan says which loader needs them. The config does not change.
 
-    In ONNX graphs copies are found by content, transposed ones and exact casts too, and the nodes that read them are
-    rewritten to read the one that stays.
+    In ONNX graphs, dedup compares the bytes of all initializers. It also finds transposed copies and exact casts. It
+    rewrites their nodes to read the copy that stays.
     """
     arguments = WriteArguments(**writing)
     if is_graph(model):
@@ -42,7 +44,7 @@ def command(
         graph.finish(plan_graph_dedup(model, head_form=head_form), arguments, as_json=as_json)
         return
     if head_form:
-        raise click.UsageError("--head-form goes with an ONNX graph")
+        raise click.UsageError("--head-form needs an ONNX graph")
     finish(
         plan_dedup(model, embed=embed, head=head, **arguments.planning),
         arguments,

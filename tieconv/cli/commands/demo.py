@@ -28,16 +28,17 @@ from tieconv.text import path_word
     type=click.IntRange(min=1),
     default=1000,
     show_default=True,
-    help="Training steps of each of three models.",
+    help="Training steps for each of the three models.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the generated text.")
 @json_option
 @common_options
 def command(output: str, steps: int, seed: int, as_json: bool) -> None:
-    """Train a toy tied and untied, and show what tying does to its table.
+    """Train a small model tied and untied, and show what tying changes.
 
-    Two minutes on one core, with tieconv[torch]. Writes three models (tied, untied, and untied of a second seed) that
-    every other command reads, report.html and report.json; prints each measure with its chance floor and its ceiling.
+    Takes two minutes on one core and needs tieconv[torch]. Writes three models (tied, untied, and untied with another
+    seed), report.html and report.json. Every other command reads these models. Prints each measure with its floor and
+    ceiling.
     """
     from tieconv.api.demonstration import demo_table, run_demo
 

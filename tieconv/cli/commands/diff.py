@@ -19,10 +19,10 @@ from tieconv.cli.streams import document, show
 @json_option
 @common_options
 def command(a: str, b: str, embed: str | None, head: str | None, as_json: bool) -> None:
-    """What differs between the models A and B, tensor by tensor, ties and layout seen through.
+    """Compare the models A and B tensor by tensor. Different names, ties and shards of equal values do not count.
 
-    Exits 0 where both compute the same by construction (every parameter equal in every loader, proved over all
-    bytes, and no config value that may change what is computed), 1 where they do not, 2 where one cannot be read.
+    Exits with 0 if both models compute the same. Then every loader gives every parameter the same bytes, and no
+    config value differs that can change the outputs. Exits with 1 if they differ, and with 2 if a model cannot be read.
     """
     comparison = diff(a, b, embed=embed, head=head)
     if as_json:

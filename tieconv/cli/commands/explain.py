@@ -14,11 +14,11 @@ from tieconv.cli.screen import paint, width
 from tieconv.cli.streams import echo
 
 
-@click.command("explain", short_help="What a rule reports, why it matters, an example, and how to fix it.")
+@click.command("explain", short_help="Explain a rule: what it reports, why it matters, and how to fix it.")
 @click.argument("rule", shell_complete=complete_rules)
 @common_options
 def command(rule: str) -> None:
-    """What RULE (a code or a name) reports, why it matters, an example, and how to fix it."""
+    """Explain RULE, a code or a name: what it reports, why it matters, an example, and how to fix it."""
     known_rule = find_rule(rule)
     columns = width()
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")

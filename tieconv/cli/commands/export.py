@@ -29,7 +29,7 @@ _STAGES = {
     "write": "writing",
     "rename": "publishing",
 }
-"""What the screen says of each stage."""
+"""The text on the screen for each stage."""
 
 
 @click.command("export")
@@ -43,18 +43,20 @@ _STAGES = {
     "gemm",
     "fused",
     "transpose",
-    help="How the head reads the embedding: Gemm, com.microsoft FusedMatMul, or a Transpose, which costs a session a "
-    "second copy.",
+    help="How the head reads the embedding: Gemm, FusedMatMul or Transpose. With Transpose a session stores a second "
+    "copy.",
 )
-@click.option("--opset", type=click.IntRange(18), help="ONNX opset; left out, the exporter's own.")
+@click.option("--opset", type=click.IntRange(18), help="ONNX opset. Default: the opset of PyTorch's exporter.")
 @choice_option(
     "--provider",
     "auto",
     "cpu",
     "cuda",
-    help="Where parity is measured; with cuda, nothing heavy may run on the CPU.",
+    help="Where to measure parity. cuda: fails if a large operator runs on the CPU.",
 )
-@click.option("--no-parity", is_flag=True, help="Do not measure the logits; weights are still compared bit for bit.")
+@click.option(
+    "--no-parity", is_flag=True, help="Do not measure the logits. The weights are still compared bit for bit."
+)
 @json_option
 @common_options
 def command(
@@ -69,16 +71,16 @@ def command(
     no_parity: bool,
     as_json: bool,
 ) -> None:
-    """Export MODEL as ONNX, each tied matrix stored once on disk and in a session, and measure it.
+    """Export MODEL to ONNX with each tied matrix stored once, on disk and in a session, and measure parity.
 
-    One graph: a decoder with its cache (prefill and steps), a masked language model, or an encoder-decoder without a
-    cache. Exits 0 where parity passed, 1 where it failed, 2 where it could not be run or exported; OUT is written only
-    in the first case, or with --no-parity.
+    Writes one graph: a decoder with its key-value cache, a masked language model, or an encoder-decoder without a
+    cache. Exits with 0 if parity passed and with 1 if it failed. Exits with 2 if MODEL could not be exported or parity
+    could not be run. Writes OUT only if parity passed, or with --no-parity.
     """
     from tieconv.reporters.text.export_text import render, render_results
 
     if overwrite and output is None:
-        raise click.UsageError("--overwrite goes with -o OUT")
+        raise click.UsageError("--overwrite needs -o OUT")
     planned = plan_export(
         model, precision=precision, head_form=head_form, opset=opset, provider=provider, parity=not no_parity
     )

@@ -18,18 +18,20 @@ from tieconv.cli.streams import document, show
     type=click.Choice(["header", "candidates", "full"]),
     default="candidates",
     show_default=True,
-    help="How much to read: headers only; the tied names and tensors shaped like them; or whatever "
-    "proves every duplicate.",
+    help="How much to read. header: headers only. candidates: also the tied tensors and tensors of their shape. "
+    "full: also every tensor that can be a duplicate.",
 )
 @name_options
-@click.option("--consumers", "every", is_flag=True, help="Say as well what each known loader will do with MODEL.")
+@click.option("--consumers", "every", is_flag=True, help="Also predict what each known loader does with MODEL.")
 @click.option(
     "--for",
     "spec",
     metavar="SPEC",
-    help='Only these loaders: names with or without versions, such as "vllm,transformers>=4.57".',
+    help='Predict for these loaders only, such as "vllm,transformers>=4.57".',
 )
-@click.option("--ties-only", is_flag=True, help="Leave out shards that hold no tied name: for large models on the Hub.")
+@click.option(
+    "--ties-only", is_flag=True, help="Skip shards without a tied name. Saves requests for large models on the Hub."
+)
 @json_option
 @common_options
 def command(
@@ -42,13 +44,15 @@ def command(
     ties_only: bool,
     as_json: bool,
 ) -> None:
-    """What MODEL stores, what is tied, what it costs, and what to run next.
+    """Show what MODEL stores, what is tied, and what to run next.
 
-    Exits 0 whatever it finds, and 2 when MODEL cannot be read.
+    Exits with 0, and with 2 when MODEL cannot be read. Use `tieconv check` as a gate.
     """
     consumers = spec if spec is not None else "all" if every else None
     if ties_only and consumers:
-        raise click.UsageError("a loader reads every shard: give --ties-only, or --consumers and --for")
+        raise click.UsageError(
+            "--ties-only cannot be used with --consumers or --for, because a loader reads every shard"
+        )
     with headers_bar(model) as tick:
         inspection = inspect(
             model, depth=depth, embed=embed, head=head, consumers=consumers, tick=tick, ties_only=ties_only

@@ -24,24 +24,24 @@ from tieconv.text import shown
     "auto",
     "cpu",
     "cuda",
-    help="Where the graph runs; with cuda, nothing heavy may run on the CPU.",
+    help="Where to run the graph. cuda: fails if a large operator runs on the CPU.",
 )
 @choice_option(
     "--reference",
     "auto",
     "float64",
     "float32",
-    help="Precision of the torch reference; auto: float64 where it fits into memory.",
+    help="Precision of the PyTorch reference. auto: float64 if it fits into memory.",
 )
-@click.option("--html", type=click.Path(), metavar="FILE", help="Write the report with its plots to FILE.")
+@click.option("--html", type=click.Path(), metavar="FILE", help="Also write the report, with plots, to FILE.")
 @json_option
 @common_options
 def command(onnx: str, model: str, provider: str, reference: str, html: str | None, as_json: bool) -> None:
-    """How far the graph ONNX agrees with the checkpoint MODEL, measured.
+    """Measure whether the graph ONNX computes what the checkpoint MODEL computes.
 
-    Every tensor of MODEL must stand bit for bit in the graph, and the graph's errors against a float64 torch
-    reference must be those of torch in the graph's own precision. Exits 0 where it passed, 1 where it failed, 2 where
-    it could not be run.
+    Every tensor of MODEL must be in the graph, bit for bit. The graph's error against a float64 PyTorch reference must
+    not be larger than PyTorch's error in the graph's precision. Exits with 0 if parity passed, with 1 if it failed,
+    and with 2 if it could not be run.
     """
     report = parity(onnx, model, provider=provider, reference=reference)
     if as_json:

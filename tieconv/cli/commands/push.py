@@ -14,17 +14,19 @@ from tieconv.errors import RefusedError
 from tieconv.text import shown, size
 
 
-@click.command("push", short_help="Open a pull request on the Hub with exactly the files that differ.")
+@click.command("push", short_help="Open a pull request on the Hub with the files that differ.")
 @click.argument("directory", type=MODEL_PATH, metavar="DIR")
 @click.argument("target", metavar="hf://org/name")
 @click.option(
-    "--create-pr/--no-pr", "pull_request", default=True, show_default=True, help="--no-pr commits to the branch itself."
+    "--create-pr/--no-pr",
+    "pull_request",
+    default=True,
+    show_default=True,
+    help="--no-pr: commit to the branch without a pull request.",
 )
-@click.option("-m", "--message", metavar="TEXT", help="The title of the pull request, or of the commit.")
-@click.option(
-    "--include", multiple=True, metavar="NAME", help="Also push this dot-file, key or cache, which is else left out."
-)
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-m", "--message", metavar="TEXT", help="Title of the pull request or commit.")
+@click.option("--include", multiple=True, metavar="NAME", help="Also push this dot-file, key or cache.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and push nothing.")
 @json_option
 @common_options
@@ -38,11 +40,11 @@ def command(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Open a pull request with exactly the files of DIR that differ from the repository's.
+    """Open a pull request with the files of DIR that differ from the repository's files.
 
-    Files are compared by their hashes. Weight and index files that the repository's model uses and DIR lacks are
-    deleted; nothing else is. Dot-files such as `.env`, keys, tokens and caches are left out, and listed. The
-    description is the plan, which is printed first; then it asks.
+    Compares files by their hashes. Deletes weight and index files that the repository's model uses and DIR does not
+    have. Skips dot-files such as `.env`, keys, tokens and caches, and lists them. Prints the plan and asks for
+    confirmation. The plan becomes the description of the pull request.
     """
     push = hub.plan_push(directory, target, message=message, pull_request=pull_request, include=include)
     goes = bool(push.changes) and not dry_run
@@ -55,7 +57,7 @@ def command(
         push = hub.push(push)
         say(f"pushed {size(push.bytes_uploaded)}: {shown(push.url)}")
     else:
-        say("nothing was pushed" if push.changes else "nothing differs, so nothing was pushed")
+        say("nothing was pushed" if push.changes else "no file differs, so nothing was pushed")
     if as_json:
         document(str(push))
 
@@ -64,20 +66,22 @@ def _ask(yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RefusedError("a push asks first, and there is no terminal to ask on", "add --yes", "push.not-asked")
+        raise RefusedError(
+            "push needs a confirmation, and standard input is not a terminal", "add --yes", "push.not-asked"
+        )
     try:
         agreed = _agreed()
     except click.Abort as error:
         echo(err=True)
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from None
-        agreed = False  # the end of input is no yes
+        agreed = False  # the end of the input does not confirm
     if not agreed:
         raise RefusedError("nothing was pushed", "push again when you are ready", "push.declined")
 
 
 def _agreed() -> bool:
-    """Ask until the answer is yes or no; an empty line is a no."""
+    """Ask until the answer is yes or no. An empty line means no."""
     while True:
         echo("push this? [y/N]:", err=True, nl=False)  # Click would send the question past the escaper
         answer = click.prompt("", default="", prompt_suffix="", show_default=False, err=True).strip().lower()

@@ -24,25 +24,25 @@ def _target(_context: click.Context, _parameter: click.Parameter, value: str) ->
     return value
 
 
-@click.command("resize", short_help="Make config, embedding, head and head bias agree on the size of the vocabulary.")
+@click.command("resize", short_help="Make config, embedding, head and head bias agree on the vocabulary size.")
 @model_argument
 @click.option(
     "--to",
     required=True,
     metavar="rows|config|N",
     callback=_target,
-    help="rows: vocab_size follows the embedding. config: the tensors follow vocab_size. N: both become N.",
+    help="rows: set vocab_size to the rows of the embedding. config: resize the tensors. N: set both to N.",
 )
-@choice_option("--fill", "zeros", "mean", help="What new rows hold; mean: the mean of the rows that are there.")
+@choice_option("--fill", "zeros", "mean", help="Values of new rows. mean: the mean of the stored rows.")
 @write_options
 @name_options
 @json_option
 @common_options
 def command(model: str, to: str, fill: str, embed: str | None, head: str | None, as_json: bool, **writing: Any) -> None:
-    """Make config, embedding, head and head bias agree on the size of the vocabulary.
+    """Make config, embedding, head and head bias agree on the vocabulary size.
 
-    `--to rows` changes config.json alone. The others add rows at the end of each table, or cut rows off that no token
-    of the tokenizer has. tieconv refuses to cut where it cannot read the tokenizer.
+    `--to rows` changes config.json only. The others add rows at the end of each tensor, or remove rows that no token
+    of the tokenizer uses. Refuses to remove rows when the tokenizer cannot be read.
     """
     arguments = WriteArguments(**writing)
     planned = plan_resize(model, to=to, fill=fill, embed=embed, head=head, **arguments.planning)

@@ -21,21 +21,23 @@ from tieconv.cli.write import WriteArguments, finish
     "--from",
     "--survivor",
     type=click.Choice(["embed", "head", "mean"]),
-    help="Whose values --force or --max-kl keeps.",
+    help="Which values --force and --max-kl keep.",
 )
-@click.option("--force", is_flag=True, help="Tie tensors that are not bit-equal; needs --from.")
+@click.option("--force", is_flag=True, help="Tie tensors that differ. Changes the model's outputs. Needs --from.")
 @click.option(
     "--max-kl",
     type=click.FloatRange(min=0),
     metavar="X",
-    help="Tie tensors that are not bit-equal where the probabilities provably move by at most X nats a token; "
-    "needs --from.",
+    help="Tie tensors that differ if the output distribution provably changes by at most X nats per token (KL "
+    "divergence). Needs --from.",
 )
-@click.option("--text", type=click.Path(), metavar="FILE", help="With --max-kl: measured on this text (needs torch).")
+@click.option(
+    "--text", type=click.Path(), metavar="FILE", help="With --max-kl: measure on this text instead (needs torch)."
+)
 @click.option(
     "--fold-norm",
     is_flag=True,
-    help="Undo a norm that was folded into the head: its factors go back into the last norm, where that is exact.",
+    help="Move factors that were folded into the head back into the last norm. Refuses if a value would be rounded.",
 )
 @name_options
 @json_option
@@ -53,21 +55,21 @@ def command(
     as_json: bool,
     **writing: Any,
 ) -> None:
-    """Drop the redundant copy, keep the canonical name, set the config to tied.
+    """Tie the head: drop the redundant copy and set the config to tied.
 
-    Refuses where the tensors are not bit-equal, unless --from with --force, or with --max-kl, says whose values to
-    keep, or --fold-norm finds that the last norm can take up, byte for byte, what is between them.
+    Refuses when the tensors are not byte-identical. Then choose the values to keep with --from, and give --force or
+    --max-kl. Or try --fold-norm, which keeps every output bit.
     """
     if (force or max_kl is not None) != (survivor is not None):
-        raise click.UsageError("--force or --max-kl and --from embed|head|mean go together: say whose values survive")
+        raise click.UsageError("--from embed|head|mean needs --force or --max-kl, and each of these needs --from")
     if force and max_kl is not None:
-        raise click.UsageError("--force asks for no budget: give it or --max-kl, not both")
+        raise click.UsageError("--force and --max-kl cannot be used together")
     if fold_norm and survivor is not None:
-        raise click.UsageError("--fold-norm keeps the embedding, exactly: it goes without --from")
+        raise click.UsageError("--fold-norm keeps the embedding, so --from cannot be used with it")
     if max_kl is not None and not isfinite(max_kl):
-        raise click.UsageError("--max-kl takes a number of nats: one without a limit is --force")
+        raise click.UsageError("--max-kl needs a finite number of nats; use --force for no limit")
     if text is not None and max_kl is None:
-        raise click.UsageError("--text is what --max-kl is measured on")
+        raise click.UsageError("--text needs --max-kl")
     arguments = WriteArguments(**writing)
     planned = plan_retie(
         model,

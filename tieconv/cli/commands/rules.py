@@ -19,18 +19,16 @@ if TYPE_CHECKING:
 _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
-@click.command("rules", short_help="List the rules: code, level, name, and what each reports.")
+@click.command("rules", short_help="List the rules: code, level, name and summary.")
 @click.argument("words", nargs=-1, metavar="[RULES]...", shell_complete=complete_rules)
-@click.option(
-    "--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="As RULES; the option of `check`."
-)
+@click.option("--select", multiple=True, metavar="RULES", shell_complete=complete_rules, help="Same as RULES.")
 @json_option
 @common_options
 def command(words: tuple[str, ...], select: tuple[str, ...], as_json: bool) -> None:
-    """Print code, name and usual level of each rule, and what it reports.
+    """List the rules: code, usual level, name and summary.
 
-    RULES are codes or their beginnings, such as TIE001 or TIE; all rules where none is given. `tieconv explain RULE`
-    says more about one.
+    RULES are codes or their first letters, such as TIE001 or TIE. The default is all rules. `tieconv explain RULE`
+    explains one.
     """
     chosen = select_rules(words, select)
     if as_json:

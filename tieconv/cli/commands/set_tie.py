@@ -11,22 +11,24 @@ from tieconv.cli.options import common_options, json_option, model_argument, nam
 from tieconv.cli.write import WriteArguments, finish
 
 
-@click.command("set-tie", short_help="Write the tie flag at every level of the config; no tensor changes.")
+@click.command("set-tie", short_help="Write tie_word_embeddings in the config. No tensor changes.")
 @click.argument("flag", type=click.Choice(["true", "false", "auto"]))
 @model_argument
 @write_options
-@click.option("--force", is_flag=True, help="Write it although a tensor is then discarded, or starts random.")
+@click.option(
+    "--force", is_flag=True, help="Write the flag even if loaders then discard a tensor or fill one with random values."
+)
 @name_options
 @json_option
 @common_options
 def command(
     flag: str, model: str, force: bool, embed: str | None, head: str | None, as_json: bool, **writing: Any
 ) -> None:
-    """Write tie_word_embeddings at every level of the config that a loader reads; no tensor changes.
+    """Write tie_word_embeddings at every level of the config that a loader reads. No tensor changes.
 
-    auto writes what the tensors say: true where one tensor serves all names, false where each name has its own.
-    Refuses where a stored tensor would be discarded or an absent one start random, and where the flag changes the
-    forward pass.
+    auto writes true if one tensor serves all names, and false if each name has a separate tensor.
+    Refuses when a loader would then discard a stored tensor or fill an absent one with random values. Also refuses
+    when the flag changes the forward pass.
     """
     arguments = WriteArguments(**writing)
     finish(

@@ -13,10 +13,10 @@ from tieconv.cli.options import bias_option, common_options, json_option, model_
 from tieconv.cli.write import WriteArguments, finish
 
 
-@click.command("untie", short_help="Write the head, and every other tied name, as a tensor of its own.")
+@click.command("untie", short_help="Untie the head: store it, and every other tied name, as a separate tensor.")
 @model_argument
 @write_options
-@click.option("--keep-flag", is_flag=True, help="Write the copies out and leave the config tied.")
+@click.option("--keep-flag", is_flag=True, help="Store the copies, but leave the config tied.")
 @bias_option
 @name_options
 @json_option
@@ -30,10 +30,10 @@ def command(
     as_json: bool,
     **writing: Any,
 ) -> None:
-    """Write the head, and every other tied name, as a tensor of its own; the function stays the same.
+    """Untie the head: store it, and every other tied name, as a separate tensor. The outputs stay the same.
 
-    In an ONNX graph a head that reads the embedding gets a matrix of its own, [H, V], and a MatMul.
-    Refuses where the tie flag changes the forward pass and the weights cannot take that up exactly.
+    In an ONNX graph the head gets a separate matrix of shape [H, V] and a MatMul node. Refuses when the tie flag also
+    scales the forward pass and the weights cannot absorb the factor exactly.
     """
     arguments = WriteArguments(**writing)
     if is_graph(model):
