@@ -21,7 +21,8 @@ from tieconv.text import shell_word, shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import ByteReader, Checkpoint, Files, Listing
+    from tieconv.checkpoint.files.interface import ByteReader, Files
+    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
     from tieconv.loaders.interface import Consumer
     from tieconv.sources.hub.files import HubFiles, Tick
     from tieconv.sources.local.files import FileSet
@@ -86,13 +87,13 @@ def narrowly(model: Model, depth: Depth, embed: str | None, head: str | None) ->
     """Evidence about the ties alone, from the shards that they concern."""
     from tieconv.inspection.narrow import narrow
 
-    found = narrow(model[0], model[1], embed, head)
-    if found is None:
+    narrowed = narrow(model[0], model[1], embed, head)
+    if narrowed is None:
         return inspected(model, depth, embed, head)
-    evidence = inspected((found[0], cast("HubFiles", found[1]), model[2]), depth, embed, head)
+    evidence = inspected((narrowed[0], cast("HubFiles", narrowed[1]), model[2]), depth, embed, head)
     return replace(
         evidence,
-        checkpoint=replace(evidence.checkpoint, unread=found[2]),
+        checkpoint=replace(evidence.checkpoint, unread=narrowed[2]),
         findings=tuple(finding for finding in evidence.findings if finding.rule.startswith(("TIE", "BIA"))),
     )
 
@@ -103,10 +104,10 @@ def with_tokenizer(evidence: Inspection, files: Files) -> Inspection:
     from tieconv.analysis.certificate.tokenizer_files import read_files
 
     checkpoint = evidence.checkpoint
-    found = read_files(files, checkpoint.companions)
-    ids = token_ids(found, checkpoint.config_values)
-    if found.too_large:
-        return replace(evidence, tokenizer_unread=next(too_large(found)))
+    tokenizer_files = read_files(files, checkpoint.companions)
+    ids = token_ids(tokenizer_files, checkpoint.config_values)
+    if tokenizer_files.too_large:
+        return replace(evidence, tokenizer_unread=next(too_large(tokenizer_files)))
     if ids.undecided or not ids.listed:
         return evidence
     stops = [max(ids.listed) + 1, *(span.stop for span in ids.spans)]

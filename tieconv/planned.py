@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Fetched, Inspection
-from tieconv.checkpoint.plan import Outcome, Plan
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import destination
@@ -66,20 +66,20 @@ class PlannedWrite:
         """
         if self.fetch is not None:
             self.check(out, **options)
-            return self._near().execute(out, progress=progress, **options)
+            return self._fetched_plan().execute(out, progress=progress, **options)
         target = self._target(out, options)
         notes = execute(self.plan, target, reinspect=self.reinspect, progress=progress)
         plan = replace(self.plan, notes=(*self.plan.notes, *notes))
         return Outcome(plan, executed=True, verified=True, output=str(target.path))
 
-    def _near(self) -> PlannedWrite:
+    def _fetched_plan(self) -> PlannedWrite:
         """The same plan for what was fetched. Raises `StalePlanError` where the branch moved on meanwhile."""
         assert self.fetch is not None
-        near = self.fetch()
+        local_plan = self.fetch()
         commit = self.plan.checkpoint.revision
-        if commit and commit not in Path(near.plan.checkpoint.root).parts:
+        if commit and commit not in Path(local_plan.plan.checkpoint.root).parts:
             raise stale(self.plan.checkpoint.source)
-        return near
+        return local_plan
 
     def _target(self, out: str | Path | None, options: WriteOptions) -> Target:
         in_place = options.get("in_place", False)

@@ -1,4 +1,4 @@
-"""`export.md`: what `tieconv export` does and promises, and what was measured on each architecture."""
+"""Write `export.md`: what `tieconv export` does, and the figures of each architecture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INTRO = Path(__file__).with_name("export_text.md")
 
 
 def page() -> str:
-    """The text, the table of architectures, the table of head forms."""
+    """Return the text, the table of architectures and the table of head forms."""
     measured = json.loads(MEASURED.read_text(encoding="utf-8"))
     return "\n".join(
         (
@@ -32,10 +32,11 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in measured["versions"].items())
     yield f"## {len(rows)} architectures"
     yield ""
-    yield "Tiny models (V = 1021, H = 32, weights of standard deviation 0.15): the embedding is 131 kB, most of the"
-    yield "rest is graph. *kB* are of graph and data, *copies* those of the embedding's matrix that sessions hold after"
-    yield "ONNX Runtime's optimisations. optimum-onnx 0.1.0 (with transformers 4.57.6 and accelerate, without which it"
-    yield f"shares nothing) writes two graphs for an encoder-decoder. {versions}."
+    yield "The models are tiny (V = 1021, H = 32, weights of standard deviation 0.15). The embedding is 131 kB, and"
+    yield "most of the rest is graph. *kB* is the size of graph and data. *copies* counts the copies of the embedding's"
+    yield "matrix in a session, after ONNX Runtime's optimisations. The release 0.1.0 of optimum-onnx ran with"
+    yield "transformers 4.57.6 and accelerate. Without accelerate it shares nothing. It writes two graphs for an"
+    yield f"encoder-decoder. Versions: {versions}."
     yield ""
     heads = ["model"]
     heads += [f"{tool}: {column}" for tool in ("transformers", "optimum", "tieconv") for column in ("kB", "copies")]
@@ -51,7 +52,7 @@ def _architectures(measured: dict[str, Any]) -> Iterator[str]:
         ]  # fmt: skip
         yield "| " + " | ".join(cells) + " |"
     yield ""
-    yield "An untied model has an embedding and a head of its own: one copy of each."
+    yield "An untied model has a separate embedding and head: one copy of each."
     for row in rows:
         for precision in ("fp32", "fp16"):
             cell = row[precision]
@@ -78,9 +79,9 @@ def _figure(value: float | None) -> str:
 def _forms(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "## The forms of a head"
     yield ""
-    yield "V = 131072, H = 1024, fp32 (a matrix is 512 MiB), one thread: MiB of a process after load and run, its own"
-    yield "and pages of the file that the system may take back; time of the processor against two stored"
-    yield "copies, medians of interleaved runs of s tokens."
+    yield "The graph has V = 131072, H = 1024 and fp32 (a matrix is 512 MiB), and ran with one thread. *own* and *file*"
+    yield "are MiB of the process after load and run. *own* is its own memory. *file* is the pages of the file that the"
+    yield "system may free. *s* is the CPU time against two stored copies: the median of interleaved runs of s tokens."
     yield ""
     yield "| form | disk | own | file | own, no prepacking | file, no prepacking | s = 1 | s = 8 | s = 64 |"
     yield "|---|---|---|---|---|---|---|---|---|"
@@ -89,8 +90,8 @@ def _forms(rows: list[dict[str, Any]]) -> Iterator[str]:
         cells = (row["disk"], packed["own"], packed["file"], plain["own"], plain["file"], *row["latency"].values())
         yield f"| {row['form']} | " + " | ".join(map(str, cells)) + " |"
     yield ""
-    yield "Prepacking is ONNX Runtime's own copy of a matrix in the order of its kernels;"
-    yield "`session.disable_prepacking` = `1` does without. With `gemm` and `fused` the matrix is then in memory once."
+    yield "Prepacking is ONNX Runtime's own copy of a matrix in the order of its kernels."
+    yield "`session.disable_prepacking` = `1` turns it off. With `gemm` and `fused`, the matrix is then in memory once."
 
 
 def _memory(measured: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`gpu.md`: how to measure on a GPU, and what was measured; where nothing was, it says so."""
+"""Write `gpu.md`: how to measure on a GPU, and what was measured."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Row = dict[str, Any]
 
 
 def page() -> str:
-    """The text, then every part of the committed documents."""
+    """Return the text, then every part of the committed documents."""
     text = INTRO.read_text(encoding="utf-8")
     return "\n".join((text, *figures(read(MEASURED)), "", *without_device(read_standin(STANDIN)), ""))
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """The document at ``path``, ``None`` where there is none. A run that was not on CUDA is no measurement."""
+    """Return the document at ``path``, or ``None`` if it does not exist. Raise ValueError for a run without CUDA."""
     if not path.exists():
         return None
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -32,7 +32,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def read_standin(path: Path) -> dict[str, Any]:
-    """The document of the stand-in at ``path``, of which nothing was computed."""
+    """Return the document of the stand-in at ``path``. Raise ValueError if it holds a computed figure."""
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     parts = document["parts"]
     wrong_header = (document["schema"], document["provider"], document["small"]) != (SCHEMA, "standin", False)
@@ -59,16 +59,16 @@ def _wrong(document: dict[str, Any]) -> Iterator[str]:
 
 
 def figures(measured: dict[str, Any] | None) -> Iterator[str]:
-    """Every part: its tables, or that it was not run."""
+    """Yield the tables of every part, or a line that says that the part was not run."""
     yield "## Measured"
     yield ""
     if measured is None:
         yield (
             "**Nothing was measured on a GPU yet.** Not run: "
             + ", ".join(f"`{part}`" for part in PARTS)
-            + ". The same code is"
+            + ". The tests run"
         )
-        yield "tested on the CPU and against an imitation of onnxruntime, which proves no figure of a GPU."
+        yield "the same code on the CPU and against an imitation of onnxruntime. That proves no figure of a GPU."
         return
     yield from _machine(measured)
     for part, (title, table) in PARTS.items():
@@ -86,24 +86,25 @@ def figures(measured: dict[str, Any] | None) -> Iterator[str]:
 
 
 def without_device(measured: dict[str, Any]) -> Iterator[str]:
-    """What onnxruntime's CUDA provider did before it would compute."""
+    """Yield what onnxruntime's CUDA provider placed and copied without a device."""
     machine, rows = measured["machine"], measured["parts"]
     ort, packages = machine["onnxruntime"], machine["packages"]
-    yield "## Without a GPU: what goes there"
+    yield "## Without a GPU: what onnxruntime places there"
     yield ""
-    yield "onnxruntime-gpu's own CUDA provider on a stand-in for the device, which has memory and computes nothing. So"
-    yield "this is which nodes the provider takes, and what it copies to the device and how often. It proves no logits,"
-    yield "no time, and not that a device runs it. With onnxruntime-gpu, a CPU build of torch and a C compiler:"
+    yield "These figures use onnxruntime-gpu's CUDA provider and an imitated device. The device has memory and"
+    yield "computes nothing. The figures show which nodes the provider accepts, what it copies to the device, and"
+    yield "how often. They prove no logits, no time, and not that a device runs the graph. The measurement needs"
+    yield "onnxruntime-gpu, a CPU build of torch and a C compiler:"
     yield "`python -m tests.gpu.measure -o docs/measured/gpu_standin.json --provider standin`."
     yield ""
     yield f"{measured['date']}, tieconv {measured['tieconv']}: onnxruntime {ort['version']} for CUDA {ort['cuda']};"
-    yield f"transformers {packages.get('transformers')}; torch {packages.get('torch')}. The device says that its"
-    yield "compute capability is 9.0."
+    yield f"transformers {packages.get('transformers')}; torch {packages.get('torch')}. The imitated"
+    yield "device reports compute capability 9.0."
     yield ""
     yield from _placement(rows["placement"])
     yield from _errors(rows["placement"])
     yield ""
-    yield "**Memory** of the large model's session, its head in each form and as transformers' own exporter writes it."
+    yield "**Memory** of the large model's session, for each form of the head and for transformers' own export."
     yield from _memory(rows["memory"])
     yield from _errors(rows["memory"])
 
@@ -111,8 +112,9 @@ def without_device(measured: dict[str, Any]) -> Iterator[str]:
 def _placement(rows: list[Row]) -> Iterator[str]:
     placed = [row for row in rows if "placement" in row]
     models = len({row["model"] for row in placed})
-    yield f"**Placement**: {len(placed)} of {len(rows)} graphs ({models} models in three precisions) start on CUDA with"
-    yield f"every product, norm, attention and lookup of a weight there. On the CPU, for shapes: {_elsewhere(placed)}."
+    yield f"**Placement**: {len(placed)} of {len(rows)} graphs ({models} models in three precisions) start on CUDA."
+    yield "Every product, norm, attention and lookup of a weight runs there."
+    yield f"On the CPU, for shapes: {_elsewhere(placed)}."
     yield from _not_run(rows)
 
 
@@ -138,8 +140,8 @@ def _errors(rows: list[Row]) -> Iterator[str]:
 
 def _verdicts(rows: list[Row]) -> Iterator[str]:
     passed = [row for row in rows if row["verdict"] == "passed"]
-    yield f"{len(passed)} of {len(rows)} passed. *TF32*: the RMS ratio where float32 products may be rounded to TF32,"
-    yield "which is not judged. *nodes*: on CUDA, and on the CPU."
+    yield f"{len(passed)} of {len(rows)} passed. *TF32* is the RMS ratio if float32 products may be rounded to TF32;"
+    yield "parity does not judge it. *nodes* are the nodes on CUDA, and those on the CPU."
     yield ""
     yield from _head(
         "model", "precision", "verdict", "RMS ratio", "max ratio", "worst case", "cached steps", "TF32", "nodes"
@@ -175,8 +177,8 @@ def _elsewhere(rows: list[Row]) -> str:
 
 
 def _room(rows: list[Row]) -> Iterator[str]:
-    """How near healthy models come to the limits, those that are beyond one included."""
-    yield "The largest figure of any of these graphs, by precision, and the model that it is of:"
+    """Yield how close healthy models are to the limits, including models beyond a limit."""
+    yield "The largest figure of all these graphs, by precision, with its model:"
     yield ""
     names = ("rms_ratio", "max_ratio", "case_ratio", "steps_rms_ratio", "steps_max_ratio")
     limits = {name: row["gates"][name]["limit"] for row in rows for name in names if name in row["gates"]}
@@ -187,7 +189,7 @@ def _room(rows: list[Row]) -> Iterator[str]:
 
 
 def _largest(rows: list[Row], name: str) -> str:
-    """A figure that is no finite number is beyond all others."""
+    """Return the largest figure with its model. A figure that is not finite is the largest."""
     values = {row["model"]: row["gates"][name]["value"] for row in rows if name in row["gates"]}
     if not values:
         return ""
@@ -198,8 +200,7 @@ def _largest(rows: list[Row], name: str) -> str:
 def _faults(rows: list[Row]) -> Iterator[str]:
     caught = [row for row in rows if row["verdict"] == "failed"]
     run = [row for row in rows if row["verdict"] != "not_run"]
-    yield f"{len(caught)} of {len(run)} were caught. The figures are the smallest RMS ratios of the models that each"
-    yield "was planted in."
+    yield f"{len(caught)} of {len(run)} were caught. Each figure is the smallest RMS ratio of the models with a fault."
     yield ""
     yield from _head("fault", "caught", "fp32", "fp16", "bf16", "gates that failed")
     for label in dict.fromkeys(row["fault"] for row in run):
@@ -220,16 +221,17 @@ def _smallest(rows: list[Row], precision: str) -> str:
 
 
 def _refusals(rows: list[Row]) -> Iterator[str]:
-    yield from _head("case", "verdict", "ran on", "told", "hint")
+    yield from _head("case", "verdict", "ran on", "reported", "hint")
     for row in rows:
         reason = row.get("reason") or "; ".join(row.get("notes", ()))
         yield _line(row["case"], row["verdict"], row["active"] or "", reason, row.get("hint") or "")
 
 
 def _memory(rows: list[Row]) -> Iterator[str]:
-    yield "What the device has less of (MiB), after the session was made and after one token. *beyond*: what that is"
-    yield "more than the stored weights, in matrices; 1 is a second copy. The session asks for what it needs"
-    yield "(`kSameAsRequested`); *default*: with onnxruntime's own allocator, which takes powers of two."
+    yield "The figures are the used memory of the device, in MiB. *loaded* is measured after the session was made, and"
+    yield "*after a run* after one token. *beyond* is the excess over the stored weights, in matrices; 1 means a second"
+    yield "copy. The session allocates only what it needs (`kSameAsRequested`). *default* uses onnxruntime's own"
+    yield "allocator, which allocates powers of two."
     yield ""
     heads = ("precision", "form", "matrix", "stored", "loaded", "after a run", "beyond")
     yield from _head(*heads, "default: loaded", "default: after a run")
@@ -245,7 +247,7 @@ def _memory(rows: list[Row]) -> Iterator[str]:
 
 
 def _not_run(rows: list[Row]) -> Iterator[str]:
-    """What has no verdict, by reason."""
+    """Yield the rows without a verdict, by reason."""
     reasons: dict[str, list[str]] = {}
     for row in rows:
         if row.get("verdict") == "not_run":
@@ -256,8 +258,8 @@ def _not_run(rows: list[Row]) -> Iterator[str]:
 
 def _latency(rows: list[Row]) -> Iterator[str]:
     forms = list(dict.fromkeys(row["form"] for row in rows if "form" in row))
-    yield "Milliseconds: the median, and in brackets what a tenth of the runs are below and above. All passes begin"
-    yield "with an empty cache and give the logits of every token; torch is eager with its own attention."
+    yield "The figures are milliseconds: the median, and in brackets the 10th and 90th percentile. Every pass begins"
+    yield "with an empty cache and returns the logits of every token. torch runs eagerly with its own attention."
     yield ""
     yield from _head("precision", "tokens", *forms)
     cells = {(row["precision"], row["sequence"], row["form"]): row for row in rows if "form" in row}

@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"<!-- run: (tieconv [^\n]*?) -->\n```[a-z]*\n.*?```", re.DO
 
 
 def page(path: Path) -> str:
-    """The page at ``path`` with every block run again. Run from the root of the repository."""
+    """Return the page at ``path`` with every block run again. Needs the root of the repository as current directory."""
     return _BLOCK.sub(lambda match: _run(match.group(1)), path.read_text(encoding="utf-8"))
 
 

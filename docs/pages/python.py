@@ -1,4 +1,4 @@
-"""`python.md`: each public name of `import tieconv`, whose docstring the site shows."""
+"""Write `python.md`: each public name of `import tieconv`, whose docstring the site shows."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from tieconv.analysis.model.last_norm import Final
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.relation.simplest import DIGITS, simplest
 from tieconv.analysis.retie_cost.fold import unfold
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.checkpoint.plan import NormFold
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan.plan import NormFold
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.mean import floats, rounded
 

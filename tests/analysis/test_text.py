@@ -139,7 +139,7 @@ def test_bias_and_frequency_are_told_token_by_token(tmp_path: Path, text: Path) 
     section = tieconv.analyze(tmp_path, text=text).section("Bias")
     assert section is not None
     assert "100% of the bias is word frequency: 0.5·log p + 0.25." in section.sentence
-    told = section.detail["on_log_p"]["bias"]
+    told = section.detail.to_dict()["on_log_p"]["bias"]
     assert told["slope"] == pytest.approx(0.5, rel=1e-4) and told["start"] == pytest.approx(0.25, rel=1e-3)
     assert told["r2"] == pytest.approx(1, abs=1e-6) and told["tokens"] == np.count_nonzero(counts)
     seen = sorted(np.flatnonzero(counts), key=lambda token: (counts[token], token))
@@ -295,7 +295,7 @@ def test_a_text_that_repeats_itself_counts_once(drifted: Path, tmp_path: Path) -
     given = tmp_path / "again.txt"
     given.write_text("w1 " * 5000)
     told = refused(f"retie --from mean --max-kl 1e9 --text {given}", drifted, "-o", tmp_path / "out")
-    assert "repeats itself: 1 window of 128 in place of 39" in told
+    assert "repeats itself: 1 different window of 128 tokens, not 39" in told
 
 
 def test_a_masking_bias_is_measured(tmp_path: Path, text: Path) -> None:

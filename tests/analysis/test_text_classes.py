@@ -206,7 +206,7 @@ def test_what_predicts_no_tokens_is_refused(what: str, tmp_path: Path, text: Pat
 def test_a_model_without_a_mask_token_is_refused(tmp_path: Path, text: Path) -> None:
     build(tmp_path, "bert", tied=True)
     configure_tokenizer(tmp_path)
-    with pytest.raises(RefusedError, match="has no mask token, by which BertForMaskedLM is measured"):
+    with pytest.raises(RefusedError, match="has no mask token, which --text needs for BertForMaskedLM"):
         tieconv.analyze(tmp_path, text=text)
 
 
@@ -221,7 +221,7 @@ def configure_tokenizer(folder: Path) -> None:
 def test_a_decoder_without_a_start_is_refused(tmp_path: Path, text: Path) -> None:
     build(tmp_path, "bart", tied=True)
     configure(tmp_path, decoder_start_token_id=None)
-    with pytest.raises(RefusedError, match="names no decoder_start_token_id"):
+    with pytest.raises(RefusedError, match="has no decoder_start_token_id"):
         tieconv.analyze(tmp_path, text=text)
 
 
@@ -231,7 +231,7 @@ def test_a_short_text_is_told_how_long_it_must_be(tmp_path: Path) -> None:
     short = write_text(tmp_path / "text.txt", tokens=128 * 14)
     with pytest.raises(UnreadableError, match="too few") as caught:
         tieconv.analyze(tmp_path / "m", text=short)
-    assert caught.value.hint is not None and caught.value.hint.endswith("the least is 1,920")
+    assert caught.value.hint is not None and caught.value.hint.endswith("at least 1,920 are needed")
     enough = write_text(tmp_path / "text.txt", tokens=128 * 15)
     assert tieconv.analyze(tmp_path / "m", text=enough).section("Gradients") is not None
 
@@ -244,7 +244,7 @@ def test_the_mask_must_have_a_row(tmp_path: Path, text: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.add_special_tokens({"mask_token": "<mask>"})
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(UnreadableError, match=r"gives id 148 for this text, and the tables have 148 rows"):
+    with pytest.raises(UnreadableError, match=r"gives id 148, but the tables have only 148 rows"):
         tieconv.analyze(tmp_path, text=text)
 
 

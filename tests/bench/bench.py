@@ -53,7 +53,7 @@ def make_model(folder: Path, gigabytes: float, *, head: bool, shards: int) -> Pa
     """A Llama-shaped bfloat16 checkpoint of random bits; with ``head`` a bit-equal lm_head, flag false."""
     import numpy as np
 
-    from tieconv.formats.safetensors.header import encode_header
+    from tieconv.formats.safetensors.write_header import encode_header
 
     folder.mkdir(parents=True)
     matrix = VOCABULARY * WIDTH * 2
@@ -220,12 +220,12 @@ def bench_in_place(verb: str, source: Path, layout: str, runs: int, store: dict[
     work, copy = source.parent / "work", source.parent / "copy"
     subprocess.run([TIECONV, verb, str(source), "-o", str(work), "--hardlink"], check=True, capture_output=True)
     changed = [file for file in work.glob("*.safetensors") if not _same_inode(file, source / file.name)]
-    kept = source.parent / "changed"
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir()
+    changed_folder = source.parent / "changed"
+    shutil.rmtree(changed_folder, ignore_errors=True)
+    changed_folder.mkdir()
     for file in changed:
-        shutil.copy(file, kept)
-    listed = " ".join(str(kept / file.name) for file in changed)
+        shutil.copy(file, changed_folder)
+    listed = " ".join(str(changed_folder / file.name) for file in changed)
 
     def fresh() -> None:
         shutil.copytree(source, work, copy_function=os.link)
@@ -241,7 +241,7 @@ def bench_in_place(verb: str, source: Path, layout: str, runs: int, store: dict[
         ),
     }
     report(f"{verb} in place, {layout}", compare(commands, runs), "cp + fsync of the changed shards", store)
-    shutil.rmtree(kept)
+    shutil.rmtree(changed_folder)
 
 
 def _same_inode(a: Path, b: Path) -> bool:

@@ -122,9 +122,9 @@ OTHERS = [name for name in COMMANDS if name != "inspect"]
 
 def calls() -> Iterator[object]:
     """Each name with each command; in turn one command for each name that is not slow."""
-    for place, name in enumerate(FURTHER):
+    for index, name in enumerate(FURTHER):
         for number, command in enumerate(OTHERS):
-            yield pytest.param(name, command, marks=[] if number == place % len(OTHERS) else pytest.mark.slow)
+            yield pytest.param(name, command, marks=[] if number == index % len(OTHERS) else pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "command"), list(calls()))

@@ -28,10 +28,10 @@ def chains(folder: Path, work: Path, loader: str | None = None) -> Iterator[tupl
     numbers = count()
 
     def follow(model: Path, trail: list[str]) -> Iterator[tuple[list[str], Path, Inspection]]:
-        found = api.inspect(model, consumers=loader)
-        steps = recommended(found)
+        evidence = api.inspect(model, consumers=loader)
+        steps = recommended(evidence)
         if not steps:
-            yield trail, model, found
+            yield trail, model, evidence
         for finding, remedy in steps:
             assert len(trail) < LONGEST, f"in circles: {trail}"
             out = work / f"out{next(numbers)}"

@@ -38,8 +38,8 @@ def test_an_entry_says_what_to_do(name: str) -> None:
 @pytest.mark.parametrize("case", BUILT)
 def test_findings(case: Case, tmp_path: Path) -> None:
     """The rules that speak, and no others."""
-    found = inspect(case, tmp_path).findings
-    assert tuple(sorted(f"{finding.rule} {finding.level}" for finding in found)) == case.rules
+    findings = inspect(case, tmp_path).findings
+    assert tuple(sorted(f"{finding.rule} {finding.level}" for finding in findings)) == case.rules
 
 
 @pytest.mark.parametrize("case", BUILT)

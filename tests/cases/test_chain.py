@@ -35,7 +35,7 @@ def _models() -> Iterator[tuple[str, Build, str | None]]:
         yield path.name, committed(path.name), None
 
 
-@pytest.mark.parametrize(("name", "build", "loader"), [pytest.param(*one, id=one[0]) for one in _models()])
+@pytest.mark.parametrize(("name", "build", "loader"), [pytest.param(*model, id=model[0]) for model in _models()])
 def test_what_is_recommended_leads_to_a_model_without_faults(
     name: str, build: Build, loader: str | None, tmp_path: Path
 ) -> None:

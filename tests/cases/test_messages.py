@@ -110,7 +110,7 @@ def loading(change: Callable[[Tensors], object], tied: bool) -> Callable[[Path],
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
+def messages() -> Iterator[list[str]]:
     """What transformers logs."""
     lines: list[str] = []
     handler = logging.Handler()
@@ -124,7 +124,7 @@ def told() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("name", sorted(LOADED.keys() | DONE.keys()))
-def test_messages_are_printed(name: str, told: list[str], tmp_path: Path) -> None:
+def test_messages_are_printed(name: str, messages: list[str], tmp_path: Path) -> None:
     """Every message that the installed transformers, safetensors or peft is said to print for the case, it prints."""
     runs = [loading(*LOADED[name])] if name in LOADED else []
     runs += [DONE[name]] if name in DONE else []
@@ -135,9 +135,9 @@ def test_messages_are_printed(name: str, told: list[str], tmp_path: Path) -> Non
             try:
                 run(tmp_path / str(number))
             except Exception as error:
-                told.append(f"{type(error).__name__}: {error}")
-    told += [str(one.message) for one in warned]
-    printed = re.sub(r"\s+", " ", re.sub(r"\x1b\[\d*m", "", " ".join(told)))
+                messages.append(f"{type(error).__name__}: {error}")
+    messages += [str(warning.message) for warning in warned]
+    printed = re.sub(r"\s+", " ", re.sub(r"\x1b\[\d*m", "", " ".join(messages)))
     seen = [message.text for message in CASES[name].messages if message.seen not in ("", "transformers 4.57.6")]
     assert seen and [text for text in seen if text not in printed] == [], printed
 

@@ -37,8 +37,8 @@ def open_matches(tree: ast.AST) -> Iterator[int]:
     for node in ast.walk(tree):
         for name in ("body", "orelse", "finalbody"):
             statements = getattr(node, name, [])
-            for place, statement in enumerate(statements if isinstance(statements, list) else []):
-                if isinstance(statement, ast.Match) and _is_open(statement, statements[place + 1 :]):
+            for index, statement in enumerate(statements if isinstance(statements, list) else []):
+                if isinstance(statement, ast.Match) and _is_open(statement, statements[index + 1 :]):
                     yield statement.lineno
 
 
@@ -52,14 +52,14 @@ def open_chains(tree: ast.AST) -> Iterator[int]:
     tests = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
     inner = {id(node.orelse[0]) for node in tests if len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)}
     for node in tests:
-        subjects, last = [], node
+        subjects, branch = [], node
         while True:
-            subjects.append(_subject(last.test))
-            if len(last.orelse) != 1 or not isinstance(last.orelse[0], ast.If):
+            subjects.append(_subject(branch.test))
+            if len(branch.orelse) != 1 or not isinstance(branch.orelse[0], ast.If):
                 break
-            last = last.orelse[0]
+            branch = branch.orelse[0]
         chain = id(node) not in inner and len(subjects) > 1 and len(set(subjects)) == 1
-        if chain and subjects[0] and not _asserts_never(last.orelse):
+        if chain and subjects[0] and not _asserts_never(branch.orelse):
             yield node.lineno
 
 
@@ -93,8 +93,8 @@ def _ends(body: list[ast.stmt], never: set[str]) -> bool:
     match body[-1]:
         case ast.Raise():
             return True
-        case ast.If(body=then, orelse=other):
-            return bool(other) and _ends(then, never) and _ends(other, never)
+        case ast.If(body=then, orelse=otherwise):
+            return bool(otherwise) and _ends(then, never) and _ends(otherwise, never)
         case ast.Expr(value=ast.Call(func=ast.Name(id=name))):
             return name in never | {"refuse"}
     return False

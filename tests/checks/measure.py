@@ -54,9 +54,9 @@ def _run(names: list[str], tie: bool | None) -> dict[str, object]:
         checked += 1
         assert model.failure is None, (name, model.failure)
         counts.update(f"{entry.finding.level} {entry.finding.rule}" for entry in model.findings)
-        said = [entry.finding.message for entry in model.findings if entry.finding.level != "note"]
-        if said:
-            loud[name] = said
+        messages = [entry.finding.message for entry in model.findings if entry.finding.level != "note"]
+        if messages:
+            loud[name] = messages
     return {"checked": checked, "refused": refused, "findings": dict(sorted(counts.items())), "loud": loud}
 
 
@@ -77,8 +77,8 @@ def lines(measured: dict[str, dict[str, dict[str, object]]]) -> Iterator[str]:
         levels = Counter[str]()
         for key, number in run["findings"].items():  # type: ignore[attr-defined]
             levels[key.split()[0]] += number
-        told = ", ".join(f"{levels[level]} {level}s" for level in ("error", "warning", "note"))
-        yield f"{title:8} {run['checked']} models: {told}"
+        counts = ", ".join(f"{levels[level]} {level}s" for level in ("error", "warning", "note"))
+        yield f"{title:8} {run['checked']} models: {counts}"
 
 
 if __name__ == "__main__":

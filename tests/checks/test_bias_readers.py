@@ -15,7 +15,7 @@ BIASES = {"bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
 
 
 @pytest.mark.parametrize(
-    ("config", "stored", "said"),
+    ("config", "stored", "message"),
     [
         (BERT, (0,), "in an untied model: transformers 5 starts it at zero"),
         (BERT, (1,), "in an untied model: transformers 4 leaves it without values"),
@@ -24,12 +24,12 @@ BIASES = {"bert": ("cls.predictions.bias", "cls.predictions.decoder.bias"),
         (ROBERTA, (0, 1), "both are the head bias: transformers reads lm_head.decoder.bias"),
     ],
 )
-def test_who_reads_which_bias(config: dict[str, object], stored: tuple[int, ...], said: str, tmp_path: Path) -> None:
+def test_who_reads_which_bias(config: dict[str, object], stored: tuple[int, ...], message: str, tmp_path: Path) -> None:
     """RoBERTa's outer bias is set to the inner one in transformers 4 too; BERT's inner one to the outer."""
     kind = str(config["model_type"])
-    tensors = {BIASES[kind][place]: vector(seed=place) for place in stored} | {f"{kind}.x.weight": vector(4)}
+    tensors = {BIASES[kind][number]: vector(seed=number) for number in stored} | {f"{kind}.x.weight": vector(4)}
     tables = {"bert": "bert.embeddings.word_embeddings.weight", "roberta": "roberta.embeddings.word_embeddings.weight"}
     heads = {"bert": "cls.predictions.decoder.weight", "roberta": "lm_head.decoder.weight"}
     tensors |= {tables[kind]: matrix(), heads[kind]: matrix(seed=3)}
-    found = api.inspect(save(tmp_path / "m", flagged(config, False), tensors)).findings
-    assert [finding.message for finding in found if said in finding.message and finding.rule.startswith("BIA00")]
+    findings = api.inspect(save(tmp_path / "m", flagged(config, False), tensors)).findings
+    assert [finding.message for finding in findings if message in finding.message and finding.rule.startswith("BIA00")]

@@ -151,11 +151,11 @@ CASES = {
 def test_level(case: str, tmp_path: Path) -> None:
     """The findings of one layout, worst first, and every remedy that they name is accepted."""
     config, tensors, expected = CASES[case]
-    found = findings(tmp_path, config, tensors)
-    assert sorted(f"{finding.rule} {finding.level}" for finding in found) == [
+    reported = findings(tmp_path, config, tensors)
+    assert sorted(f"{finding.rule} {finding.level}" for finding in reported) == [
         entry for entry in expected.split(", ") if entry
     ]
-    for number, finding in enumerate(found):
+    for number, finding in enumerate(reported):
         if finding.remedy is not None:
             out = tmp_path / f"out{number}"
             run(finding.remedy.command, out)
@@ -184,10 +184,10 @@ def test_many_names_are_counted(tmp_path: Path) -> None:
     names = {f"layer.{number}.weight": matrix(1, 1) for number in range(50)}
     weight_map = {f"absent.{number}.weight": "model-00001-of-00001.safetensors" for number in range(1000)}
     shards = {"model-00001-of-00001.safetensors": {**llama(), **names}}
-    found = api.inspect(save_shards(tmp_path / "model", flagged(LLAMA, True), shards, weight_map)).findings
-    assert [finding.rule for finding in found] == ["IDX001", "IDX002"]
-    assert "and 996 more" in found[0].message
-    assert len(found[0].message) < 300
+    reported = api.inspect(save_shards(tmp_path / "model", flagged(LLAMA, True), shards, weight_map)).findings
+    assert [finding.rule for finding in reported] == ["IDX001", "IDX002"]
+    assert "and 996 more" in reported[0].message
+    assert len(reported[0].message) < 300
 
 
 def test_remedy_of_a_lone_file_names_its_directory(tmp_path: Path) -> None:
@@ -204,8 +204,8 @@ def test_no_remedy_where_the_flag_stands_twice(tmp_path: Path) -> None:
     folder = save(tmp_path / "model", flagged(LLAMA, True), llama(head=matrix()))
     text = (folder / "config.json").read_text()
     (folder / "config.json").write_text(text.replace("{", '{"tie_word_embeddings": false,', 1))
-    found = api.inspect(folder).findings
-    assert [(finding.rule, finding.remedy) for finding in found] == [("SEC002", None), ("TIE002", None)]
+    reported = api.inspect(folder).findings
+    assert [(finding.rule, finding.remedy) for finding in reported] == [("SEC002", None), ("TIE002", None)]
 
 
 def test_changed_rows_are_named(tmp_path: Path) -> None:

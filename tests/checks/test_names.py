@@ -14,7 +14,7 @@ from tieconv import api
 CODES = ("IDX006", "IDX010", "IDX011")
 
 
-def found(folder: Path) -> list[str]:
+def rules_of(folder: Path) -> list[str]:
     """The rules that find something; a model that looks plain is told so without running them, and must be."""
     short, full = (api.inspect(folder, consumers=asked).findings for asked in (None, "vllm"))
     codes = [finding.rule for finding in full if finding.rule in CODES]
@@ -31,25 +31,25 @@ def renamed(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", ["model.safetensors", "diffusion_pytorch_model.safetensors"])
 def test_names_that_a_loader_looks_for(name: str, tmp_path: Path) -> None:
     """The usual name, and that of another library whose configs are called the same, are in order."""
-    assert found(renamed(tmp_path / "model", name)) == []
+    assert rules_of(renamed(tmp_path / "model", name)) == []
 
 
 @pytest.mark.parametrize("name", ["model (1).safetensors", "Model.safetensors", "model.fp16.safetensors"])
 def test_names_that_no_loader_looks_for(name: str, tmp_path: Path) -> None:
     """Close is not enough: not even a tied model, with nothing else to say of it, is passed over."""
-    assert found(renamed(tmp_path / "model", name)) == ["IDX010"]
+    assert rules_of(renamed(tmp_path / "model", name)) == ["IDX010"]
 
 
 def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
     """Without a config nobody loads the directory by its name, and the file may be called as it likes."""
     folder = renamed(tmp_path / "model", "lora.safetensors")
     (folder / "config.json").unlink()
-    assert found(folder) == []
+    assert rules_of(folder) == []
 
 
 def test_a_lone_file_may_have_any_name(tmp_path: Path) -> None:
     """A file is given by its path."""
-    assert found(renamed(tmp_path / "model", "weights.safetensors") / "weights.safetensors") == []
+    assert rules_of(renamed(tmp_path / "model", "weights.safetensors") / "weights.safetensors") == []
 
 
 @pytest.mark.parametrize("total", [1, 2])
@@ -57,7 +57,7 @@ def test_numbered_shards_want_their_index(total: int, tmp_path: Path) -> None:
     """One shard that is alone is no model of one file: the index is missing as well as it is of many."""
     tensors = {EMBED: matrix(), HEAD: matrix(seed=1)}
     held = {f"model-{number:05d}-of-{total:05d}.safetensors": tensors for number in range(1, total + 1)}
-    assert found(save_shards(tmp_path / "model", flagged(LLAMA, False), held)) == ["IDX006"]
+    assert rules_of(save_shards(tmp_path / "model", flagged(LLAMA, False), held)) == ["IDX006"]
 
 
 def test_half_a_model_has_no_remedy(tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_metadata_that_is_no_object(metadata: object, tmp_path: Path) -> None:
     shard = "model-00001-of-00001.safetensors"
     folder = save_shards(tmp_path / "model", flagged(LLAMA, True), {shard: llama()}, dict.fromkeys(llama(), shard))
     index = folder / "model.safetensors.index.json"
-    assert found(folder) == []
+    assert rules_of(folder) == []
     index.write_text(json.dumps(json.loads(index.read_text()) | {"metadata": metadata}))
-    assert found(folder) == ["IDX011"]
+    assert rules_of(folder) == ["IDX011"]
 
 
 @pytest.mark.parametrize("name", ["gone.safetensors", "merges.txt", "../model.safetensors", "", [], {}, 0, True])
@@ -84,8 +84,8 @@ def test_a_name_in_the_config_that_leads_nowhere(name: object, tmp_path: Path) -
     """Where the config names the file, transformers takes no other, and every loader gets an answer about it."""
     folder = save(tmp_path / "model", flagged(LLAMA, True) | {"transformers_weights": name}, llama())
     (folder / "merges.txt").touch()
-    assert found(folder) == ["IDX010"]
-    outcomes = [str(one.outcome) for one in api.inspect(folder, consumers="transformers").consumers]
+    assert rules_of(folder) == ["IDX010"]
+    outcomes = [str(prediction.outcome) for prediction in api.inspect(folder, consumers="transformers").consumers]
     assert outcomes == ["tied", "error", "error"]
 
 

@@ -13,7 +13,7 @@ from tests.checks.remedy import run
 from tieconv import api
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checks import RULES
+from tieconv.checks import RULES, is_plain
 from tieconv.checks.interface import Rule
 
 SECTIONS = ("What it does", "Why it matters", "Example", "How to fix")
@@ -85,6 +85,13 @@ def test_example_shows_the_real_message(rule: Rule, tmp_path: Path) -> None:
     (finding,) = bad(rule, tmp_path)
     line = f"{finding.level} {finding.rule}: {finding.message}"
     assert squeeze(line) in squeeze(rule.documentation)
+
+
+@every_rule
+def test_the_shortcut_for_plain_models_does_not_hide_it(rule: Rule, tmp_path: Path) -> None:
+    """A model that breaks a rule is none of those on which no rule is run; where a loader is asked for, all are."""
+    inspection = inspect(rule, "bad", tmp_path)
+    assert inspection.consumers or not is_plain(inspection), "`is_plain` in tieconv/checks calls the bad fixture plain"
 
 
 @every_rule

@@ -85,8 +85,8 @@ def tensors(table: Table, row: Row, column: Column) -> dict[str, Array]:
 def inspect(folder: Path, table: Table, row: Row, column: Column) -> Inspection:
     path = save(folder / "model", config(table, column), tensors(table, row, column))
     depth = Depth.HEADER if row.state is State.UNREAD else Depth.CANDIDATES
-    found = api.inspect(path, depth=depth)
-    return _aliased(found, table) if row.state is State.ALIASED else found
+    inspection = api.inspect(path, depth=depth)
+    return _aliased(inspection, table) if row.state is State.ALIASED else inspection
 
 
 def _aliased(inspection: Inspection, table: Table) -> Inspection:

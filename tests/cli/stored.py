@@ -57,14 +57,14 @@ def configure(folder: Path, **values: Any) -> None:
 
 
 def config(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found
+    values: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return values
 
 
 def plan(line: str, *more: str | Path) -> dict[str, Any]:
     """The JSON plan of a command that exits 0."""
-    found: dict[str, Any] = json.loads(ok(f"{line} --json", *more).stdout)
-    return found
+    document: dict[str, Any] = json.loads(ok(f"{line} --json", *more).stdout)
+    return document
 
 
 def operations(document: dict[str, Any]) -> dict[str, str]:

@@ -56,13 +56,13 @@ def test_one_file(metadata: dict[str, str], model, tmp_path: Path) -> None:
     """The finding names the command, and after it the finding is gone; the other files are those of the source."""
     folder = model("llama-tied")
     before = stamped(folder, FILE, metadata)
-    (found,) = tieconv.inspect(folder).findings
-    assert (found.rule, found.remedy.command) == ("IDX012", f"tieconv reindex {folder} --add-format -o OUT")
+    (finding,) = tieconv.inspect(folder).findings
+    assert (finding.rule, finding.remedy.command) == ("IDX012", f"tieconv reindex {folder} --add-format -o OUT")
     document = plan("reindex --add-format", folder, "-o", tmp_path / "out")
     assert operations(document) == {FILE: "SetMetadata"} and document["summary"] == "format pt named in 1 file"
-    one, two = snapshot(folder), snapshot(tmp_path / "out")
-    assert one.pop(FILE) == before and only_the_format_differs(before, two.pop(FILE))
-    assert one == two and tieconv.inspect(tmp_path / "out").findings == ()
+    before_files, after_files = snapshot(folder), snapshot(tmp_path / "out")
+    assert before_files.pop(FILE) == before and only_the_format_differs(before, after_files.pop(FILE))
+    assert before_files == after_files and tieconv.inspect(tmp_path / "out").findings == ()
     assert ok("diff", folder, tmp_path / "out").exit_code == 0
 
 
@@ -74,13 +74,18 @@ def test_only_the_shards_that_lack_it(model, tmp_path: Path) -> None:
     stamped(folder, second, {"format": "mlx"})
     plain = stamped(folder, third, None)
     ok("reindex --add-format", folder, "-o", tmp_path / "out")
-    one, two = snapshot(folder), snapshot(tmp_path / "out")
-    assert only_the_format_differs(before, two.pop(first)) and only_the_format_differs(plain, two.pop(third))
-    assert {name: data for name, data in one.items() if name not in (first, third)} == two
+    before_files, after_files = snapshot(folder), snapshot(tmp_path / "out")
+    assert only_the_format_differs(before, after_files.pop(first)) and only_the_format_differs(
+        plain, after_files.pop(third)
+    )
+    assert {name: data for name, data in before_files.items() if name not in (first, third)} == after_files
     (folder / INDEX).unlink()
     document = plan("reindex --add-format", folder, "-o", tmp_path / "both")
     assert document["summary"].endswith("; format pt named in 2 files")
-    assert json.loads((tmp_path / "both" / INDEX).read_text())["weight_map"] == json.loads(one[INDEX])["weight_map"]
+    assert (
+        json.loads((tmp_path / "both" / INDEX).read_text())["weight_map"]
+        == json.loads(before_files[INDEX])["weight_map"]
+    )
 
 
 def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
@@ -108,8 +113,8 @@ def test_a_lone_file_and_in_place(model, tmp_path: Path) -> None:
 def test_any_metadata(metadata: dict[str, str] | None, rows: int, columns: int) -> None:
     """Whatever is noted there and whatever the tensors are: bytes, order and notes stay; a format that is known too."""
     tensors = {"b": matrix(rows, columns), "a": matrix(3, 1).astype("<f2"), "c": matrix(columns, 2, seed=1)}
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, FILE)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, FILE)
         path.write_bytes(before := weights(tensors, metadata))
         tieconv.plan_reindex(path, add_format=True).execute(in_place=True)
         after = path.read_bytes()
@@ -145,8 +150,8 @@ def test_what_save_model_of_safetensors_writes(model, tmp_path: Path) -> None:
     folder = model("llama-tied")
     edit(folder, lambda tensors: tensors.update({HEAD: tensors.pop(EMBED)}))
     stamped(folder, FILE, {EMBED: HEAD})
-    said = ok("check --fix -o", tmp_path / "out", folder).stdout
-    assert [line.strip() for line in said.splitlines()[1:]] == [
+    output = ok("check --fix -o", tmp_path / "out", folder).stdout
+    assert [line.strip() for line in output.splitlines()[1:]] == [
         f"fixed: tieconv retie {folder} -o OUT",
         f"fixed: tieconv reindex {folder} --add-format -o OUT",
     ]
@@ -159,9 +164,9 @@ def test_beside_another_format(tmp_path: Path) -> None:
     stamped(folder, FILE, {})
     ok("convert --to torch", folder, "-o", tmp_path / "torch")
     (tmp_path / "torch" / "pytorch_model.bin").rename(folder / "pytorch_model.bin")
-    (found,) = [entry for entry in tieconv.inspect(folder).findings if entry.rule == "IDX012"]
-    assert found.remedy is not None and not found.remedy.safe
-    assert "--add-format --drop-other-formats" in found.remedy.command
+    (finding,) = [entry for entry in tieconv.inspect(folder).findings if entry.rule == "IDX012"]
+    assert finding.remedy is not None and not finding.remedy.safe
+    assert "--add-format --drop-other-formats" in finding.remedy.command
 
 
 def test_torch_files_name_no_format(model, tmp_path: Path) -> None:

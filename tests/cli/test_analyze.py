@@ -29,16 +29,16 @@ SCHEMA = json.loads((files("tieconv.reporters") / "schemas" / "analyze.schema.js
 
 def document(*more: str | Path) -> dict[str, Any]:
     """The document, held to its schema."""
-    found: dict[str, Any] = json.loads(ok("analyze --json", *more).stdout)
-    jsonschema.validate(found, SCHEMA)
-    return found
+    report: dict[str, Any] = json.loads(ok("analyze --json", *more).stdout)
+    jsonschema.validate(report, SCHEMA)
+    return report
 
 
 @pytest.mark.parametrize("name", FIXTURES)
 def test_json_follows_its_schema(models: Path, name: str) -> None:
     """One JSON document, nothing on stderr, and the four sections in their order."""
-    found = document(models / name)
-    assert [section["title"] for section in found["sections"]] == ["Relation", "Re-tying", "Rows", "Bias"]
+    report = document(models / name)
+    assert [section["title"] for section in report["sections"]] == ["Relation", "Re-tying", "Rows", "Bias"]
     assert ok("analyze --json", models / name).stderr == ""
 
 
@@ -62,9 +62,9 @@ def test_text_is_plain(models: Path, name: str) -> None:
 )
 def test_the_verdict_follows_the_relation(models: Path, name: str, relation: str, verdict: str) -> None:
     """Tied, equal, independent and nearly equal tables get the answer that fits."""
-    found = document(models / name)
-    assert found["relation"] == relation
-    assert found["verdict"].startswith(verdict)
+    report = document(models / name)
+    assert report["relation"] == relation
+    assert report["verdict"].startswith(verdict)
 
 
 def test_one_storage_under_two_names_is_an_alias(model: Callable[[str], Path]) -> None:
@@ -92,15 +92,15 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
     edit(tmp_path, fold)
     ids = torch.arange(3, 40)[None]
     before = _logits(tmp_path, ids)
-    found = document(tmp_path)
-    assert found["relation"] == "diagonal" and found["verdict"].startswith("Yes, after a fold")
-    told = found["sections"][1]["detail"]["fold"]
+    report = document(tmp_path)
+    assert report["relation"] == "diagonal" and report["verdict"].startswith("Yes, after a fold")
+    folded = report["sections"][1]["detail"]["fold"]
 
     def unfold(values: dict[str, Any]) -> None:
         values["lm_head.weight"] = values[names[0]].clone()
-        values[told["tensor"]] = torch.tensor(told["values"], dtype=torch.float32)
-        if "bias_tensor" in told:
-            values[told["bias_tensor"]] = torch.tensor(told["bias_values"], dtype=torch.float32)
+        values[folded["tensor"]] = torch.tensor(folded["values"], dtype=torch.float32)
+        if "bias_tensor" in folded:
+            values[folded["bias_tensor"]] = torch.tensor(folded["bias_values"], dtype=torch.float32)
 
     edit(tmp_path, unfold)
     assert float((_logits(tmp_path, ids) - before).abs().max()) <= 2e-5 * float(before.abs().max())
@@ -128,9 +128,9 @@ def test_tables_of_different_lengths_are_not_tied(tmp_path: Path) -> None:
             values["lm_head.weight"] = change(values["model.embed_tokens.weight"])
 
         edit(tmp_path, shorten)
-        found = document(tmp_path)
-        assert found["relation"] == relation
-        assert "one shape" in found["verdict"]
+        report = document(tmp_path)
+        assert report["relation"] == relation
+        assert "one shape" in report["verdict"]
 
 
 def test_nan_and_infinity_are_told(model: Callable[[str], Path]) -> None:
@@ -152,9 +152,9 @@ def test_nan_and_infinity_are_told(model: Callable[[str], Path]) -> None:
 def test_a_text_adds_what_was_measured(tmp_path: Path) -> None:
     """With --text the sections carry measured figures, and the gradients have one of their own."""
     build(tmp_path / "model", tied=True)
-    found = document(tmp_path / "model", "--text", write_text(tmp_path / "text.txt"))
-    assert [section["title"] for section in found["sections"]][-1] == "Gradients"
-    names = [measure["name"] for section in found["sections"] for measure in section["measures"]]
+    report = document(tmp_path / "model", "--text", write_text(tmp_path / "text.txt"))
+    assert [section["title"] for section in report["sections"]][-1] == "Gradients"
+    names = [measure["name"] for section in report["sections"] for measure in section["measures"]]
     assert "R², implicit bias U·mean(h) from log p" in names and "share of the output end" in names
 
 
@@ -187,17 +187,17 @@ def test_what_cannot_be_analysed_is_refused(model: Callable[[str], Path], tmp_pa
     edit(folder, lambda values: values.update({"lm_head.weight": values["lm_head.weight"].to(torch.int8)}))
     assert "I8" in refused("analyze", folder)
     assert "cannot be read" in refused("analyze", folder.parent / "llama-untied", "--text", tmp_path / "none.txt")
-    other = model("llama-tied")
-    edit(other, lambda values: values.pop("model.embed_tokens.weight"))
-    assert run("analyze", other).exit_code == 2
+    headless = model("llama-tied")
+    edit(headless, lambda values: values.pop("model.embed_tokens.weight"))
+    assert run("analyze", headless).exit_code == 2
 
 
 def test_named_tensors_are_analysed(model: Callable[[str], Path]) -> None:
     """--embed and --head name the pair of a class that nobody knows."""
     folder = model("llama-untied")
     edit(folder, lambda values: values.update({"x": values["lm_head.weight"].clone()}))
-    found = document(folder, "--embed", "x", "--head", "lm_head.weight")
-    assert found["relation"] == "bit-equal"
+    report = document(folder, "--embed", "x", "--head", "lm_head.weight")
+    assert report["relation"] == "bit-equal"
 
 
 def test_a_verb_of_the_package(models: Path) -> None:
@@ -208,14 +208,14 @@ def test_a_verb_of_the_package(models: Path) -> None:
 
 def test_a_directory_is_no_text(models: Path, tmp_path: Path) -> None:
     """Named by its path, whatever the system says of it."""
-    told = refused(f"analyze --text {tmp_path}", models / FIXTURES[0])
-    assert f"{tmp_path} cannot be read: is a directory" in told
+    message = refused(f"analyze --text {tmp_path}", models / FIXTURES[0])
+    assert f"{tmp_path} cannot be read: is a directory" in message
 
 
 @pytest.mark.parametrize("budget", ["nan", "inf"])
 def test_a_budget_is_a_number(models: Path, tmp_path: Path, budget: str) -> None:
     """No budget at all is --force; a NaN compares as nothing, so neither is taken."""
-    told = run("retie --from embed --max-kl", budget, models / "llama-diverged", "-o", tmp_path / "out")
-    assert told.exit_code == 2 and "--max-kl takes a number of nats" in told.stderr
+    result = run("retie --from embed --max-kl", budget, models / "llama-diverged", "-o", tmp_path / "out")
+    assert result.exit_code == 2 and "--max-kl takes a number of nats" in result.stderr
     with pytest.raises(ValueError, match="number of nats"):
         tieconv.plan_retie(models / "llama-diverged", survivor="embed", max_kl=float(budget))

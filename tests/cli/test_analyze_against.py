@@ -50,8 +50,8 @@ def test_against(trio: tuple[Path, Path, Path]) -> None:
     both = sections(tied, "--against", untied, "--second", second)["Alignment"]
     for before, after in zip(alone["measures"], both["measures"][:1], strict=False):  # type: ignore[call-overload,index]
         assert before["ceiling"] is None and after["value"] == before["value"]
-    found = {entry["name"]: entry for entry in both["measures"]}  # type: ignore[attr-defined]
-    assert found["knn U→T"]["ceiling"] == found["knn U→U'"]["value"] > 0.5
+    measures = {entry["name"]: entry for entry in both["measures"]}  # type: ignore[attr-defined]
+    assert measures["knn U→T"]["ceiling"] == measures["knn U→U'"]["value"] > 0.5
     assert "output-shaped" in ok("analyze", tied, "--against", untied).stdout
 
 
@@ -81,8 +81,8 @@ def test_the_second_reference_is_another_model(trio: tuple[Path, Path, Path], tm
     half = load_file(second / "model.safetensors")
     half["lm_head.weight"] = tensors["lm_head.weight"]
     save_file(half, tmp_path / "half" / "model.safetensors", {"format": "pt"})
-    for other in (untied, tmp_path / "copy", tmp_path / "half"):
-        assert "another seed" in refused("analyze", tied, "--against", untied, "--second", other)
+    for reference in (untied, tmp_path / "copy", tmp_path / "half"):
+        assert "another seed" in refused("analyze", tied, "--against", untied, "--second", reference)
 
 
 def test_text_has_ceilings(trio: tuple[Path, Path, Path]) -> None:
@@ -103,10 +103,10 @@ def test_text_has_ceilings(trio: tuple[Path, Path, Path]) -> None:
 def test_html(trio: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """The page is written beside the result, with a map of each table, whose numbers --json has too."""
     page = tmp_path / "report.html"
-    found = sections(trio[1], "--html", page)
+    titles = sections(trio[1], "--html", page)
     text = page.read_text("utf-8")
     harmless(text)
-    assert {"Map: input embedding", "Map: output embedding"} <= set(found)
+    assert {"Map: input embedding", "Map: output embedding"} <= set(titles)
     for heading in ("Norm profile", "Spectrum", "Where the two tables differ", "Map of tokens"):
         assert heading in text
 
@@ -120,5 +120,5 @@ def test_page_never_replaces_a_file_of_the_model(trio: tuple[Path, Path, Path]) 
 
 def test_tied_model_has_one_map(models: Path, tmp_path: Path) -> None:
     """One table, one map."""
-    found = sections(models / "llama-tied", "--html", tmp_path / "x.html")
-    assert [title for title in found if title.startswith("Map")] == ["Map: input embedding"]
+    titles = sections(models / "llama-tied", "--html", tmp_path / "x.html")
+    assert [title for title in titles if title.startswith("Map")] == ["Map: input embedding"]

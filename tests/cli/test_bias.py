@@ -31,9 +31,9 @@ def untied_bert(model, **biases: torch.Tensor | None) -> Path:
     def change(stored) -> None:
         stored[HEAD] = stored[EMBEDDING].clone()
         stored[INNER] = stored[OUTER].clone()
-        for place, name in (("outer", OUTER), ("inner", INNER)):
-            if place in biases:
-                value = biases[place]
+        for side, name in (("outer", OUTER), ("inner", INNER)):
+            if side in biases:
+                value = biases[side]
                 stored.pop(name)
                 if value is not None:
                     stored[name] = value
@@ -185,12 +185,12 @@ def test_unify_two_that_differ_needs_a_word(model, tmp_path: Path, survivor: str
         configure(folder, tie_word_embeddings=True)
     sentence = refused("bias unify", folder)
     assert OUTER in sentence and INNER in sentence
-    kept = tensors(folder)[{"bias": OUTER, "decoder": INNER}[survivor]]
+    survivor_values = tensors(folder)[{"bias": OUTER, "decoder": INNER}[survivor]]
     result = ok(f"bias unify --from {survivor}", folder, "-o", tmp_path / "out")
     assert "are lost" in result.stderr
     after = tensors(tmp_path / "out")
     assert set(after) & {OUTER, INNER} == ({OUTER} if tied else {OUTER, INNER})
-    assert all(after[name].equal(kept) for name in (OUTER, INNER) if name in after)
+    assert all(after[name].equal(survivor_values) for name in (OUTER, INNER) if name in after)
     before, written = load("BertForMaskedLM", folder), load("BertForMaskedLM", tmp_path / "out")
     changed = "logits" in str(differences(before, written, shares_head=tied))
     assert changed == (survivor == "bias")
@@ -313,8 +313,8 @@ def test_python_api(model, tmp_path: Path) -> None:
 def test_a_magnitude_is_told_as_inspect_tells_it(model) -> None:
     """Four digits, not the seventeen of a float."""
     folder = model("bert-mlm")
-    (told,) = re.findall(r"largest magnitude ([\d.]+)", refused("bias strip", folder))
-    assert f"largest magnitude {told}\n" in ok("inspect", folder).stdout
+    (magnitude,) = re.findall(r"largest magnitude ([\d.]+)", refused("bias strip", folder))
+    assert f"largest magnitude {magnitude}\n" in ok("inspect", folder).stdout
 
 
 def test_the_group_lists_whole_sentences() -> None:

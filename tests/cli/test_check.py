@@ -31,15 +31,15 @@ def _elsewhere(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 def document(line: str, *more: str | Path) -> dict[str, Any]:
     """The JSON of a check, whatever its exit code."""
-    found: dict[str, Any] = json.loads(run(f"check --format json {line}", *more).stdout)
-    return found
+    report: dict[str, Any] = json.loads(run(f"check --format json {line}", *more).stdout)
+    return report
 
 
-def rules(found: dict[str, Any], waived: bool = False) -> list[list[str]]:
+def rules(report: dict[str, Any], waived: bool = False) -> list[list[str]]:
     """The rules of each model's findings that count, or of those that are waived."""
     return [
         [finding["rule"] for finding in model["findings"] if bool(finding["waiver"]) == waived]
-        for model in found["models"]
+        for model in report["models"]
     ]
 
 
@@ -71,10 +71,10 @@ def test_an_unreadable_model_does_not_hide_the_others(models: Path, tmp_path: Pa
     paths = [models / "llama-diverged", broken, fifo, tmp_path / "absent", models / "llama-tied"]
     result = run("check --format json", *paths)
     assert result.exit_code == 2
-    found = json.loads(result.stdout)
-    assert [model["source"] for model in found["models"]] == list(map(str, paths))
-    assert rules(found) == [["TIE001"], [], [], [], []]
-    failures = [model["failure"] for model in found["models"]]
+    report = json.loads(result.stdout)
+    assert [model["source"] for model in report["models"]] == list(map(str, paths))
+    assert rules(report) == [["TIE001"], [], [], [], []]
+    failures = [model["failure"] for model in report["models"]]
     assert [failure is None for failure in failures] == [True, False, False, False, True]
     assert all(failure["message"] and failure["hint"] for failure in failures if failure)
     assert "5 models: 1 error, 3 not checked; failed: 1 finding at or above warning" in result.stderr
@@ -96,8 +96,8 @@ def test_the_current_directory_is_the_model(models: Path, monkeypatch: pytest.Mo
 def test_one_model_under_two_names_is_checked_once(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first name is the one that is told."""
     monkeypatch.chdir(models)
-    found = document("", "t5", models / "t5", "./t5/")
-    assert [model["source"] for model in found["models"]] == ["t5"]
+    report = document("", "t5", models / "t5", "./t5/")
+    assert [model["source"] for model in report["models"]] == ["t5"]
 
 
 def test_the_api_is_the_command(models: Path) -> None:
@@ -118,8 +118,8 @@ def test_selection_on_the_command_line(models: Path) -> None:
     assert document("--select BIA,TIE001", model)["rules"] == ["TIE001", "BIA001", "BIA002", "BIA003", "BIA004"]
     assert document("", model)["rules"] == []
     assert rules(document("--select TIE00 --select BIA", model)) == [["TIE002"]]
-    found = document("--ignore TIE", model)
-    assert (rules(found), rules(found, waived=True), found["failed"]) == ([[]], [["TIE002"]], 0)
+    report = document("--ignore TIE", model)
+    assert (rules(report), rules(report, waived=True), report["failed"]) == ([[]], [["TIE002"]], 0)
     assert rules(document("--select TIE002 --ignore TIE", model)) == [["TIE002"]]
     assert "did you mean" in run("check --ignore TIE022", model).stderr
 
@@ -149,14 +149,14 @@ def test_settings_are_found_upward(models: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "deep" / "down").mkdir(parents=True)
     (tmp_path / "deep" / "pyproject.toml").write_text("[tool.ruff]\n")  # has no settings: not the nearest
     monkeypatch.chdir(tmp_path / "deep" / "down")
-    one, two = tmp_path / "models" / "llama-diverged", tmp_path / "models" / "llama-duplicated"
-    result = ok("check", one, two)
+    diverged, duplicated = tmp_path / "models" / "llama-diverged", tmp_path / "models" / "llama-duplicated"
+    result = ok("check", diverged, duplicated)
     assert f"passed (settings: {os.path.join('..', '..', name)})" in result.stderr
-    waived = document("", one)["models"][0]["findings"][0]["waiver"]
+    waived = document("", diverged)["models"][0]["findings"][0]["waiver"]
     assert waived == {"by": "model", "reason": "known: trained apart"}
-    assert run("check --fail-on warning", one, two).exit_code == 1
-    assert run("check --no-config", one).exit_code == 1
-    assert ok("check --config", tmp_path / name, one).stdout
+    assert run("check --fail-on warning", diverged, duplicated).exit_code == 1
+    assert run("check --no-config", diverged).exit_code == 1
+    assert ok("check --config", tmp_path / name, diverged).stdout
 
 
 def test_a_model_does_not_set_its_own_terms(model: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_settings_that_are_wrong_stop_the_gate(models: Path, tmp_path: Path) -> 
     file = tmp_path / "tieconv.toml"
     file.write_text("fail_on = 'error'\n")
     error = refused(f"check --config {file}", models / "t5")
-    assert error == f"{file}: fail_on is no setting"
+    assert error == f"{file}: unknown setting fail_on"
     assert "no such file" in refused("check --config /nowhere.toml", models / "t5")
     assert "no [tool.tieconv]" in refused(f"check --config {ROOT / 'pyproject.toml'}", models / "t5")
     fifo = tmp_path / "fifo"
@@ -187,7 +187,7 @@ def test_an_unused_ignore_is_told(models: Path, tmp_path: Path) -> None:
     file = tmp_path / "tieconv.toml"
     file.write_text(f'[[per-model]]\nmodel = "{models}/t5"\nignore = ["TIE"]\nreason = "was needed once"\n')
     result = ok(f"check --config {file}", models / "t5")
-    assert f"the ignore of TIE for {models}/t5 is unused" in result.stderr
+    assert f"ignoring TIE for {models}/t5 has no effect" in result.stderr
 
 
 # --- the baseline ----------------------------------------------------------------------------------------
@@ -195,24 +195,24 @@ def test_an_unused_ignore_is_told(models: Path, tmp_path: Path) -> None:
 
 def test_a_baseline_holds_the_debt(model: Copy, tmp_path: Path) -> None:
     """Known findings pass, a new one fails, a fixed one is told, and rewriting drops it."""
-    one, two = model("llama-duplicated"), model("llama-diverged")
+    duplicated, diverged = model("llama-duplicated"), model("llama-diverged")
     file = tmp_path / "ci" / "debt.json"
     file.parent.mkdir()
-    wrote = ok(f"check --write-baseline {file}", one, two)
+    wrote = ok(f"check --write-baseline {file}", duplicated, diverged)
     assert wrote.stdout == "" and f"wrote {file}: 2 findings as a baseline" in wrote.stderr
     entries = json.loads(file.read_text())["entries"]
     assert [(entry["model"], entry["rule"]) for entry in entries] == [
         ("../llama-diverged", "TIE001"),
         ("../llama-duplicated", "TIE002"),
     ]
-    found = document(f"--baseline {file}", one, two)
-    assert (rules(found), found["failed"]) == ([[], []], 0)
+    report = document(f"--baseline {file}", duplicated, diverged)
+    assert (rules(report), report["failed"]) == ([[], []], 0)
     third = model("llama-headless-config")
-    assert run(f"check --baseline {file}", one, two, third).exit_code == 1
-    ok("retie --in-place", one)
-    result = ok(f"check --baseline {file}", one, two)
-    assert "1 entry of the baseline is fixed: rewrite it with --write-baseline" in result.stderr
-    ok(f"check --write-baseline {file}", one)
+    assert run(f"check --baseline {file}", duplicated, diverged, third).exit_code == 1
+    ok("retie --in-place", duplicated)
+    result = ok(f"check --baseline {file}", duplicated, diverged)
+    assert "1 entry of the baseline is fixed: update the baseline with --write-baseline" in result.stderr
+    ok(f"check --write-baseline {file}", duplicated)
     assert [entry["rule"] for entry in json.loads(file.read_text())["entries"]] == ["TIE001"]
 
 
@@ -228,14 +228,14 @@ def test_a_baseline_moves_with_its_models(model: Copy, tmp_path: Path, monkeypat
 
 
 def test_a_baseline_is_never_half_known(models: Path, tmp_path: Path) -> None:
-    """An unreadable model has unknown findings: nothing is written. Nor over a file that is no baseline."""
+    """An unreadable model has unknown findings: nothing is written. Nor over a file that is not a baseline."""
     file = tmp_path / "debt.json"
     assert "was not written" in refused(f"check --write-baseline {file}", models / "t5", tmp_path / "absent")
     assert not file.exists()
     file.write_text('{"precious": true}')
-    assert "is no baseline" in refused(f"check --write-baseline {file}", models / "t5")
+    assert "is not a tieconv.baseline/1 file" in refused(f"check --write-baseline {file}", models / "t5")
     assert file.read_text() == '{"precious": true}'
-    assert "is no baseline" in refused(f"check --baseline {file}", models / "t5")
+    assert "is not a tieconv.baseline/1 file" in refused(f"check --baseline {file}", models / "t5")
     assert "no such file" in refused(f"check --baseline {tmp_path}/none.json", models / "t5")
 
 
@@ -280,10 +280,10 @@ def test_order_is_that_of_the_arguments(models: Path, tmp_path: Path) -> None:
         paths.append(tmp_path / f"{number * 37 % 200:03d}")
         paths[-1].symlink_to(models / names[number % 4])
     (tmp_path / "000").unlink()  # and one of them is not there
-    one, two = (run(f"check --format json --jobs {jobs}", *paths) for jobs in (1, 2))
-    assert one.exit_code == two.exit_code == 2
-    assert one.stdout == two.stdout and one.stderr == two.stderr
-    assert [model["source"] for model in json.loads(one.stdout)["models"]] == list(map(str, paths))
+    single, parallel = (run(f"check --format json --jobs {jobs}", *paths) for jobs in (1, 2))
+    assert single.exit_code == parallel.exit_code == 2
+    assert single.stdout == parallel.stdout and single.stderr == parallel.stderr
+    assert [model["source"] for model in json.loads(single.stdout)["models"]] == list(map(str, paths))
 
 
 def test_hostile_names_reach_no_terminal(models: Path, tmp_path: Path) -> None:
@@ -337,10 +337,10 @@ def test_a_bug_in_one_model_is_told_with_it(models: Path, monkeypatch: pytest.Mo
             raise KeyError("\x1bx")
         return real(path, **options)
 
-    monkeypatch.setattr("tieconv.api.gate.inspect", sometimes)
-    found = document("", models / "t5", models / "llama-diverged")
-    assert "unexpected KeyError" in found["models"][0]["failure"]["message"]
-    assert rules(found) == [[], ["TIE001"]]
+    monkeypatch.setattr("tieconv.api.findings.gate.inspect", sometimes)
+    report = document("", models / "t5", models / "llama-diverged")
+    assert "unexpected KeyError" in report["models"][0]["failure"]["message"]
+    assert rules(report) == [[], ["TIE001"]]
 
 
 def test_a_hundred_sharded_models_cost_their_headers(model: Copy, tmp_path: Path) -> None:
@@ -395,5 +395,5 @@ def test_the_models_of_a_directory_beside_other_things(model, tmp_path: Path) ->
     (home / "notes.txt").write_text("x")
     shutil.copytree(model("llama-tied"), home / "b")
     shutil.copytree(home / "b", home / "a")
-    found = json.loads(ok("check --format json", home).stdout)["models"]
-    assert [one["source"] for one in found] == [str(home / "a"), str(home / "b")]
+    models = json.loads(ok("check --format json", home).stdout)["models"]
+    assert [entry["source"] for entry in models] == [str(home / "a"), str(home / "b")]

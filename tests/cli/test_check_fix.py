@@ -17,7 +17,7 @@ from tests.checks.fixtures.more import pef001_bad
 from tests.cli.run import ok, refused, run
 from tests.cli.stored import config, snapshot
 from tieconv import api
-from tieconv.api import fixes
+from tieconv.api.findings import fixes
 from tieconv.checkpoint.finding import Action, Finding, Level, Remedy
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Fix
 from tieconv.errors import WriteFailedError
@@ -187,7 +187,7 @@ def test_a_step_in_place_that_fails_is_not_called_fixed(faulty: Path, monkeypatc
 def test_a_kill_between_two_steps_is_cleared_by_the_next_run(faulty: Path, tmp_path: Path) -> None:
     """OUT is absent, the source as it was, and what was left is swept when the command is run again."""
     code = (
-        "import os\nfrom tieconv.api import fixes\nfrom tieconv.cli import main\n"
+        "import os\nfrom tieconv.api.findings import fixes\nfrom tieconv.cli import main\n"
         "real, calls = fixes.plan_action, []\n"
         "def once(action):\n"
         "    calls.append(action)\n"
@@ -247,17 +247,19 @@ def test_a_remedy_is_not_applied_twice() -> None:
     log: list[str] = []
     model = fixer(["retie"], log)
     assert log == ["retie"]
-    assert [fix.refusal for fix in model.fixes] == ["", "it was applied already, and the finding is still there"]
+    assert [fix.refusal for fix in model.fixes] == ["", "the remedy was applied, but the finding remains"]
 
 
-@pytest.mark.parametrize(("one", "other"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")])
-def test_a_remedy_does_not_undo_another(one: str, other: str) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"), [("retie", "untie"), ("untie", "set-tie true"), ("set-tie false", "retie")]
+)
+def test_a_remedy_does_not_undo_another(first: str, second: str) -> None:
     """Tied after untied, or the other way round, is for a person to decide."""
     log: list[str] = []
-    model = fixer([one, other], log)
-    assert log == [one]
+    model = fixer([first, second], log)
+    assert log == [first]
     assert model.fixes[-1] == Fix(
-        f"tieconv {other} model -o OUT", ("TIE001",), f"it would undo {one}, which was applied"
+        f"tieconv {second} model -o OUT", ("TIE001",), f"the remedy would undo {first}, which is already applied"
     )
 
 
@@ -275,7 +277,7 @@ def test_a_remedy_for_another_model_is_left() -> None:
     model = CheckedModel("/models/adapter", (CheckedFinding(finding, "f"),))
     log: list[str] = []
     after = Fixer(lambda path: model, lambda entry: True, lambda a: Written(log, a.verb), None).run(model)  # type: ignore[arg-type,return-value]
-    assert log == [] and after.fixes[0].refusal == "it is about another model"
+    assert log == [] and after.fixes[0].refusal == "the remedy is about another model"
 
 
 def test_what_is_left_is_not_announced(tmp_path: Path) -> None:

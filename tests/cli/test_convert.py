@@ -100,24 +100,24 @@ def state(draw: st.DrawFn) -> Tensors:
             unique=True,
         )
     )
-    found = {}
-    for place, name in enumerate(names):
+    tensors = {}
+    for seed, name in enumerate(names):
         if name == "__metadata__":
             continue
         dtype = draw(st.sampled_from(TYPES))
         raw = torch.randint(
-            0, 2 if dtype is torch.bool else 256, draw(shapes), generator=torch.Generator().manual_seed(place)
+            0, 2 if dtype is torch.bool else 256, draw(shapes), generator=torch.Generator().manual_seed(seed)
         )
-        found[name] = raw.to(dtype)
-    return found
+        tensors[name] = raw.to(dtype)
+    return tensors
 
 
 @given(state(), st.integers(1, 400), st.integers(1, 400), st.integers(1, 400))
 @settings(deadline=None, max_examples=60)
 def test_any_sharding_holds_the_same_tensors(values: Tensors, first: int, second: int, third: int) -> None:
     """Random tensors, three splits in a row (one in place): the same tensors, each file within its limit."""
-    with tempfile.TemporaryDirectory() as place:
-        folder, out = Path(place, "a"), Path(place, "b")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, out = Path(scratch, "a"), Path(scratch, "b")
         folder.mkdir()
         save_file(values, folder / "model.safetensors", {"format": "pt", "note": "kept"})
         (folder / "notes.txt").write_text("comes along")
@@ -257,19 +257,21 @@ def test_transformers_loads_what_came_from_torch(model, tmp_path: Path) -> None:
 
 def test_an_alias_that_loaders_ask_for_becomes_a_tensor(model, tmp_path: Path) -> None:
     """With the flag false, or in modules that no table ties, each name is written out, and the plan says so."""
-    one, two = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"
+    key_weight, value_weight = "model.layers.0.self_attn.k_proj.weight", "model.layers.0.self_attn.v_proj.weight"
 
     def change(stored: Tensors) -> None:
         alias(stored)
-        stored[two] = stored[one]
+        stored[value_weight] = stored[key_weight]
 
     folder = to_torch(model("llama-tied"), change)
     configure(folder, tie_word_embeddings=False)
     document = plan("convert --to safetensors", folder, "-o", tmp_path / "out")
     assert operations(document) == {}
-    assert [note.split()[0] for note in document["notes"]] == [two, "lm_head.weight"]
+    assert [note.split()[0] for note in document["notes"]] == [value_weight, "lm_head.weight"]
     after = tensors(tmp_path / "out")
-    assert after[one].equal(after[two]) and after["lm_head.weight"].equal(after["model.embed_tokens.weight"])
+    assert after[key_weight].equal(after[value_weight]) and after["lm_head.weight"].equal(
+        after["model.embed_tokens.weight"]
+    )
 
 
 def test_views_are_written_out(model, tmp_path: Path) -> None:
@@ -313,8 +315,8 @@ def test_torch_shards_keep_storages_together(model, tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=40)
 def test_any_tensors_survive_torch(values: Tensors, limit: int) -> None:
     """Random tensors to torch shards and back: the same tensors, and torch reads the shards."""
-    with tempfile.TemporaryDirectory() as place:
-        folder, middle, back = (Path(place, name) for name in "abc")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, middle, back = (Path(scratch, name) for name in "abc")
         folder.mkdir()
         save_file(values, folder / "model.safetensors", {"format": "pt"})
         tieconv.plan_convert("torch", folder, max_shard_size=limit).execute(middle)

@@ -29,7 +29,7 @@ ODD_NAMES = (
     "new\nline",
     "!x",
 )
-ONE, TWO = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 
 
 def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -79,7 +79,7 @@ def test_inside_the_model_the_output_stands_beside_it(
 
 def test_inside_the_model_an_index_is_no_exception(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An index stands for its directory."""
-    shards = {ONE: {"model.embed_tokens.weight": matrix()}, TWO: {"lm_head.weight": matrix()}}
+    shards = {FIRST: {"model.embed_tokens.weight": matrix()}, SECOND: {"lm_head.weight": matrix()}}
     homes = {name: file for file, tensors in shards.items() for name in tensors}
     model = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, homes)
     monkeypatch.chdir(model)
@@ -112,7 +112,7 @@ def scaled(folder: Path) -> Path:
 
 
 def no_index(folder: Path) -> Path:
-    shards = {ONE: {"model.embed_tokens.weight": matrix()}, TWO: {"model.norm.weight": vector(4)}}
+    shards = {FIRST: {"model.embed_tokens.weight": matrix()}, SECOND: {"model.norm.weight": vector(4)}}
     return save_shards(folder, flagged(LLAMA, True), shards, None)
 
 
@@ -158,8 +158,8 @@ def test_commands_of_hints_name_the_model_and_work(
 
 def test_an_absent_shard_is_to_be_fetched(tmp_path: Path) -> None:
     """Without a numbered shard tensors are lost, which `reindex` refuses: it is not recommended then."""
-    shards = {ONE: {"model.embed_tokens.weight": matrix()}}
-    homes = {"model.embed_tokens.weight": ONE, "lm_head.weight": TWO}
+    shards = {FIRST: {"model.embed_tokens.weight": matrix()}}
+    homes = {"model.embed_tokens.weight": FIRST, "lm_head.weight": SECOND}
     model = save_shards(tmp_path / "model", flagged(LLAMA, False), shards, homes)
     hint = run("inspect", model).stderr.splitlines()[-1]
     assert hint == "hint: fetch the missing file"
@@ -167,8 +167,8 @@ def test_an_absent_shard_is_to_be_fetched(tmp_path: Path) -> None:
 
 def test_an_entry_for_a_file_of_another_name_can_be_rebuilt(tmp_path: Path) -> None:
     """Where the file bears no number the index may be what is wrong, and the command that rebuilds it works."""
-    shards = {ONE: {"model.embed_tokens.weight": matrix()}, TWO: {"model.norm.weight": vector(4)}}
-    homes = {"model.embed_tokens.weight": ONE, "model.norm.weight": "weights.safetensors"}
+    shards = {FIRST: {"model.embed_tokens.weight": matrix()}, SECOND: {"model.norm.weight": vector(4)}}
+    homes = {"model.embed_tokens.weight": FIRST, "model.norm.weight": "weights.safetensors"}
     model = save_shards(tmp_path / "model", flagged(LLAMA, True), shards, homes)
     hint = run("inspect", model).stderr.splitlines()[-1]
     command = hint[hint.index("tieconv") :]
@@ -187,11 +187,11 @@ def test_a_lone_file_is_written_alone(tmp_path: Path) -> None:
     assert (model / "config.json").read_bytes() == config
 
 
-@pytest.mark.parametrize("other", ["pytorch_model.bin", "model.safetensors.index.json"])
-def test_a_file_that_is_not_its_directory_gets_no_command_for_it(other: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("second_file", ["pytorch_model.bin", "model.safetensors.index.json"])
+def test_a_file_that_is_not_its_directory_gets_no_command_for_it(second_file: str, tmp_path: Path) -> None:
     """Where the directory holds the model in other files too, a command for the directory is about those as well."""
     model = copied(tmp_path / "model")
-    (model / other).write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    (model / second_file).write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
     (finding,) = api.inspect(model / "model.safetensors").findings
     assert (finding.rule, finding.remedy) == ("TIE002", None)
 

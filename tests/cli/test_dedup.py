@@ -208,9 +208,9 @@ def test_torch_slack_is_freed(model, tmp_path: Path) -> None:
         big = torch.zeros(5000, 32, dtype=torch.bfloat16)
         big[3:51] = stored["model.layers.0.mlp.up_proj.weight"]
         stored["model.layers.0.mlp.up_proj.weight"] = big[3:51]
-        other = torch.randn(100, 32).bfloat16()
-        stored["model.layers.0.mlp.gate_proj.weight"] = other[40:88]
-        stored["model.layers.1.mlp.gate_proj.weight"] = other[30:78]
+        second = torch.randn(100, 32).bfloat16()
+        stored["model.layers.0.mlp.gate_proj.weight"] = second[40:88]
+        stored["model.layers.1.mlp.gate_proj.weight"] = second[30:78]
 
     folder = saved(model, slack)
     document = plan("dedup", folder, "-o", tmp_path / "out")

@@ -35,7 +35,7 @@ def diff(a: Path, b: Path) -> dict[str, Any]:
 
 
 def different(document: dict[str, Any]) -> dict[str, str]:
-    return {found["name"]: found["state"] for found in document["tensors"]["different"]}
+    return {entry["name"]: entry["state"] for entry in document["tensors"]["different"]}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_layout_names_and_cosmetics_are_seen_through(model, tmp_path: Path) -> N
     configure(single, transformers_version="4.0.0", _name_or_path="/somewhere")
     document = diff(single, sharded)
     assert document["same_function"]
-    assert {found["path"]: found["judgement"] for found in document["config"]} == {
+    assert {entry["path"]: entry["judgement"] for entry in document["config"]} == {
         "transformers_version": "cosmetic", "_name_or_path": "cosmetic",
     }  # fmt: skip
     bare = model("gpt2-unprefixed")
@@ -161,10 +161,10 @@ def test_a_tensor_that_differs(pair, first, second, state: str, detail: dict[str
         edit(a, first)
     edit(b, second)
     document = diff(a, b)
-    [found] = document["tensors"]["different"]
-    assert (found["name"], found["state"]) == (UP.removeprefix("model."), state)
-    assert found["loaders"] == ["transformers 5", "transformers 4"]
-    assert detail.items() <= found["detail"].items()
+    [entry] = document["tensors"]["different"]
+    assert (entry["name"], entry["state"]) == (UP.removeprefix("model."), state)
+    assert entry["loaders"] == ["transformers 5", "transformers 4"]
+    assert detail.items() <= entry["detail"].items()
     assert document["tensors"]["equal"] == 20
 
 
@@ -183,8 +183,8 @@ def test_a_nan_is_equal_to_itself(pair) -> None:
 def test_a_head_of_its_own(model) -> None:
     """C60: tied against diverged: transformers 5 sees the head, transformers 4 discards it."""
     document = diff(model("llama-tied"), model("llama-diverged"))
-    [found] = document["tensors"]["different"]
-    assert (found["name"], found["a"], found["b"], found["loaders"]) == (H, E, H, ["transformers 5"])
+    [entry] = document["tensors"]["different"]
+    assert (entry["name"], entry["a"], entry["b"], entry["loaders"]) == (H, E, H, ["transformers 5"])
 
 
 def test_the_flag_of_a_diverged_head(model, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_the_flag_of_a_diverged_head(model, tmp_path: Path) -> None:
     folder = model("llama-diverged")
     ok("untie", folder, "-o", tmp_path / "untied")
     document = diff(folder, tmp_path / "untied")
-    assert [found["loaders"] for found in document["tensors"]["different"]] == [["transformers 4"]]
+    assert [entry["loaders"] for entry in document["tensors"]["different"]] == [["transformers 4"]]
     assert document["config"][0]["judgement"] == "tensors"
 
 
@@ -213,8 +213,8 @@ def test_a_naive_untie_of_t5(pair) -> None:
     assert document["tensors"]["different"][0]["loaders"] == ["transformers 4"]
     configure(a, scale_decoder_outputs=...)
     configure(b, scale_decoder_outputs=...)
-    [found] = diff(a, b)["tensors"]["different"]
-    assert found["loaders"] == ["transformers 5", "transformers 4"] and found["detail"]["forward_factor"] == 0.25
+    [entry] = diff(a, b)["tensors"]["different"]
+    assert entry["loaders"] == ["transformers 5", "transformers 4"] and entry["detail"]["forward_factor"] == 0.25
     logits = [load("T5ForConditionalGeneration", folder).logits for folder in (a, b)]
     assert torch.allclose(logits[0] * 4, logits[1])
 
@@ -243,7 +243,7 @@ def test_a_config_value_that_computes(pair, change: dict[str, Any]) -> None:
     configure(b, **change)
     document = diff(a, b)
     assert different(document) == {}
-    assert [found["judgement"] for found in document["config"]] == ["function"]
+    assert [entry["judgement"] for entry in document["config"]] == ["function"]
     assert "may change what is computed" in document["reasons"][0]
 
 

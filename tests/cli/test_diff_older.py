@@ -46,18 +46,18 @@ def nudged(source: Path, folder: Path, *names: str) -> Path:
 
 def same(a: Path, b: Path) -> tuple[bool, dict[str, Any]]:
     result = run("diff --json", a, b)
-    found = json.loads(result.stdout)
-    assert result.exit_code == (0 if found["same_function"] else 1)
+    document = json.loads(result.stdout)
+    assert result.exit_code == (0 if document["same_function"] else 1)
     assert run("diff", b, a).exit_code == result.exit_code
-    return found["same_function"], found
+    return document["same_function"], document
 
 
 def logits(folder: Path) -> torch.Tensor:
     ids = torch.arange(3, 11)[None]
     model = FSMTForConditionalGeneration.from_pretrained(folder).eval()
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
-    return found
+        scores: torch.Tensor = model(input_ids=ids, decoder_input_ids=ids.flip(1)).logits
+    return scores
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -68,9 +68,9 @@ def test_each_table_of_fsmt(tmp_path: Path, changed: tuple[str, ...], tied: bool
     b = nudged(a, tmp_path / "b", *changed)
     assert same(a, Path(shutil.copytree(a, tmp_path / "copy")))[0]
     assert not torch.equal(logits(a), logits(b))
-    equal, found = same(a, b)
+    equal, document = same(a, b)
     assert not equal
-    loaders = {loader for one in found["tensors"]["different"] for loader in one["loaders"]}
+    loaders = {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]}
     assert loaders == {"transformers 5"} | ({"transformers 4"} if USED_4[tied] & set(changed) else set())
 
 
@@ -78,9 +78,9 @@ def test_each_table_of_fsmt(tmp_path: Path, changed: tuple[str, ...], tied: bool
 def test_a_table_beside_one_that_differs_already(tmp_path: Path, changed: str) -> None:
     """The encoder's table is what a tied model takes in transformers 4: no other hides a change of it."""
     a = nudged(fsmt(tmp_path / "first", True), tmp_path / "a", ENCODER)
-    equal, found = same(a, nudged(a, tmp_path / "b", changed))
+    equal, document = same(a, nudged(a, tmp_path / "b", changed))
     assert not equal
-    loaders = {loader for one in found["tensors"]["different"] for loader in one["loaders"]}
+    loaders = {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]}
     assert ("transformers 4" in loaders) is (changed == ENCODER)
 
 
@@ -90,9 +90,9 @@ def test_what_transformers_5_saves_of_a_tied_fsmt(tmp_path: Path) -> None:
     b = Path(shutil.copytree(a, tmp_path / "b"))
     edit(b, lambda values: [values.pop(name) for name in (ENCODER, HEAD)])
     assert torch.equal(logits(a), logits(b))
-    equal, found = same(a, b)
+    equal, document = same(a, b)
     assert not equal
-    assert "left without values" in " ".join(found["reasons"])
+    assert "left without values" in " ".join(document["reasons"])
     c = Path(shutil.copytree(a, tmp_path / "c"))
     edit(c, lambda values: [values.pop(name) for name in (DECODER, HEAD)])
     assert torch.equal(logits(a), logits(c)) and same(a, c)[0]
@@ -103,8 +103,8 @@ def test_retying_fsmt_says_what_transformers_4_finds(tmp_path: Path) -> None:
     a = fsmt(tmp_path / "a", True)
     result = run("retie", a, "-o", tmp_path / "out")
     assert result.exit_code == 0
-    said = " ".join(result.stderr.split())
-    assert f"transformers 4 takes the tied values from {ENCODER} alone" in said
+    output = " ".join(result.stderr.split())
+    assert f"transformers 4 takes the tied values from {ENCODER} alone" in output
     assert not same(a, tmp_path / "out")[0]
     assert "review first" not in run("untie", a).stdout
 
@@ -117,12 +117,12 @@ def test_a_head_that_transformers_4_alone_ties(tmp_path: Path) -> None:
     assert result.exit_code == 0 and "transformers 4 loads lm_head.decoder.weight with the values of luke." in " ".join(
         result.stderr.split()
     )
-    equal, found = same(tmp_path / "a", tmp_path / "b")
-    assert not equal and {loader for one in found["tensors"]["different"] for loader in one["loaders"]} == {
+    equal, document = same(tmp_path / "a", tmp_path / "b")
+    assert not equal and {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]} == {
         "transformers 4"
     }
-    older, newer, five = tieconv.inspect(tmp_path / "a", consumers="transformers").consumers
-    assert [str(one.outcome) for one in (older, newer, five)] == ["unknown", "unknown", "untied"]
+    release_448, release_457, release_5 = tieconv.inspect(tmp_path / "a", consumers="transformers").consumers
+    assert [str(entry.outcome) for entry in (release_448, release_457, release_5)] == ["unknown", "unknown", "untied"]
 
 
 @pytest.mark.parametrize("verb", ["untie", "set-tie false"])
@@ -135,8 +135,8 @@ def test_levels_that_the_versions_read_otherwise(tmp_path: Path, verb: str) -> N
     )
     result = run(verb, tmp_path / "a", "-o", tmp_path / "b")
     assert result.exit_code == 0
-    said = " ".join(result.stderr.split())
-    assert "lm_head.weight was stored apart although transformers 4 reads the config as tied" in said
+    output = " ".join(result.stderr.split())
+    assert "lm_head.weight was stored apart although transformers 4 reads the config as tied" in output
     assert not same(tmp_path / "a", tmp_path / "b")[0]
     assert "stored apart" not in run(verb, tmp_path / "b").stdout
 
@@ -147,8 +147,10 @@ def test_a_name_that_one_version_does_not_know(models: Path, tmp_path: Path) -> 
     b = Path(shutil.copytree(a, tmp_path / "b"))
     values = load_file(b / "model.safetensors")
     save_file(values | {"lm_head.weight": values["wte.weight"].clone()}, b / "model.safetensors", {"format": "pt"})
-    equal, found = same(a, b)
-    assert not equal and "lm_head.weight is stored and no name starts with transformer." in " ".join(found["reasons"])
+    equal, document = same(a, b)
+    assert not equal and "lm_head.weight is stored and no name starts with transformer." in " ".join(
+        document["reasons"]
+    )
 
 
 def test_two_files_that_one_version_refuses(tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ def test_two_files_that_one_version_refuses(tmp_path: Path) -> None:
     assert run("untie", a, "-o", tmp_path / "b").exit_code == 0
     assert same(a, tmp_path / "b")[0]
     changed = nudged(a, tmp_path / "c", "embeddings.word_embeddings.weight")
-    equal, found = same(changed, tmp_path / "b")
-    assert not equal and {loader for one in found["tensors"]["different"] for loader in one["loaders"]} == {
+    equal, document = same(changed, tmp_path / "b")
+    assert not equal and {loader for entry in document["tensors"]["different"] for loader in entry["loaders"]} == {
         "transformers 5"
     }

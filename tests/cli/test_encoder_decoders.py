@@ -60,8 +60,8 @@ def test_fsmt_that_transformers_4_saved(tmp_path: Path) -> None:
     """It holds the head for the decoder's table too: untie writes the head's values there, not the encoder's."""
     tensors = {ENCODER: matrix(), PROJECTION: matrix(seed=1)}
     folder = save(tmp_path / "model", FSMT, tensors)
-    (found,) = tieconv.inspect(folder).findings
-    assert found.rule == "TIE011" and found.tensors == (DECODER, PROJECTION)
+    (finding,) = tieconv.inspect(folder).findings
+    assert finding.rule == "TIE011" and finding.tensors == (DECODER, PROJECTION)
     assert "in place of the canonical name" not in ok("inspect", folder).stdout
     ok("untie", folder, "-o", tmp_path / "out")
     after = load_file(tmp_path / "out" / "model.safetensors")
@@ -85,10 +85,10 @@ def test_fsmt_in_transformers_4(name: str, tmp_path: Path) -> None:
     """As measured. What is thrown away although the config declares the model untied has no command."""
     seeds, outcome = SAVED[name]
     folder = save(tmp_path, FSMT, {key: matrix(seed=seed) for key, seed in seeds.items()})
-    found = tieconv.inspect(folder, consumers="transformers<5")
-    older, newer = (str(entry.outcome) for entry in found.consumers)
-    assert f"{older} {newer}" == outcome if " " in outcome else older == newer == outcome
+    evidence = tieconv.inspect(folder, consumers="transformers<5")
+    release_448, release_457 = (str(entry.outcome) for entry in evidence.consumers)
+    assert f"{release_448} {release_457}" == outcome if " " in outcome else release_448 == release_457 == outcome
     if outcome == "discarded":
-        (lost,) = [entry for entry in found.findings if entry.rule == "CON002"]
+        (lost,) = [entry for entry in evidence.findings if entry.rule == "CON002"]
         assert lost.tensors == (DECODER,) and lost.remedy is None
         assert run("check --for transformers==4.57 --fix", folder).exit_code == 1

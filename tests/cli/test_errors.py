@@ -31,10 +31,10 @@ def test_long_sentences_are_broken_between_words(tmp_path: Path) -> None:
     """On a terminal no word is cut and the hint, which is to be copied, is one line; a pipe gets one line each."""
     (tmp_path / "a.gguf").write_bytes(b"")
     (tmp_path / "b.gguf").write_bytes(b"")
-    one, hint = stderr(["inspect", str(tmp_path)], terminal=False).splitlines()
-    *lines, last = stderr(["inspect", str(tmp_path)], terminal=True).splitlines()
-    assert len(lines) > 1 and " ".join(line.strip() for line in lines) == one
-    assert last == hint
+    sentence, hint = stderr(["inspect", str(tmp_path)], terminal=False).splitlines()
+    *lines, hint_line = stderr(["inspect", str(tmp_path)], terminal=True).splitlines()
+    assert len(lines) > 1 and " ".join(line.strip() for line in lines) == sentence
+    assert hint_line == hint
 
 
 def test_a_dumb_terminal_gets_no_colour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

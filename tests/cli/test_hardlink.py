@@ -14,8 +14,8 @@ LATER = ("untie", "untie --keep-flag", "retie", "set-tie false", "bias zero", "d
 
 def states(folder: Path) -> dict[str, tuple[bytes, int, int]]:
     """Of every file the bytes, the time of the last change in nanoseconds and the mode."""
-    found = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
-    return {str(path.relative_to(folder)): (path.read_bytes(), s.st_mtime_ns, s.st_mode) for path, s in found.items()}
+    by_path = {path: path.stat() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): (path.read_bytes(), s.st_mtime_ns, s.st_mode) for path, s in by_path.items()}
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "qwen2-vl", "bart"])

@@ -16,7 +16,7 @@ E, H = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "canonical", "other"),
+    ("name", "kind", "canonical", "restored"),
     [
         ("llama-tied", "LlamaForCausalLM", E, H),
         ("gpt2-unprefixed", "GPT2LMHeadModel", "wte.weight", H),
@@ -25,15 +25,15 @@ E, H = "model.embed_tokens.weight", "lm_head.weight"
         ("qwen2-vl", "Qwen2VLForConditionalGeneration", E, H),
     ],
 )
-def test_retie_gives_the_name_back(model, tmp_path: Path, name: str, kind: str, canonical: str, other: str) -> None:
+def test_retie_gives_the_name_back(model, tmp_path: Path, name: str, kind: str, canonical: str, restored: str) -> None:
     """Whatever member of the group is stored, its bytes get the name that every loader finds."""
     folder = model(name)
     before, meant = snapshot(folder), load(kind, folder)
-    edit(folder, lambda stored: stored.update({other: stored.pop(canonical)}))
+    edit(folder, lambda stored: stored.update({restored: stored.pop(canonical)}))
     document = plan("retie", folder, "-o", tmp_path / "out")
-    assert operations(document) == {other: "RenameTensor"}
+    assert operations(document) == {restored: "RenameTensor"}
     assert differences(meant, load(kind, tmp_path / "out"), shares_head=meant.shares_head) == []
-    assert tensors(tmp_path / "out").keys() == (tensors(folder).keys() - {other}) | {canonical}
+    assert tensors(tmp_path / "out").keys() == (tensors(folder).keys() - {restored}) | {canonical}
     assert config(tmp_path / "out").items() <= dict(config(folder)).items()
     assert before.keys() == snapshot(tmp_path / "out").keys()
 

@@ -40,13 +40,13 @@ def test_the_gate_passes_what_untie_keep_flag_writes(tmp_path: Path, name: str) 
     assert "nothing to change" in ok("untie --keep-flag", out).stdout
 
 
-@pytest.mark.parametrize("consumer", CONSUMERS, ids=lambda one: f"{one.name}-{one.version}")
+@pytest.mark.parametrize("consumer", CONSUMERS, ids=lambda entry: f"{entry.name}-{entry.version}")
 def test_no_loader_makes_it_a_warning(tmp_path: Path, consumer) -> None:
     """With every `--for` the marked copy is at most a note."""
     out = tmp_path / "out"
     ok("untie --keep-flag", MODELS / "llama-tied", "-o", out)
-    found = findings(out, "--for", f"{consumer.name} {consumer.version}")
-    assert ("TIE002", "note") in found and ("TIE002", "warning") not in found
+    reported = findings(out, "--for", f"{consumer.name} {consumer.version}")
+    assert ("TIE002", "note") in reported and ("TIE002", "warning") not in reported
 
 
 def test_a_sharded_model_gets_the_mark_in_the_new_shard(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def beside(folder: Path, *, sharded: bool = False) -> set[str]:
         torch.save(tensors, folder / SINGLE)
         return {SINGLE}
     names = sorted(tensors)
-    homes = {name: f"pytorch_model-0000{1 + (place % 2)}-of-00002.bin" for place, name in enumerate(names)}
+    homes = {name: f"pytorch_model-0000{1 + (index % 2)}-of-00002.bin" for index, name in enumerate(names)}
     for shard in set(homes.values()):
         torch.save({name: tensors[name] for name in names if homes[name] == shard}, folder / shard)
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": homes}))
@@ -102,13 +102,15 @@ def test_transformers_reads_what_is_kept(model, tmp_path: Path) -> None:
 def test_converted_to_the_other_format(model, tmp_path: Path) -> None:
     """The old file of that format goes, the new one takes its name and holds the values of the preferred format."""
     folder = model("llama-tied")
-    kept = load_file(folder / "model.safetensors")
+    safetensors = load_file(folder / "model.safetensors")
     torch.save({"stale": torch.zeros(1)}, folder / SINGLE)
     document = plan(f"convert --to torch {OPTION} --in-place", folder)
     assert [entry["name"] for entry in document["operations"] if entry["op"] == "DropFile"] == [SINGLE]
     assert not (folder / "model.safetensors").exists()
-    found = torch.load(folder / SINGLE, weights_only=True)
-    assert found.keys() == kept.keys() and all(torch.equal(found[name], kept[name]) for name in kept)
+    converted = torch.load(folder / SINGLE, weights_only=True)
+    assert converted.keys() == safetensors.keys() and all(
+        torch.equal(converted[name], safetensors[name]) for name in safetensors
+    )
 
 
 def test_nothing_to_drop_is_no_error(model, tmp_path: Path) -> None:

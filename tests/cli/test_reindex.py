@@ -106,12 +106,12 @@ def test_any_damaged_index_becomes_the_first_one(harm: dict[str, Any]) -> None:
     entries = (
         value["weight_map"] | harm["move"] | {name: shard for name, shard in harm["add"].items() if name not in NAMES}
     )
-    gone = harm["drop"] | {name for name, shard in entries.items() if shard == harm["strip_shard"]}
+    absent = harm["drop"] | {name for name, shard in entries.items() if shard == harm["strip_shard"]}
     # A file in which nothing is left has no order of its own to keep.
-    value["weight_map"] = dict(sorted((name, shard) for name, shard in entries.items() if name not in gone))
+    value["weight_map"] = dict(sorted((name, shard) for name, shard in entries.items() if name not in absent))
     value["metadata"]["total_size"] = harm["total"]
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, "model")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "model")
         shutil.copytree(ROOT / "fixtures" / "models" / "llama-tied-sharded", folder)
         (folder / INDEX).write_text(json.dumps(value))
         tieconv.plan_reindex(folder).execute(in_place=True)
@@ -135,16 +135,16 @@ def test_tensors_in_two_shards(folder: Path, tmp_path: Path) -> None:
     """Equal copies are indexed where the index has them; copies that differ are nobody's to choose."""
     name = NAMES[1]
     home = json.loads(ORIGINAL)["weight_map"][name]
-    other = next(shard for shard in SHARDS if shard != home)
-    value, target = load_file(folder / home)[name], folder / other
+    second_shard = next(shard for shard in SHARDS if shard != home)
+    value, target = load_file(folder / home)[name], folder / second_shard
     stored = load_file(target) | {name: value}
     save_file(stored, target, {"format": "pt"})
-    index(folder, **{name: other})
+    index(folder, **{name: second_shard})
     ok("reindex", folder, "-o", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"][name] == other
+    assert json.loads((tmp_path / "out" / INDEX).read_text())["weight_map"][name] == second_shard
     save_file(stored | {name: value + 1}, target, {"format": "pt"})
     sentence = refused("reindex", folder)
-    assert name in sentence and home in sentence and other in sentence
+    assert name in sentence and home in sentence and second_shard in sentence
 
 
 def test_strays_come_along_or_are_left_out(folder: Path, tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ def test_loaders_look_for_one_index(folder: Path, tmp_path: Path) -> None:
         (folder / shard).rename(folder / shard.replace("model", "weights"))
     ok("reindex", folder, "-o", tmp_path / "out")
     assert (tmp_path / "out" / INDEX).exists()
-    (found,) = tieconv.inspect(tmp_path / "out", consumers="transformers==5").consumers
-    assert found.outcome == "tied"
+    (prediction,) = tieconv.inspect(tmp_path / "out", consumers="transformers==5").consumers
+    assert prediction.outcome == "tied"
 
 
 def test_one_file_needs_no_index(model) -> None:
@@ -238,8 +238,8 @@ def test_what_a_strict_reader_refuses_is_carried_over(folder: Path, tmp_path: Pa
     (folder / INDEX).write_text(text)
     document = plan("reindex", folder, "-o", tmp_path / "out")
     written = (tmp_path / "out" / INDEX).read_text()
-    for kept in (f'"total_parameters": {10**21 + 7},', '"scale": 1.10,', '"huge": -0,', "1E5", '"kind": 2.5000'):
-        assert kept in written
+    for fragment in (f'"total_parameters": {10**21 + 7},', '"scale": 1.10,', '"huge": -0,', "1E5", '"kind": 2.5000'):
+        assert fragment in written
     rebuilt = json.loads(written)
     assert rebuilt["weight_map"] == json.loads(ORIGINAL)["weight_map"]
     assert rebuilt["metadata"]["total_size"] == json.loads(ORIGINAL)["metadata"]["total_size"]

@@ -89,16 +89,16 @@ def test_tensors_in_two_shards(folder: Path) -> None:
     """Equal values are one tensor, however they are strided; values that differ are nobody's to choose."""
     entries = json.loads((folder / INDEX).read_text())["weight_map"]
     name = next(name for name in entries if name.endswith("q_proj.weight"))
-    other = next(shard for shard in SHARDS if shard != entries[name])
+    second_shard = next(shard for shard in SHARDS if shard != entries[name])
     value = torch.load(folder / entries[name], weights_only=True)[name]
-    stored = torch.load(folder / other, weights_only=True)
+    stored = torch.load(folder / second_shard, weights_only=True)
     transposed = value.t().contiguous().t()
     assert not transposed.is_contiguous()
-    torch.save(stored | {name: transposed}, folder / other)
+    torch.save(stored | {name: transposed}, folder / second_shard)
     assert "nothing to change" in plan("reindex", folder)["summary"]
-    torch.save(stored | {name: value + 1}, folder / other)
+    torch.save(stored | {name: value + 1}, folder / second_shard)
     sentence = refused("reindex", folder)
-    assert name in sentence and entries[name] in sentence and other in sentence
+    assert name in sentence and entries[name] in sentence and second_shard in sentence
 
 
 def test_one_storage_counts_once(folder: Path) -> None:

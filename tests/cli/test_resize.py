@@ -44,15 +44,15 @@ def test_a_tokenizer_that_is_too_large_is_named(model, tmp_path: Path, name: str
     folder = model("llama-untied", tokens=20, vocab_size=180)
     with (folder / name).open("r+b") as file:
         file.truncate(101_000_000)
-    said = f"{name} is larger than tieconv reads"
-    found = voc(folder)
-    assert found and said in found.message and "no tokenizer" not in found.message
-    assert said in refused("resize --to config", folder, "-o", tmp_path / "out")
+    sentence = f"{name} is larger than tieconv reads"
+    finding = voc(folder)
+    assert finding and sentence in finding.message and "no tokenizer" not in finding.message
+    assert sentence in refused("resize --to config", folder, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def voc(folder: Path) -> Finding | None:
-    return next((one for one in tieconv.inspect(folder).findings if one.rule == "VOC001"), None)
+    return next((finding for finding in tieconv.inspect(folder).findings if finding.rule == "VOC001"), None)
 
 
 def vocab_size(folder: Path) -> int:
@@ -61,28 +61,28 @@ def vocab_size(folder: Path) -> int:
 
 def test_the_finding_names_all_sides_and_the_short_one(model) -> None:
     """vocab_size, both tables and the tokenizer stand side by side, and the command is there to copy."""
-    found = voc(model("llama-untied", tokens=192, vocab_size=190))
-    assert found is not None and found.remedy is not None
-    assert found.message.startswith("config.json is too small: ")
+    finding = voc(model("llama-untied", tokens=192, vocab_size=190))
+    assert finding is not None and finding.remedy is not None
+    assert finding.message.startswith("config.json is too small: ")
     for part in ("vocab_size 190", f"{EMBED} 192 rows", f"{HEAD} 192 rows", "tokenizer 192 tokens"):
-        assert part in found.message
-    assert "tieconv resize" in found.remedy.command and "--to rows" in found.remedy.command and found.remedy.safe
+        assert part in finding.message
+    assert "tieconv resize" in finding.remedy.command and "--to rows" in finding.remedy.command and finding.remedy.safe
 
 
 def test_tables_shorter_than_the_tokenizer(model) -> None:
     """The tables are what is wrong: rows are added, which the user reviews."""
-    found = voc(model("llama-untied", tokens=200, vocab_size=200))
-    assert found is not None and found.remedy is not None
-    assert found.message.startswith("the tables are too short: ")
-    assert "--to 200 --fill mean" in found.remedy.command and not found.remedy.safe
+    finding = voc(model("llama-untied", tokens=200, vocab_size=200))
+    assert finding is not None and finding.remedy is not None
+    assert finding.message.startswith("the tables are too short: ")
+    assert "--to 200 --fill mean" in finding.remedy.command and not finding.remedy.safe
 
 
 def test_a_config_that_is_too_large(model) -> None:
     """Without a tokenizer the rows that are stored win, since that loses nothing."""
-    found = voc(model("llama-untied", vocab_size=256))
-    assert found is not None and found.remedy is not None
-    assert found.message.startswith("config.json is too large: ") and "no tokenizer read" in found.message
-    assert "--to rows" in found.remedy.command
+    finding = voc(model("llama-untied", vocab_size=256))
+    assert finding is not None and finding.remedy is not None
+    assert finding.message.startswith("config.json is too large: ") and "no tokenizer read" in finding.message
+    assert "--to rows" in finding.remedy.command
 
 
 @pytest.mark.parametrize("name", ["llama-untied", "llama-tied", "llama-untied-sharded"])
@@ -119,7 +119,7 @@ def test_new_rows(model, tmp_path: Path, name: str, fill: str) -> None:
         mean = torch.from_numpy(old.double().numpy().mean(axis=0)).to(old.dtype)
         expected = mean if fill == "mean" else torch.zeros_like(mean)
         assert all(torch.equal(row, expected) for row in new[192:])
-    assert before.keys() == after.keys() and all(torch.equal(before[one], after[one]) for one in before)
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
     loaded = AutoModelForCausalLM.from_pretrained(out)
     assert loaded(torch.tensor([[199]])).logits.shape[-1] == 200
     assert voc(out) is None
@@ -139,8 +139,8 @@ def test_rows_that_no_token_has_are_cut(model, tmp_path: Path) -> None:
     """The tokenizer says that nothing uses them."""
     folder, out = model("llama-untied", tokens=180, vocab_size=180), tmp_path / "out"
     ok("resize --to config", folder, "-o", out)
-    kept, old = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
-    assert torch.equal(kept[EMBED], old[EMBED][:180]) and torch.equal(kept[HEAD], old[HEAD][:180])
+    cut, whole = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert torch.equal(cut[EMBED], whole[EMBED][:180]) and torch.equal(cut[HEAD], whole[HEAD][:180])
     AutoModelForCausalLM.from_pretrained(out)
 
 

@@ -56,8 +56,8 @@ def logits(folder: Path) -> torch.Tensor:
     ids = torch.arange(3, 40)[None]
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     with torch.no_grad():
-        found: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
-    return found
+        scores: torch.Tensor = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+    return scores
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -66,16 +66,20 @@ def test_the_original_comes_back(tmp_path: Path, model_type: str, dtype: torch.d
     """Fold, then unfold: the tied model again, every byte but for a norm that the bytes of the head leave open."""
     original = made(tmp_path / "tied", model_type, dtype)
     fold(tmp_path / "tied", tmp_path / "folded", model_type)
-    told = tieconv.analyze(tmp_path / "folded")
-    assert told.relation == "diagonal" and told.verdict.startswith("Yes, exactly") and "--fold-norm" in told.verdict
+    analysis = tieconv.analyze(tmp_path / "folded")
+    assert (
+        analysis.relation == "diagonal"
+        and analysis.verdict.startswith("Yes, exactly")
+        and "--fold-norm" in analysis.verdict
+    )
     result = ok("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "out")
     after = tensors(tmp_path / "out")
     assert after.keys() == original.keys()
     for name, value in original.items():
         if name != NORMS[model_type]:
             assert bits_equal(after[name], value), name
-    near = 2e-3 if dtype is torch.bfloat16 else 1e-5  # what 160 rows of eight digits say of 1 + weight
-    assert torch.allclose(logits(tmp_path / "out"), logits(tmp_path / "tied"), rtol=near, atol=near)
+    tolerance = 2e-3 if dtype is torch.bfloat16 else 1e-5  # what 160 rows of eight digits say of 1 + weight
+    assert torch.allclose(logits(tmp_path / "out"), logits(tmp_path / "tied"), rtol=tolerance, atol=tolerance)
     if dtype is torch.bfloat16 and model_type == "llama":
         assert bits_equal(after[NORMS[model_type]], original[NORMS[model_type]])
     assert "had been rounded" in result.stderr
@@ -95,8 +99,8 @@ def test_layer_norm_with_its_shift(tmp_path: Path) -> None:
     assert bits_equal(after[NORMS["gpt2"]], gains) and bits_equal(after[SHIFT], shift * gains)
     assert torch.allclose(logits(tmp_path / "out"), logits(tmp_path / "folded"), rtol=2e-2, atol=2e-2)
     edit(tmp_path / "folded", lambda values: values.update({SHIFT: gains.flip(0)}))
-    told = refused("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "no")
-    assert "take up exactly" in told and not (tmp_path / "no").exists()
+    message = refused("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "no")
+    assert "take up exactly" in message and not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])
@@ -167,8 +171,8 @@ def test_a_base_model_has_names_of_its_own(models: Path, tmp_path: Path) -> None
     configure(tmp_path / "m", tie_word_embeddings=False)
     edit(tmp_path / "m", lambda values: values.update({HEAD: values["wte.weight"] * 4}))
     before = tensors(tmp_path / "m")
-    told = tieconv.analyze(tmp_path / "m").section("Re-tying")
-    assert told is not None and told.detail["fold"]["tensor"] == "ln_f.weight"  # type: ignore[index]
+    section = tieconv.analyze(tmp_path / "m").section("Re-tying")
+    assert section is not None and section.detail.fold.tensor == "ln_f.weight"  # type: ignore[attr-defined]
     ok("retie --fold-norm", tmp_path / "m", "-o", tmp_path / "out")
     after = tensors(tmp_path / "out")
     assert HEAD not in after

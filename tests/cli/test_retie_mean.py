@@ -23,10 +23,10 @@ def halfway(values: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def stored(folder: Path) -> dict[str, torch.Tensor]:
     """Every tensor of safetensors and torch files."""
-    found = tensors(folder)
+    by_name = tensors(folder)
     for file in sorted(folder.glob("*.bin")):
-        found |= torch.load(file, weights_only=True)
-    return found
+        by_name |= torch.load(file, weights_only=True)
+    return by_name
 
 
 @pytest.mark.parametrize("form", ["safetensors", "torch"])
@@ -53,7 +53,7 @@ def test_the_plan_says_so(model: Copy) -> None:
     before = snapshot(folder)
     document = plan("retie --from mean --force", folder)
     assert operations(document)[EMBED] == "AverageTensor" and operations(document)[HEAD] == "DropTensor"
-    (operation,) = (found for found in document["operations"] if found["op"] == "AverageTensor")
+    (operation,) = (entry for entry in document["operations"] if entry["op"] == "AverageTensor")
     assert (operation["first"], operation["second"]) == (EMBED, HEAD)
     assert not document["executed"] and snapshot(folder) == before
 
@@ -90,7 +90,7 @@ def _shorter(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (_cast, "which the mean should have is not said"),
         (_codes, "I8"),
@@ -98,11 +98,11 @@ def _shorter(values: dict[str, Any]) -> None:
         (_shorter, "shape"),
     ],
 )
-def test_a_doubtful_mean_is_refused(model: Copy, tmp_path: Path, change: Any, told: str) -> None:
+def test_a_doubtful_mean_is_refused(model: Copy, tmp_path: Path, change: Any, message: str) -> None:
     """Two types, codes of a quantised table, a multiple, other rows: one sentence and nothing is written."""
     folder = model("llama-diverged")
     edit(folder, change)
-    assert told in refused("retie --from mean --force", folder, "-o", tmp_path / "out")
+    assert message in refused("retie --from mean --force", folder, "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -110,8 +110,8 @@ def test_an_infinity_is_refused_while_it_is_written(model: Copy, tmp_path: Path)
     """What no plan can know is refused by the writer, which leaves nothing."""
     folder = model("llama-diverged")
     edit(folder, lambda values: values[HEAD].__setitem__((5, 5), torch.inf))
-    told = refused("retie --from mean --force", folder, "-o", tmp_path / "out", after_plan=True)
-    assert "lm_head.weight holds infinities or NaNs" in told and not (tmp_path / "out").exists()
+    message = refused("retie --from mean --force", folder, "-o", tmp_path / "out", after_plan=True)
+    assert "lm_head.weight holds infinities or NaNs" in message and not (tmp_path / "out").exists()
 
 
 def test_a_strided_head_is_refused(model: Copy, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_explain_prints_the_documentation(rule) -> None:
     """By code or name; in a pipe the text is as it is written, without numbers that only the pages resolve."""
     by_code, by_name = ok("explain", rule.code), ok("explain", rule.name)
     assert by_code.stdout == by_name.stdout
-    assert by_code.stdout == f"{rule.code} {rule.name} (usually: {rule.level})\n\n{rule.told.strip()}\n"
+    assert by_code.stdout == f"{rule.code} {rule.name} (usually: {rule.level})\n\n{rule.help_text.strip()}\n"
     assert not re.search(r"\bC\d\d\b", by_code.stdout)
 
 
@@ -47,7 +47,7 @@ def test_explain_fills_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ok_plain() -> str:
     """The documentation of the rule that the test above fills."""
-    return f"TIE001 {RULES[0].name} (usually: {RULES[0].level}) {RULES[0].told}"
+    return f"TIE001 {RULES[0].name} (usually: {RULES[0].level}) {RULES[0].help_text}"
 
 
 def test_an_unknown_rule_is_answered_with_what_is_near() -> None:

@@ -52,8 +52,8 @@ def test_a_write_prints_its_plan_on_stderr_first(tmp_path: Path, line: str) -> N
     """stdout is left to results; the plan comes before the line that says what was written."""
     result = ok(line, MODELS / "llama-duplicated", "-o", tmp_path / "out")
     assert result.stdout == ""
-    *plan, last = result.stderr.splitlines()
-    assert plan[0].startswith(line.split()[0]) and last.startswith(f"wrote {tmp_path / 'out'}")
+    *plan, end = result.stderr.splitlines()
+    assert plan[0].startswith(line.split()[0]) and end.startswith(f"wrote {tmp_path / 'out'}")
 
 
 def test_the_plan_is_on_the_screen_before_a_byte_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_an_export_says_which_step_it_is_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("info", "did you mean tieconv inspect?"),
         ("show", "did you mean tieconv inspect?"),
@@ -239,11 +239,11 @@ def test_an_export_says_which_step_it_is_in(tmp_path: Path) -> None:
         ("explain random", "CON001 (loader-random-head)"),
     ],
 )
-def test_a_slip_is_answered_with_the_likely_command(line: str, said: str) -> None:
+def test_a_slip_is_answered_with_the_likely_command(line: str, message: str) -> None:
     """Exit 2, and the hint starts with what was most likely meant."""
     result = run(line)
     assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith(f"hint: {said}") or said in result.stderr.splitlines()[-1]
+    assert result.stderr.splitlines()[-1].startswith(f"hint: {message}") or message in result.stderr.splitlines()[-1]
 
 
 def test_words_of_other_programs_do_what_is_meant() -> None:

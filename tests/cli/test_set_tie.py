@@ -17,9 +17,9 @@ E, H = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def levels(folder: Path) -> list[object]:
-    found = config(folder)
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    return [part["tie_word_embeddings"] for part in (found, *nested) if "tie_word_embeddings" in part]
+    values = config(folder)
+    nested = [value for value in values.values() if isinstance(value, dict)]
+    return [part["tie_word_embeddings"] for part in (values, *nested) if "tie_word_embeddings" in part]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_no_hint_is_a_command_that_changes_nothing(model, line: str) -> None:
 
 def test_a_budget_that_is_too_small_names_the_survivor_and_the_next_step(model) -> None:
     """Whole words, and hints that can be followed: for an untied model none that untie it."""
-    near = run("retie --from embed --max-kl 0.01", model("llama-diverged")).stderr
-    assert "the KL where the embedding survives is bounded by" in near and "add --text FILE" in near
+    small_budget = run("retie --from embed --max-kl 0.01", model("llama-diverged")).stderr
+    assert "the KL where the embedding survives is bounded by" in small_budget and "add --text FILE" in small_budget
     apart = run("retie --from embed --max-kl 0.01", model("llama-untied")).stderr
     assert apart.splitlines()[1] == "hint: they are apart and may stay so"

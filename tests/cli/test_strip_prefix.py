@@ -64,12 +64,12 @@ def wrapped(source: Path, folder: Path, rename) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rename", WRAPPERS, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("rename", WRAPPERS, ids=lambda entry: entry.__name__)
 @pytest.mark.parametrize("name", ["llama-tied", "llama-duplicated", SHARDED])
 def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, rename) -> None:
     """Weights and index get the names that transformers loads, and no byte of a tensor changes."""
     model = wrapped(MODELS / name, tmp_path / "model", rename)
-    (finding,) = [one for one in tieconv.inspect(model).findings if one.rule == "TIE006"]
+    (finding,) = [entry for entry in tieconv.inspect(model).findings if entry.rule == "TIE006"]
     assert f"{WRAPPERS[rename]} left " in finding.message
     assert finding.remedy is not None and finding.remedy.safe
     assert "reindex" in finding.remedy.command and "--strip-prefix" in finding.remedy.command
@@ -86,12 +86,12 @@ def test_the_prefix_goes_and_the_model_loads(tmp_path: Path, name: str, rename) 
 def test_ties_are_seen_through_the_prefix(tmp_path: Path) -> None:
     """The pair is compared byte for byte under the names that the file has."""
     model = wrapped(MODELS / "llama-duplicated", tmp_path / "model", ddp)
-    found = tieconv.inspect(model)
-    assert found.ties == ()
-    (tie,) = found.wrapped_ties
+    evidence = tieconv.inspect(model)
+    assert evidence.ties == ()
+    (tie,) = evidence.wrapped_ties
     states = {member.name: str(member.state) for member in tie.members}
     assert states == {"module.model.embed_tokens.weight": "canonical", "module.lm_head.weight": "identical"}
-    assert found.to_dict()["wrapped_ties"][0]["canonical"] == "module.model.embed_tokens.weight"
+    assert evidence.to_dict()["wrapped_ties"][0]["canonical"] == "module.model.embed_tokens.weight"
     assert "none known" not in ok("inspect", model).stdout
     assert "wrapped_ties" not in tieconv.inspect(MODELS / "llama-duplicated").to_dict()
 

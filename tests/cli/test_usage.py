@@ -35,8 +35,8 @@ LINES = {
 @pytest.mark.parametrize("line", LINES)
 def test_a_sentence_and_the_next_command(line: str) -> None:
     """Exit 2, `error:` in lower case and `hint:`, whoever notices the fault; the same beside `--traceback`."""
-    said, hint = LINES[line]
-    assert said in refused(line)
+    sentence, hint = LINES[line]
+    assert sentence in refused(line)
     result = run(line)
     assert hint in result.stderr.splitlines()[1]
     again = run(f"{line} --traceback") if " " in line and not line.startswith(("'", "untie")) else result
@@ -47,8 +47,8 @@ def test_what_the_hint_names_can_be_run() -> None:
     """Each `--help` that is pointed to exists."""
     for line in LINES:
         hint = run(line).stderr.splitlines()[1]
-        _, found, command = hint.partition("more with: tieconv ")
-        assert not found or run(command).exit_code == 0
+        _, separator, command = hint.partition("more with: tieconv ")
+        assert not separator or run(command).exit_code == 0
 
 
 def test_a_word_that_cannot_be_shown() -> None:

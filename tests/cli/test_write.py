@@ -26,10 +26,10 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def names(folder: Path) -> set[str]:
-    found: set[str] = set()
+    stored_names: set[str] = set()
     for file in folder.glob("*.safetensors"):
-        found |= set(load_torch(file))
-    return found
+        stored_names |= set(load_torch(file))
+    return stored_names
 
 
 def flags(folder: Path) -> list[object]:
@@ -100,18 +100,18 @@ def test_keep_flag_leaves_the_config_alone(model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama-tied", "llama-tied-sharded", "bert-mlm", "bart", "t5", "gemma", "qwen2-vl"])
-@pytest.mark.parametrize("how", ["-o", "--in-place", "--hardlink"])
-def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, how: str) -> None:
+@pytest.mark.parametrize("command", ["-o", "--in-place", "--hardlink"])
+def test_there_and_back_is_the_first_model(model, tmp_path: Path, name: str, command: str) -> None:
     """Untie, then retie: the files are the first ones again, byte for byte, in each way of writing."""
     folder = model(name)
     before = snapshot(folder)
-    if how == "--in-place":
+    if command == "--in-place":
         ok("untie --in-place", folder)
         assert snapshot(folder) != before
         ok("retie --in-place", folder)
         assert snapshot(folder) == before
     else:
-        extra = ["--hardlink"] if how == "--hardlink" else []
+        extra = ["--hardlink"] if command == "--hardlink" else []
         ok("untie", folder, "-o", tmp_path / "untied", *extra)
         ok("retie", tmp_path / "untied", "-o", tmp_path / "back", *extra)
         assert snapshot(tmp_path / "back") == before
@@ -124,24 +124,24 @@ def test_a_head_beside_bare_names_brings_the_prefix(model, tmp_path: Path, form:
     folder, out, back = tmp_path / "bare", tmp_path / "out", tmp_path / "back"
     ok(f"convert --to {form}", model("gpt2-unprefixed"), "-o", folder)
     result = ok("untie", folder, "-o", out)
-    told = " ".join(result.stderr.split())
-    assert "rename 28 tensors transformer. before each name, byte for byte" in told and "keep 0" not in told
-    assert "note: the names get transformer. in front, as transformers 4 refuses a file with a head and names" in told
+    output = " ".join(result.stderr.split())
+    assert "rename 28 tensors transformer. before each name, byte for byte" in output and "keep 0" not in output
+    assert "note: the names get transformer. in front, as transformers 4 refuses a file with a head and names" in output
     ok("retie", out, "-o", back)
-    first, untied, last = (_stored(path) for path in (folder, out, back))
+    first, untied, restored = (_stored(path) for path in (folder, out, back))
     named = {f"transformer.{name}": tensor for name, tensor in first.items()}
-    assert last.keys() == named.keys() and all(torch.equal(last[name], named[name]) for name in named)
-    assert untied.keys() - last.keys() == {"lm_head.weight"}
+    assert restored.keys() == named.keys() and all(torch.equal(restored[name], named[name]) for name in named)
+    assert untied.keys() - restored.keys() == {"lm_head.weight"}
     assert torch.equal(untied["lm_head.weight"], first["wte.weight"])
     assert tieconv.diff(folder, out).same_function and tieconv.diff(folder, back).same_function
-    older = tieconv.inspect(out, consumers="transformers<5").consumers
-    assert [str(found.outcome) for found in older] == ["untied", "untied"]
+    predictions = tieconv.inspect(out, consumers="transformers<5").consumers
+    assert [str(prediction.outcome) for prediction in predictions] == ["untied", "untied"]
 
 
 def _stored(folder: Path) -> dict[str, torch.Tensor]:
-    found = [load_torch(path) for path in sorted(folder.glob("*.safetensors"))]
-    found += [torch.load(path, weights_only=True) for path in sorted(folder.glob("*.bin"))]
-    return {name: tensor for tensors in found for name, tensor in tensors.items()}
+    files = [load_torch(path) for path in sorted(folder.glob("*.safetensors"))]
+    files += [torch.load(path, weights_only=True) for path in sorted(folder.glob("*.bin"))]
+    return {name: tensor for tensors in files for name, tensor in tensors.items()}
 
 
 def test_a_sharded_untie_leaves_the_shards_alone(model, tmp_path: Path) -> None:
@@ -204,15 +204,15 @@ def test_zero_bias_for_a_class_without_one(
     out = tmp_path / "out"
     result = ok(f"{verb} --bias zero", model(name), "-o", out)
     assert "note:" in result.stderr
-    found = {n: t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n.endswith("lm_head.bias")}
+    biases = {n: t for f in out.glob("*.safetensors") for n, t in load_torch(f).items() if n.endswith("lm_head.bias")}
     head = next(
         t
         for f in out.glob("*.safetensors")
         for n, t in load_torch(f).items()
         if n in ("lm_head.weight", "model.embed_tokens.weight", "shared.weight")
     )
-    assert set(found) == stored
-    for bias in found.values():
+    assert set(biases) == stored
+    for bias in biases.values():
         assert tuple(bias.shape) == shape and bias.dtype == head.dtype and not bias.any()
     again = json.loads(ok(f"{verb} --bias zero --json", out).stdout)
     assert not [op for op in again["operations"] if op["op"] not in ("KeepTensor",)]

@@ -55,3 +55,16 @@ def test_no_module_lists_classes_or_types(path: Path) -> None:
             texts = [one.value for one in entries if isinstance(one, ast.Constant) and isinstance(one.value, str)]
             found = {text for text in texts if text in CLASSES or text in TYPES}
             assert len(found) < NAMED_BY_READERS, f"{path.name}:{node.lineno}: {sorted(found)}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_module_reads_the_file(path: Path) -> None:
+    """A release holds once a loader's module names it: by the file's name, or by the version that ends it."""
+    texts = {
+        node.value
+        for module in ROOM.rglob("*.py")
+        for node in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant)
+    }
+    version = path.stem.rpartition("-")[2]
+    assert {path.stem, version} & texts, f"no `CONSUMERS` of tieconv/loaders names {path.name}"

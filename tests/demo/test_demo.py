@@ -36,8 +36,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
 def alignment(out: Path) -> dict[str, object]:
     document = json.loads((out / "report.json").read_text("utf-8"))
     assert document["schema"] == "tieconv.analyze/1"
-    found: dict[str, object] = document["sections"][0]
-    return found
+    section: dict[str, object] = document["sections"][0]
+    return section
 
 
 def test_the_next_command_can_be_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,11 +48,11 @@ def test_the_next_command_can_be_copied(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_effect_is_there_already(shown: tuple[Path, Result]) -> None:
     """After a few steps the tied table is nearer to the untied head than to the untied input, beyond chance."""
-    found = {entry["name"]: entry for entry in alignment(shown[0])["measures"]}  # type: ignore[attr-defined]
+    measures = {entry["name"]: entry for entry in alignment(shown[0])["measures"]}  # type: ignore[attr-defined]
     for name in ("rsa", "cka", "procrustes"):
-        head, embedding = found[f"{name} U→T"], found[f"{name} E→T"]
+        head, embedding = measures[f"{name} U→T"], measures[f"{name} E→T"]
         assert head["value"] > embedding["value"] and head["value"] > head["floor"]
-        assert head["ceiling"] == found[f"{name} U→U'"]["value"]
+        assert head["ceiling"] == measures[f"{name} U→U'"]["value"]
     assert alignment(shown[0])["detail"]["shape"] == "output"  # type: ignore[index]
 
 
@@ -61,7 +61,7 @@ def test_table_is_printed_beside_the_reference(shown: tuple[Path, Result]) -> No
     out, result = shown
     lines = result.stdout.splitlines()
     for name, values in REFERENCE.items():
-        at = next(place for place, line in enumerate(lines) if line.startswith(f"{name} "))
+        at = next(index for index, line in enumerate(lines) if line.startswith(f"{name} "))
         assert lines[at].count("[") == 5
         assert lines[at + 1].split()[0] == "reference" and f"{values[2]:.3f}" in lines[at + 1]
     assert f"{out / 'report.html'}" in result.stderr
@@ -108,8 +108,8 @@ def test_same_seed_same_bytes(shown: tuple[Path, Result], tmp_path: Path) -> Non
     """A second run writes the same weights."""
     ok(f"demo --steps {STEPS} -o", tmp_path / "again")
     for name in ("tied", "untied", "untied-second"):
-        one, other = (root / name / "model.safetensors" for root in (shown[0], tmp_path / "again"))
-        assert one.read_bytes() == other.read_bytes()
+        first, again = (root / name / "model.safetensors" for root in (shown[0], tmp_path / "again"))
+        assert first.read_bytes() == again.read_bytes()
 
 
 def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_progress_is_shown_on_a_terminal(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "tieconv", "demo", "--steps", "2", "-o", str(tmp_path / "toy")]
     done = subprocess.run(line, stdout=subprocess.PIPE, stderr=theirs, check=True)
     os.close(theirs)
-    told = os.read(ours, 1 << 16).decode()
+    output = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert "training" in told and "6/6" in told and b"training" not in done.stdout
+    assert "training" in output and "6/6" in output and b"training" not in done.stdout
 
 
 def test_existing_directory_is_left_alone(tmp_path: Path) -> None:

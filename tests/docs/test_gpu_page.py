@@ -62,7 +62,7 @@ def document(**more: Any) -> dict[str, Any]:
                   for name in ("llama", "bert")),
             ],
             "refusals": [{"key": "no device, auto", "case": "no device, auto", "verdict": "passed", "active": CPU,
-                          "reason": None, "hint": None, "notes": ["the CPU was used"]}],
+                          "reason": None, "hint": None, "notes": ["the session runs on the CPU"]}],
             "memory": [
                 {"key": f"fp32/{form}/{arena}", "form": form, "arena": arena, **memory, "loaded": loaded << 29,
                  "ran": loaded << 29, "beyond_stored": beyond}
@@ -88,10 +88,10 @@ def test_without_a_document_nothing_was_run(gpu: Any, tmp_path: Path, monkeypatc
     """Each part is named as not run, and no table of figures is shown; the command is."""
     monkeypatch.setattr(gpu, "MEASURED", tmp_path / "gpu.json")
     text = gpu.page()
-    told = text.partition("## Measured")[2].partition("## Without a GPU")[0]
-    assert "Nothing was measured on a GPU yet" in told
-    assert all(f"`{part}`" in told for part in PARTS)
-    assert "|" not in told
+    measured = text.partition("## Measured")[2].partition("## Without a GPU")[0]
+    assert "Nothing was measured on a GPU yet" in measured
+    assert all(f"`{part}`" in measured for part in PARTS)
+    assert "|" not in measured
     assert "python -m tests.gpu.measure -o docs/measured/gpu.json" in text
 
 
@@ -111,7 +111,7 @@ def test_a_document_becomes_tables(gpu: Any, tmp_path: Path, monkeypatch: pytest
     assert "**Not caught**: llama/bf16/rope" in text
     assert "**Not run**: llama/bf16/mask, bert/bf16/mask: no kernel for Gelu" in text
     assert "1 of 2 were caught" in text
-    assert "| no device, auto | passed | CPUExecutionProvider | the CPU was used |" in text
+    assert "| no device, auto | passed | CPUExecutionProvider | the session runs on the CPU |" in text
     assert "| fp32 | gemm | 1024 | 1536 | 1536 | 1536 | 0.00 | 1536 | 1536 |" in text
     assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in text
     assert "| fp32 | 1 | 1.5 (1.4–1.75) | 1.5 (1.4–1.75) |" in text
@@ -170,14 +170,14 @@ def test_what_the_standin_says(gpu: Any, tmp_path: Path, monkeypatch: pytest.Mon
     device; what could not start is told."""
     (tmp_path / "standin.json").write_text(json.dumps(standin()))
     monkeypatch.setattr(gpu, "STANDIN", tmp_path / "standin.json")
-    measured, _, told = page(gpu, tmp_path / "gpu.json", document(), monkeypatch).partition("## Without a GPU")
+    measured, _, not_run = page(gpu, tmp_path / "gpu.json", document(), monkeypatch).partition("## Without a GPU")
     assert "stand-in" not in measured.partition("## Measured")[2]
-    assert "computes nothing" in told
-    assert "1 of 3 graphs (1 models in three precisions) start on CUDA" in told
-    assert "On the CPU, for shapes: Shape." in told
-    assert "**Not run**: bert/bf16: 1 heavy node runs on the CPU" in told
-    assert "**Not measured**, opt/fp16: RuntimeError: no" in told
-    assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in told
+    assert "computes nothing" in not_run
+    assert "1 of 3 graphs (1 models in three precisions) start on CUDA" in not_run
+    assert "On the CPU, for shapes: Shape." in not_run
+    assert "**Not run**: bert/bf16: 1 heavy node runs on the CPU" in not_run
+    assert "**Not measured**, opt/fp16: RuntimeError: no" in not_run
+    assert "| fp32 | transformers | 1024 | 1536 | 2560 | 2560 | 1.00 | 2560 | 2560 |" in not_run
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,20 @@ from tests.docs.walk import PACKAGE
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "design.md"
-SPINE = ("cli/commands/retie.py", "api/ties.py", "api/planning.py", "plans/verbs/retie.py", "execute/carry_out.py")
+SPINE = (
+    "cli/commands/retie.py",
+    "api/plans/ties.py",
+    "api/plans/planning.py",
+    "plans/verbs/retie.py",
+    "execute/carry_out.py",
+)
 
 
 def written(command: str) -> tuple[list[str], list[str]]:
     """The steps of the way of ``command`` in the page, and the calls that climb."""
-    found = re.search(rf"^```text\n\$ tieconv {command}\b[^\n]*\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert found is not None, f"docs/design.md has no way of {command}"
-    lines = [line.split("  ")[0] for line in found[1].splitlines() if line and not line.startswith(" ")]
+    block = re.search(rf"^```text\n\$ tieconv {command}\b[^\n]*\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert block is not None, f"docs/design.md has no way of {command}"
+    lines = [line.split("  ")[0] for line in block[1].splitlines() if line and not line.startswith(" ")]
     climbs = [line.removeprefix("^ ") for line in lines if line.startswith("^")]
     return [line for line in lines if not line.startswith("^")], climbs
 
@@ -30,22 +36,22 @@ def written(command: str) -> tuple[list[str], list[str]]:
 def walked(*arguments: str | Path) -> dict[str, object]:
     """The way of a command in a process of its own."""
     words = [sys.executable, "-m", "tests.docs.walk", *map(str, arguments)]
-    found: dict[str, object] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout)
-    return found
+    walk: dict[str, object] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout)
+    return walk
 
 
-def hold(command: str, way: dict[str, object]) -> None:
+def hold(command: str, walk: dict[str, object]) -> None:
     """The page shows this way, module by module."""
     steps, climbs = written(command)
-    assert way["steps"] == steps, "the way is now:\n" + "\n".join(way["steps"])  # type: ignore[arg-type]
-    assert sorted(way["climbs"]) == sorted(climbs)  # type: ignore[call-overload]
+    assert walk["steps"] == steps, "the way is now:\n" + "\n".join(walk["steps"])  # type: ignore[arg-type]
+    assert sorted(walk["climbs"]) == sorted(climbs)  # type: ignore[call-overload]
 
 
 def test_the_way_of_retie(models: Path, tmp_path: Path) -> None:
     """The modules that `tieconv retie` enters; five of them, in this order, tell how it works."""
-    way = walked("retie", models / "llama-duplicated", "-o", tmp_path / "out")
-    assert way["code"] == 0
-    hold("retie", way)
+    walk = walked("retie", models / "llama-duplicated", "-o", tmp_path / "out")
+    assert walk["code"] == 0
+    hold("retie", walk)
     steps, _ = written("retie")
     assert [step for step in steps if step in SPINE] == list(SPINE)
     assert all(f"`{module}`" in PAGE.read_text() for module in SPINE)
@@ -53,9 +59,9 @@ def test_the_way_of_retie(models: Path, tmp_path: Path) -> None:
 
 def test_the_way_of_check(models: Path) -> None:
     """The modules that `tieconv check` enters."""
-    way = walked("check", models / "llama-duplicated")
-    assert way["code"] == 1
-    hold("check", way)
+    walk = walked("check", models / "llama-duplicated")
+    assert walk["code"] == 1
+    hold("check", walk)
 
 
 def test_the_way_of_parity(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -65,9 +71,9 @@ def test_the_way_of_parity(tmp_path_factory: pytest.TempPathFactory) -> None:
     from tests.onnx.exported import build, cache_directory
 
     made = build("llama", "float32", cache_directory(tmp_path_factory.getbasetemp()))
-    way = walked("parity", "--provider", "cpu", made.graph, made.model)
-    assert way["code"] == 0
-    hold("parity", way)
+    walk = walked("parity", "--provider", "cpu", made.graph, made.model)
+    assert walk["code"] == 0
+    hold("parity", walk)
 
 
 def test_an_analysis_catches_no_refusal() -> None:

@@ -24,7 +24,7 @@ VALUES = ("checkpoint", "errors", "install", "text", "version")
 RECORDS = "checkpoint/value_type.py"
 SCREEN = ("cli/check_run.py", "cli/write.py")
 """The modules of `cli` that take a part in the work; the others read options and print."""
-SINGLY = ("api", "cli/commands", "execute", "gate", "onnx/parity", "plans", "plans/verbs")
+SINGLY = ("api", "api/findings", "api/plans", "cli/commands", "execute", "gate", "onnx/parity", "plans", "plans/verbs")
 """Folders whose modules stand on a way one by one; any other folder stands for all that is below it."""
 
 

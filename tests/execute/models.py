@@ -11,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tieconv.checkpoint.model_files import Checkpoint, Document, FileState, Layout, TensorRecord, WeightFile
-from tieconv.checkpoint.operation import LinkFile
-from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights, Zeros
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
-from tieconv.formats.safetensors.header import encode_header, read_weight_file
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, FileState, Layout
+from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
+from tieconv.checkpoint.write_plan.operation import LinkFile
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights, Zeros
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
+from tieconv.formats.safetensors.header import read_weight_file
+from tieconv.formats.safetensors.write_header import encode_header
 
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 INDEX = "model.safetensors.index.json"

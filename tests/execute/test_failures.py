@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.output import OutputWeights
+from tieconv.checkpoint.write_plan.output import OutputWeights
 from tieconv.errors import TieconvError, WriteFailedError
 from tieconv.execute import Target, execute, tree
 from tieconv.execute import refusals as checks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tieconv.checkpoint.output import OutputWeights
+from tieconv.checkpoint.write_plan.output import OutputWeights
 from tieconv.errors import VerificationError
 from tieconv.execute.contents.write import Record, Shared
 from tieconv.execute.proof.verify import Verifier

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import OutputTensor, OutputWeights, Zeros
-from tieconv.checkpoint.plan import Promises
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Zeros
+from tieconv.checkpoint.write_plan.plan import Promises
 from tieconv.execute import Target, execute
 from tieconv.execute.contents.layout import Piece, header, padding, pieces
 from tieconv.formats.safetensors.header import PAGE

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.output import Averaged, OutputTensor, OutputWeights
-from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.write_plan.output import Averaged, OutputTensor, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import RefusedError
 from tieconv.execute import Target, execute
 from tieconv.execute.contents import mean as arithmetic

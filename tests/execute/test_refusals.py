@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.operation import LinkFile
-from tieconv.checkpoint.output import OutputText
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.write_plan.operation import LinkFile
+from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import (
     DestinationError,
     RefusedError,

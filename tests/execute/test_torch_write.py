@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.formats.test_torch_read import read, save, state_dicts, tensor_bytes
-from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError, TieconvError, UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.formats.torch.archive import read_archive

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from tieconv.checkpoint.output import OutputTensor, OutputWeights, Scaled
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Scaled
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import Target, execute
 from tieconv.execute.contents import layout, sync
-from tieconv.formats.safetensors.header import encode_header
+from tieconv.formats.safetensors.write_header import encode_header
 
 from . import models
 

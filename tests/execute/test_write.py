@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-from tieconv.checkpoint.output import OutputTensor, OutputWeights, Scaled
-from tieconv.checkpoint.plan import Promises
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputWeights, Scaled
+from tieconv.checkpoint.write_plan.plan import Promises
 from tieconv.errors import DestinationError, RefusedError, StalePlanError
 from tieconv.execute import Target, execute, replaces_directory
 from tieconv.execute.publish import swap

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tieconv.checkpoint.model_files import Checkpoint, FileState, Listing, TensorRecord
+from tieconv.checkpoint.files.model_files import Checkpoint, FileState, Listing
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats.interface import Format
 from tieconv.sources.local.files import FileSet, locate, open_files
@@ -111,9 +112,9 @@ class FormatContract:
 
     def test_names_dtypes_and_shapes(self, home: Path) -> None:
         checkpoint = self.read(home)
-        found = {name: (record.dtype, record.shape, record.nbytes) for name, record in checkpoint.tensors.items()}
+        records = {name: (record.dtype, record.shape, record.nbytes) for name, record in checkpoint.tensors.items()}
         stored = {name: (each.dtype, each.shape, len(each.data)) for name, each in self.examples().items()}
-        assert found == stored
+        assert records == stored
         assert checkpoint.format == self.format.name
 
     def test_bytes(self, home: Path) -> None:
@@ -201,9 +202,9 @@ class FormatContract:
         assert sum(amount for _, amount in counting.reads) <= self.header_bytes + HEADER_SLACK
 
     def _snapshot(self, home: Path) -> dict[str, tuple[object, ...]]:
-        found: dict[str, tuple[object, ...]] = {}
+        by_name: dict[str, tuple[object, ...]] = {}
         for path in sorted(home.rglob("*")):
             status = path.lstat()
             content = path.read_bytes() if path.is_file() else b""
-            found[str(path)] = (status.st_ino, status.st_mode, status.st_mtime_ns, content)
-        return found
+            by_name[str(path)] = (status.st_ino, status.st_mode, status.st_mtime_ns, content)
+        return by_name

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from safetensors import SafetensorError, TensorSpec, deserialize, serialize
 
 from tests.formats.contract import Stored
-from tieconv.checkpoint.model_files import WeightFile
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.formats.safetensors.header import read_weight_file
 
 WRITER_NAMES = {
@@ -39,10 +39,10 @@ def written(tensors: Mapping[str, Stored], metadata: dict[str, str] | None) -> b
 def theirs(content: bytes) -> View | None:
     """What safetensors reads; ``None`` where it refuses."""
     try:
-        found = deserialize(content)
+        entries = deserialize(content)
     except SafetensorError:
         return None
-    return {name: (info["dtype"], tuple(info["shape"]), bytes(info["data"])) for name, info in found}
+    return {name: (info["dtype"], tuple(info["shape"]), bytes(info["data"])) for name, info in entries}
 
 
 def ours(content: bytes) -> WeightFile:

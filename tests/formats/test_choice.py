@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import tieconv
 from fixtures.hostile import CONFIG, INDEX, SINGLE, weights
-from tieconv.checkpoint.model_files import Checkpoint, Layout, Listing
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import FORMATS, is_safetensors_alone, read_checkpoint
 from tieconv.sources.local.files import locate, open_files
@@ -127,3 +129,23 @@ def test_an_ordinary_model_takes_the_short_way(tmp_path: Path) -> None:
     assert is_safetensors_alone(locate(str(tmp_path)))
     (tmp_path / "pytorch_model.bin").write_bytes(b"x")
     assert not is_safetensors_alone(locate(str(tmp_path)))
+
+
+BESIDE = {"peft": "adapter_config.json", "gguf": "model.gguf", "dcp": ".metadata", "torch": "pytorch_model.bin"}
+"""A file by which each format but safetensors claims a directory."""
+
+
+def test_each_format_is_seen_beside_safetensors() -> None:
+    """The short way to safetensors looks for the names of every other format."""
+    names = {candidate.name for candidate in FORMATS} - {"safetensors"}
+    assert names == BESIDE.keys(), "say in `BESIDE` and in `_OF_OTHERS` of tieconv/formats how its files are named"
+    for name, file in BESIDE.items():
+        listing = Listing("x", "/x", None, {SINGLE: 1, file: 1}, ())
+        assert not is_safetensors_alone(listing), f"`_OF_OTHERS` of tieconv/formats lacks the names of {name}"
+
+
+def test_each_format_is_in_the_schema() -> None:
+    """`inspect --json` may print the name of every format that is read."""
+    schema = json.loads((Path(tieconv.__file__).parent / "reporters/schemas/inspect.schema.json").read_text())
+    names = {candidate.name for candidate in FORMATS} | {"onnx"}
+    assert set(schema["properties"]["model"]["properties"]["format"]["enum"]) == names

@@ -164,9 +164,9 @@ def test_flipped_bytes_never_crash(folder: Path) -> None:
     """Every damaged byte gives a checkpoint or a sentence."""
     metadata = folder / ".metadata"
     whole = metadata.read_bytes()
-    for place in range(0, len(whole), 5):
+    for offset in range(0, len(whole), 5):
         damaged = bytearray(whole)
-        damaged[place] ^= 0x15
+        damaged[offset] ^= 0x15
         metadata.write_bytes(damaged)
         try:
             api.inspect(folder)

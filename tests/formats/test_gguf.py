@@ -75,17 +75,17 @@ def test_agrees_with_the_package(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = api.inspect(path).checkpoint
+    checkpoint = api.inspect(path).checkpoint
     expected = {
         tensor.name: (tensor.tensor_type.name, tuple(map(int, reversed(tensor.shape))), int(tensor.data_offset))
         for tensor in gguf_package.GGUFReader(path).tensors
     }
     assert {
-        name: (record.dtype, record.shape, record.range.start) for name, record in found.tensors.items()
+        name: (record.dtype, record.shape, record.range.start) for name, record in checkpoint.tensors.items()
     } == expected
-    assert found.files[0].metadata is not None
-    assert found.files[0].metadata["general.architecture"] == "qwen3"
-    assert "tokenizer.chat_template" not in found.files[0].metadata
+    assert checkpoint.files[0].metadata is not None
+    assert checkpoint.files[0].metadata["general.architecture"] == "qwen3"
+    assert "tokenizer.chat_template" not in checkpoint.files[0].metadata
 
 
 def test_handmade_file_is_read_by_the_package(tmp_path: Path) -> None:
@@ -125,8 +125,10 @@ def test_quantised_tables_are_compared_by_their_bytes(tmp_path: Path) -> None:
     assert same.head.input_embedding is not None
     assert (same.head.input_embedding.dtype, same.head.input_embedding.shape) == ("Q4_0", (8, 32))
     assert same.word_tie is not None and same.word_tie.members[1].state is State.IDENTICAL
-    other = bytes([1, *data[1:]])
-    differ = api.inspect(write(tmp_path, gguf([(EMBED[0], (8, 32), Q4_0, data), (HEAD[0], (8, 32), Q4_0, other)])))
+    changed_data = bytes([1, *data[1:]])
+    differ = api.inspect(
+        write(tmp_path, gguf([(EMBED[0], (8, 32), Q4_0, data), (HEAD[0], (8, 32), Q4_0, changed_data)]))
+    )
     assert differ.word_tie is not None and differ.word_tie.members[1].state is State.DISTINCT
     mixed = api.inspect(write(tmp_path, gguf([(EMBED[0], (8, 256), Q4_K, bytes(8 * 144)), HEAD])))
     assert mixed.word_tie is not None and mixed.word_tie.members[1].state is State.DISTINCT

@@ -30,8 +30,8 @@ extras = st.fixed_dictionaries(
 @settings(max_examples=100, deadline=None)
 def test_reads(weight_map: dict[str, str], extra: dict[str, object], indent: int | str | None, escaped: bool) -> None:
     text = json.dumps({**extra, "weight_map": weight_map}, indent=indent, ensure_ascii=escaped)
-    value, found = read_index(text.encode(), "i")
-    assert found == weight_map
+    value, index = read_index(text.encode(), "i")
+    assert index == weight_map
     assert value == {**extra, "weight_map": weight_map}
 
 
@@ -45,8 +45,8 @@ def test_edits(
     drop = {name: weight_map[name] for name in data.draw(st.lists(st.sampled_from(sorted(weight_map)), unique=True))}
     add = data.draw(st.dictionaries(tensors, st.just("new.safetensors"), max_size=3))
     edited = json.loads(edit_index(text, drop=drop, add=add, total_size=7, parameters_added=-3))
-    kept = {name: shard for name, shard in weight_map.items() if name not in drop}
-    assert edited["weight_map"] == kept | add
+    remaining = {name: shard for name, shard in weight_map.items() if name not in drop}
+    assert edited["weight_map"] == remaining | add
     expected = json.loads(json.dumps(extra))
     if "metadata" in expected:
         expected["metadata"]["total_size"] = 7

@@ -114,10 +114,10 @@ def test_remove(text: str, data: st.DataObject) -> None:
 
 @given(texts(), keys, values, values)
 @settings(max_examples=200, deadline=None)
-def test_a_value_set_back(text: str, key: str, value: Any, other: Any) -> None:
+def test_a_value_set_back(text: str, key: str, value: Any, replacement: Any) -> None:
     """The value's own characters are all that an edit replaces."""
     spelled = set_value(text, (key,), value)
-    assert set_value(set_value(spelled, (key,), other), (key,), value) == spelled
+    assert set_value(set_value(spelled, (key,), replacement), (key,), value) == spelled
 
 
 @given(texts(), keys, keys, values)
@@ -209,12 +209,12 @@ def test_set_several_below_no_object() -> None:
 @settings(max_examples=300, deadline=None)
 def test_remove_several(text: str, data: st.DataObject) -> None:
     """As one after the other, in any order."""
-    gone = data.draw(st.lists(st.sampled_from(sorted(json.loads(text)) or [""]), unique=True))
-    gone = [key for key in gone if key in json.loads(text)]
+    removed = data.draw(st.lists(st.sampled_from(sorted(json.loads(text)) or [""]), unique=True))
+    removed = [key for key in removed if key in json.loads(text)]
     expected = text
-    for key in gone:
+    for key in removed:
         expected = remove_key(expected, (key,))
-    assert remove_keys(text, (), gone) == expected
+    assert remove_keys(text, (), removed) == expected
 
 
 def test_large_texts_are_edited_in_one_pass() -> None:

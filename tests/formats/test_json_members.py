@@ -33,21 +33,21 @@ def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_batches(text: bytes) -> dict[str, object]:
     """All members; `UnreadableError` for a key that two batches hold."""
-    found: dict[str, object] = {}
+    members_read: dict[str, object] = {}
     members = Members(lambda size, at: text[at : at + size], 0, len(text), "f", BEHIND_OBJECTS)
     for batch in members.batches():
-        if batch.keys() & found.keys():
+        if batch.keys() & members_read.keys():
             raise UnreadableError("twice", "", "json.refused")
-        found |= batch
+        members_read |= batch
     members.finish()
-    return found
+    return members_read
 
 
 def items_in_batches(text: bytes) -> dict[str, object]:
     members = Items(lambda size, at: text[at : at + size], 0, len(text), "f", BEHIND_STRINGS)
-    found = [item for batch in members.batches() for item in batch[""]]  # type: ignore[attr-defined]
+    items = [item for batch in members.batches() for item in batch[""]]  # type: ignore[attr-defined]
     members.finish()
-    return {"": found}
+    return {"": items}
 
 
 def list_at_once(text: bytes) -> dict[str, object]:
@@ -72,9 +72,9 @@ def test_reads_the_same(value: dict[str, object], indent: int | str | None, esca
 def test_refuses_the_same(value: dict[str, object], indent: int | str | None, data: st.DataObject) -> None:
     """One byte changed, put in or taken out: both read the same, or both refuse."""
     text = bytearray(json.dumps(value, indent=indent, ensure_ascii=False).encode())
-    place = data.draw(st.integers(1, len(text)))
+    offset = data.draw(st.integers(1, len(text)))
     new = data.draw(st.binary(max_size=1) | st.sampled_from([b'"', b",", b"}", b"{", b"\\", b"]", b":", b",}", b"NaN"]))
-    text[place : place + data.draw(st.integers(0, 1))] = new
+    text[offset : offset + data.draw(st.integers(0, 1))] = new
     assert outcome(in_batches, bytes(text)) == outcome(at_once, bytes(text))
 
 
@@ -93,9 +93,9 @@ def test_reads_the_same_items(value: list[object], indent: int | str | None, esc
 @settings(max_examples=300, deadline=None)
 def test_refuses_the_same_items(value: list[object], indent: int | str | None, data: st.DataObject) -> None:
     text = bytearray(json.dumps(value, indent=indent, ensure_ascii=False).encode())
-    place = data.draw(st.integers(1, len(text)))
+    offset = data.draw(st.integers(1, len(text)))
     new = data.draw(st.binary(max_size=1) | st.sampled_from([b'"', b",", b"}", b"{", b"\\", b"]", b":", b",]", b"["]))
-    text[place : place + data.draw(st.integers(0, 1))] = new
+    text[offset : offset + data.draw(st.integers(0, 1))] = new
     assert outcome(items_in_batches, bytes(text)) == outcome(list_at_once, bytes(text))
 
 

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fixtures.onnx_graphs import build
 from tests.patience import prompt
-from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import read_checkpoint
 from tieconv.formats.onnx.protobuf import MAX_FIELDS
@@ -36,12 +36,12 @@ def stored(path: Path) -> dict[str, bytes]:
     """Every tensor's bytes by the records."""
     listing = locate(str(path))
     with open_files(listing.root) as files:
-        reader, found = SpeltReader(files, files), {}
+        reader, contents = SpeltReader(files, files), {}
         for name, record in read_checkpoint(listing, files).tensors.items():
             buffer = bytearray(record.range.size)
             reader.read_into(record.range, 0, memoryview(buffer))
-            found[name] = bytes(buffer)
-    return found
+            contents[name] = bytes(buffer)
+    return contents
 
 
 def model(tensors: list[onnx.TensorProto], nodes: list[onnx.NodeProto] | None = None) -> onnx.ModelProto:
@@ -75,7 +75,7 @@ def test_records_are_what_onnx_reads(data: st.DataObject, tmp_path: Path) -> Non
     """Any initializer, raw, spelt as numbers or beside the graph, has the bytes that numpy_helper gives."""
     external = data.draw(st.booleans())
     tensors = []
-    for place in range(data.draw(st.integers(1, 4))):
+    for number in range(data.draw(st.integers(1, 4))):
         kind = data.draw(st.sampled_from(KINDS))
         shape = data.draw(st.lists(st.integers(0, 4), max_size=3))
         count = int(np.prod(shape, dtype=int))
@@ -83,7 +83,7 @@ def test_records_are_what_onnx_reads(data: st.DataObject, tmp_path: Path) -> Non
         raw = data.draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
         if kind == TensorProto.BOOL:
             raw = bytes(byte & 1 for byte in raw)
-        name = data.draw(st.text(max_size=5)) + str(place)
+        name = data.draw(st.text(max_size=5)) + str(number)
         array = np.frombuffer(raw, dtype).reshape(shape)
         # onnx spells out no complex array, no scalar of some types, and no NaN with its payload.
         if shape and not external and array.dtype.kind != "c" and data.draw(st.booleans()) and not _has_nan(array):
@@ -93,12 +93,12 @@ def test_records_are_what_onnx_reads(data: st.DataObject, tmp_path: Path) -> Non
     (tmp_path / "model.onnx.data").unlink(missing_ok=True)
     path = tmp_path / "model.onnx"
     onnx.save(model(tensors), path, save_as_external_data=external, location="model.onnx.data", size_threshold=0)
-    found, records = stored(path), read(path).tensors
+    contents, records = stored(path), read(path).tensors
     for tensor in onnx.load(path).graph.initializer:
         array = numpy_helper.to_array(tensor)
         record = records[tensor.name]
         assert (record.dtype, record.shape) == (TYPES[tensor.data_type][0], tuple(tensor.dims))
-        assert found[tensor.name] == array.tobytes()
+        assert contents[tensor.name] == array.tobytes()
 
 
 @pytest.mark.parametrize("kind", [TensorProto.INT4, TensorProto.UINT4, TensorProto.FLOAT4E2M1, TensorProto.STRING, 99])
@@ -113,7 +113,9 @@ def test_unknown_types_are_bytes(tmp_path: Path, kind: int) -> None:
 
 def test_packed_or_not(tmp_path: Path) -> None:
     """Numbers with a tag each are the same tensor."""
-    body = b"\x08\x03" + b"\x10\x01" + b"".join(b"\x25" + struct.pack("<f", one) for one in (1, 2, 3)) + b"\x42\x01w"
+    body = (
+        b"\x08\x03" + b"\x10\x01" + b"".join(b"\x25" + struct.pack("<f", value) for value in (1, 2, 3)) + b"\x42\x01w"
+    )
     graph = b"\x2a" + bytes([len(body)]) + body
     (tmp_path / "model.onnx").write_bytes(b"\x3a" + bytes([len(graph)]) + graph)
     onnx.load(tmp_path / "model.onnx")
@@ -163,8 +165,8 @@ def test_damaged(edits: list[tuple[int, int]], tmp_path: Path) -> None:
     """Bytes changed at random end in an error of tieconv's or in a checkpoint."""
     path = build("by_node", tmp_path / "model.onnx")
     data = bytearray(path.read_bytes())
-    for place, byte in edits:
-        data[place % len(data)] = byte
+    for offset, byte in edits:
+        data[offset % len(data)] = byte
     path.write_bytes(data)
     try:
         read(path)
@@ -209,10 +211,10 @@ def test_many_fields(tmp_path: Path) -> None:
 
 def edited(path: Path, **entries: str) -> Path:
     proto = onnx.load(path, load_external_data=False)
-    first = next(one for one in proto.graph.initializer if one.external_data)
-    kept = {entry.key: entry.value for entry in first.external_data} | entries
+    first = next(initializer for initializer in proto.graph.initializer if initializer.external_data)
+    entries_by_key = {entry.key: entry.value for entry in first.external_data} | entries
     del first.external_data[:]
-    for key, value in kept.items():
+    for key, value in entries_by_key.items():
         first.external_data.add(key=key, value=value)
     path.write_bytes(proto.SerializeToString())
     return path
@@ -266,8 +268,8 @@ def test_sparse_initializers(tmp_path: Path) -> None:
     """They are counted; their values are no tensors of the checkpoint."""
     proto = model([tensor()])
     proto.graph.sparse_initializer.add(values=tensor(name="s"), dims=[4, 4])
-    found = read(saved(tmp_path, proto))
-    assert found.graphs[0].sparse == 1 and set(found.tensors) == {"w"}
+    graph_file = read(saved(tmp_path, proto))
+    assert graph_file.graphs[0].sparse == 1 and set(graph_file.tensors) == {"w"}
 
 
 def test_two_graphs_in_one_file(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_base_that_cannot_be_read(tmp_path: Path) -> None:
     base = save(tmp_path / "base", flagged(GEMMA, True), {EMBED: matrix()})
     (base / "model.safetensors").write_bytes(b"damaged")
     assert rules(save_adapter(tmp_path / "one", LORA, base)) == ["PEF001 warning"]
-    for other in (tmp_path / "two", Path("/")):
-        assert api.inspect(save_adapter(tmp_path / "two", LORA, other)).base is None
+    for absent in (tmp_path / "two", Path("/")):
+        assert api.inspect(save_adapter(tmp_path / "two", LORA, absent)).base is None
 
 
 @pytest.mark.parametrize(
@@ -209,11 +209,11 @@ def test_torch_file_of_peft_itself(name: str, tmp_path: Path) -> None:
     expected = real_adapter(tmp_path / "safe", safe=True)
     assert real_adapter(tmp_path / "adapter", safe=False) == expected
     assert (tmp_path / "adapter" / "adapter_model.bin").exists()
-    found, safe = api.inspect(tmp_path / "adapter" / name), api.inspect(tmp_path / "safe")
-    assert found.checkpoint.format == "peft" and not found.checkpoint.cautions
-    assert {tensor.name: tensor.shape for tensor in found.checkpoint.tensors.values()} == expected
-    assert found.checkpoint.adapter == safe.checkpoint.adapter
-    assert [(f.rule, f.level) for f in found.findings] == [(f.rule, f.level) for f in safe.findings] != []
+    torch_adapter, safe = api.inspect(tmp_path / "adapter" / name), api.inspect(tmp_path / "safe")
+    assert torch_adapter.checkpoint.format == "peft" and not torch_adapter.checkpoint.cautions
+    assert {tensor.name: tensor.shape for tensor in torch_adapter.checkpoint.tensors.values()} == expected
+    assert torch_adapter.checkpoint.adapter == safe.checkpoint.adapter
+    assert [(f.rule, f.level) for f in torch_adapter.findings] == [(f.rule, f.level) for f in safe.findings] != []
 
 
 def test_torch_file_beside_safetensors(tmp_path: Path) -> None:

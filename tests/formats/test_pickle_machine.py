@@ -17,11 +17,12 @@ from fixtures.torch_files import pickled, text
 from tests.formats.test_torch_read import state_dicts
 from tests.patience import prompt
 from tieconv.formats.torch import shortcut as torch_shortcut
-from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.globals_ import ALLOWED
 from tieconv.formats.torch.pickle import machine as pickle_machine
 from tieconv.formats.torch.pickle import machine_state as pickle_state
 from tieconv.formats.torch.pickle.machine_state import Machine, allowance
 from tieconv.formats.torch.pickle.values import Pairs, PickleProblem
+from tieconv.formats.torch.rebuild import storage_reference
 
 
 def outcome(data: bytes, *, shortcuts: bool) -> tuple[Any, ...]:
@@ -91,10 +92,10 @@ def test_shortcuts_change_nothing_of_any_state_dict(state: dict[str, torch.Tenso
 
 
 @settings(max_examples=400, deadline=None)
-@given(place=st.integers(len(DATA) // 4, len(DATA) - 1), byte=st.integers(0, 255))
-def test_shortcuts_change_nothing_of_a_damaged_file(place: int, byte: int) -> None:
+@given(offset=st.integers(len(DATA) // 4, len(DATA) - 1), byte=st.integers(0, 255))
+def test_shortcuts_change_nothing_of_a_damaged_file(offset: int, byte: int) -> None:
     """One reader must not see what another does not: a changed byte has the same consequences both ways."""
-    data = DATA[:place] + bytes([byte]) + DATA[place + 1 :]
+    data = DATA[:offset] + bytes([byte]) + DATA[offset + 1 :]
     assert outcome(data, shortcuts=True) == outcome(data, shortcuts=False)
 
 
@@ -109,8 +110,8 @@ def test_values_inside_of_a_call_are_there_when_they_are_recalled(back: int) -> 
     """A shape, an argument tuple or the hooks of a tensor, which no pickler refers to again, but a pickle may."""
     call = pickle_of({f"layer.{i}": torch.zeros(3, 4) for i in range(60)})
     memo = call.rindex(b"r", 0, call.rindex(b"u.")) + 1
-    last = struct.unpack_from("<I", call, memo)[0]
-    recalled = call[: call.rindex(b"u.")] + text("again") + b"j" + struct.pack("<I", last + 1 - back) + b"u."
+    memo_index = struct.unpack_from("<I", call, memo)[0]
+    recalled = call[: call.rindex(b"u.")] + text("again") + b"j" + struct.pack("<I", memo_index + 1 - back) + b"u."
     value, _ = outcome(recalled, shortcuts=True)
     assert (value, len(recalled)) == outcome(recalled, shortcuts=False)
     assert value.items[-1][0] == "again"
@@ -129,16 +130,16 @@ def test_values_inside_of_a_call_are_there_when_they_are_recalled(back: int) -> 
 def test_plain_data_is_what_pickle_makes_of_it(value: object, protocol: int) -> None:
     """Any data; a dictionary is its pairs."""
 
-    def plain(found: object) -> object:
-        if isinstance(found, Pairs):
-            return {key: plain(inner) for key, inner in found.items}
-        if isinstance(found, list | tuple):
-            return type(found)(map(plain, found))
-        return found
+    def plain(value: object) -> object:
+        if isinstance(value, Pairs):
+            return {key: plain(inner) for key, inner in value.items}
+        if isinstance(value, list | tuple):
+            return type(value)(map(plain, value))
+        return value
 
     data = pickle.dumps(value, protocol)
-    found, end = outcome(data, shortcuts=True)
-    assert (plain(found), end) == (value, len(data))
+    unpickled, end = outcome(data, shortcuts=True)
+    assert (plain(unpickled), end) == (value, len(data))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_idle_opcodes_are_refused_within_a_second(unit: bytes, code: str) -> Non
 
 def test_the_memo_of_scattered_places_is_bounded() -> None:
     places = range(1000, 1002 + 2 * pickle_state.MAX_SCATTERED, 2)
-    body = b"N" + b"".join(b"r" + struct.pack("<I", place) for place in places)
+    body = b"N" + b"".join(b"r" + struct.pack("<I", index) for index in places)
     assert outcome(pickled(body), shortcuts=True) == ("pickle.memo",)
     assert outcome(pickled(body[:-5]), shortcuts=True) == (None, len(body) - 5 + 3)
 

@@ -23,9 +23,9 @@ RULE = "FMT001"
 
 def reported(path: Path) -> list[str]:
     """The messages of FMT001, all at level error."""
-    found = [finding for finding in api.inspect(path).findings if finding.rule == RULE]
-    assert all(str(finding.level) == "error" for finding in found)
-    return [finding.message for finding in found]
+    findings = [finding for finding in api.inspect(path).findings if finding.rule == RULE]
+    assert all(str(finding.level) == "error" for finding in findings)
+    return [finding.message for finding in findings]
 
 
 @pytest.mark.parametrize("dtype", ["F3", "f32", "BF32", "float16", "\x1b[31mF32"])
@@ -175,8 +175,8 @@ GRAPHS = {
     "two names": (
         graph(
             [
-                helper.make_node(*one, name="n")
-                for one in (("Gather", ["embed", "input_ids"], ["x"]), ("Neg", ["x"], ["out"]))
+                helper.make_node(*node, name="n")
+                for node in (("Gather", ["embed", "input_ids"], ["x"]), ("Neg", ["x"], ["out"]))
             ]
         ),
         "two nodes are called n",

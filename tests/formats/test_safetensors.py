@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from fixtures.hostile import entry, file_of
 from tests.formats.contract import FormatContract, Malformed, Stored
 from tests.formats.oracle import WRITER_NAMES, ours, theirs, view, written
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.errors import UnreadableError
 from tieconv.formats import SAFETENSORS
-from tieconv.formats.safetensors.header import HEADER_LIMIT, encode_header, unknown_dtypes
+from tieconv.formats.safetensors.header import HEADER_LIMIT
+from tieconv.formats.safetensors.model import unknown_dtypes
+from tieconv.formats.safetensors.write_header import encode_header
 
 SINGLE = "model.safetensors"
 
@@ -40,9 +42,9 @@ class _Safetensors(FormatContract):
     format = SAFETENSORS
 
     def examples(self) -> dict[str, Stored]:
-        found = {f"t.{dtype}": stored(dtype, (2, 4), i) for i, dtype in enumerate(BITS)}
-        found |= {"scalar": stored("F32", ()), "empty": stored("F32", (0,)), "rows": stored("BF16", (0, 5))}
-        return found | {"ü\n": stored("U8", (3,)), "": stored("U8", (1, 1, 1))}
+        examples = {f"t.{dtype}": stored(dtype, (2, 4), i) for i, dtype in enumerate(BITS)}
+        examples |= {"scalar": stored("F32", ()), "empty": stored("F32", (0,)), "rows": stored("BF16", (0, 5))}
+        return examples | {"ü\n": stored("U8", (3,)), "": stored("U8", (1, 1, 1))}
 
     def put(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)
@@ -109,14 +111,14 @@ sides = st.integers(0, 4)
 
 @st.composite
 def tensors(draw: st.DrawFn, dtypes: Sequence[str] = tuple(BITS)) -> dict[str, Stored]:
-    found = {}
+    drawn = {}
     for name in draw(st.lists(names, max_size=5, unique=True)):
         dtype = draw(st.sampled_from(dtypes))
         shape = tuple(draw(st.lists(sides, max_size=4)))
         if BITS[dtype] % 8:
             shape = (*shape, 4 * draw(sides))  # whole bytes for four and for six bits
-        found[name] = stored(dtype, shape, draw(st.integers(0, 1000)))
-    return found
+        drawn[name] = stored(dtype, shape, draw(st.integers(0, 1000)))
+    return drawn
 
 
 metadata = st.none() | st.dictionaries(names, st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=3)
@@ -209,8 +211,8 @@ def agree(content: bytes) -> None:
 def changed_bytes(content: bytes, edits: list[tuple[int, int, int]]) -> bytes:
     """``content`` with bytes replaced, put in or taken out of its header, whose length follows."""
     header, data = bytearray(content[8:-8]), content[-8:]
-    for place, kind, value in edits:
-        at = place % (len(header) + 1)
+    for offset, kind, value in edits:
+        at = offset % (len(header) + 1)
         if kind == 0:
             header[at : at + 1] = bytes([value])
         elif kind == 1:
@@ -275,16 +277,16 @@ def test_any_header(header: str, size: int) -> None:
 
 def test_where_we_are_stricter() -> None:
     """Each listed reason is real: safetensors takes it, we do not."""
-    good, one = '{"dtype":"U8","shape":[4],"data_offsets":[0,4]}', bytes(4)
+    good, zeros = '{"dtype":"U8","shape":[4],"data_offsets":[0,4]}', bytes(4)
     contents = {
-        "leading space": ("safetensors.header-start", file_of(f' {{"a":{good}}}', one)),
-        "repeated tensor": ("json.refused", file_of(f'{{"a":{good},"a":{good}}}', one)),
-        "repeated tensor, escaped": ("json.refused", file_of(f'{{"a":{good},"\\u0061":{good}}}', one)),
+        "leading space": ("safetensors.header-start", file_of(f' {{"a":{good}}}', zeros)),
+        "repeated tensor": ("json.refused", file_of(f'{{"a":{good},"a":{good}}}', zeros)),
+        "repeated tensor, escaped": ("json.refused", file_of(f'{{"a":{good},"\\u0061":{good}}}', zeros)),
         "repeated metadata key": ("json.refused", file_of('{"__metadata__":{"a":"1","a":"2"}}')),
-        "further field": ("safetensors.entry", file_of(f'{{"a":{good[:-1]},"b":1}}}}', one)),
-        "number of 30 digits": ("json.refused", file_of(f'{{"a":{good[:-1]},"b":{10**29}}}}}', one)),
-        "nested 100 deep": ("json.refused", file_of(f'{{"a":{good[:-1]},"b":{"[" * 100}{"]" * 100}}}}}', one)),
-        "entry as a list": ("safetensors.entry", file_of('{"a":["U8",[4],[0,4]]}', one)),
+        "further field": ("safetensors.entry", file_of(f'{{"a":{good[:-1]},"b":1}}}}', zeros)),
+        "number of 30 digits": ("json.refused", file_of(f'{{"a":{good[:-1]},"b":{10**29}}}}}', zeros)),
+        "nested 100 deep": ("json.refused", file_of(f'{{"a":{good[:-1]},"b":{"[" * 100}{"]" * 100}}}}}', zeros)),
+        "entry as a list": ("safetensors.entry", file_of('{"a":["U8",[4],[0,4]]}', zeros)),
         "65 dimensions": ("safetensors.shape", file_of({"a": entry(shape=[1] * 65, offsets=[0, 1])}, bytes(1))),
     }
     for name, (code, content) in contents.items():

@@ -14,7 +14,7 @@ import pytest
 
 from fixtures.torch_files import Case, honest, hostile
 from tests.patience import prompt
-from tieconv.checkpoint.model_files import WeightFile
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.torch.pickle.opcode_names import opcode_name
 from tieconv.formats.torch.reader import read_torch_file
@@ -136,10 +136,10 @@ def test_every_code_is_on_the_page() -> None:
     """docs/formats.md lists the codes that the readers of torch files refuse with, and no others."""
     root = Path(__file__).parents[2]
     sources = (root / "tieconv/formats/torch").rglob("*.py")
-    found = re.findall(r'"(pickle|zip|torch)\.([a-z0-9-]+)"', "".join(path.read_text() for path in sources))
+    codes = re.findall(r'"(pickle|zip|torch)\.([a-z0-9-]+)"', "".join(path.read_text() for path in sources))
     tools = json.loads((root / "tieconv/formats/data/other_tools.json").read_text())["kinds"]
     kinds = [kind["code"] for kind in tools if "ends" not in kind] + ["safetensors", "empty", "shape"]
-    codes = {f"{group}.{code}" for group, code in found} | {f"torch.{kind}" for kind in kinds}
+    codes = {f"{group}.{code}" for group, code in codes} | {f"torch.{kind}" for kind in kinds}
     cautions = {"torch.training", "torch.several", "torch.extra", "torch.prefix", "torch.expanded", "torch.unused"}
     page = (root / "docs/formats.md").read_text().partition("### Codes of refusals")[2]
     listed: set[str] = set()

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.formats.test_torch_read import DTYPES, read, save, state_dicts
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.inspection import Inspection, State
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.inspection.relation import relate
+from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.storage import view_storages
 from tieconv.reporters.text.inspect_text import render
 from tieconv.sources.local.files import open_files
@@ -50,9 +50,9 @@ def test_alias_and_transposed_view_need_no_reading(depth: str, tmp_path: Path) -
     assert head(alias) == (State.ALIASED, {})
     turned = inspect(tmp_path / "turned", {EMBED: embedding, HEAD: embedding.T}, depth)
     assert head(turned) == (State.TRANSPOSED, {"view": True})
-    for found in (alias, turned):
-        assert found.ties[0].bytes_wasted == 0
-        assert (found.bytes_stored, found.bytes_unique) == (128, 128)
+    for member in (alias, turned):
+        assert member.ties[0].bytes_wasted == 0
+        assert (member.bytes_stored, member.bytes_unique) == (128, 128)
     assert alias.ties[0].consistent is True
     assert turned.ties[0].consistent is False
 
@@ -78,10 +78,10 @@ def test_same_shape_view_is_no_alias(tmp_path: Path) -> None:
 def test_a_strided_copy_is_identical(layout: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     """A view in a storage of its own is read as the matrix that it is, whatever its strides."""
     embedding = table(300, 40).to(dtype)
-    other = layout(embedding.clone())
-    assert torch.equal(other, embedding)
-    assert not other.is_contiguous()
-    assert head(inspect(tmp_path / "equal", {EMBED: embedding, HEAD: other})) == (State.IDENTICAL, {})
+    strided_copy = layout(embedding.clone())
+    assert torch.equal(strided_copy, embedding)
+    assert not strided_copy.is_contiguous()
+    assert head(inspect(tmp_path / "equal", {EMBED: embedding, HEAD: strided_copy})) == (State.IDENTICAL, {})
     turned = layout(embedding.clone()).T
     assert head(inspect(tmp_path / "turned", {EMBED: embedding, HEAD: turned}))[0] is State.TRANSPOSED
     changed = layout(embedding.clone())
@@ -104,18 +104,18 @@ def test_relation_agrees_with_torch(
     records = read(path).tensors
     names = list(state)
     pick = random.Random(seed)
-    one, two = pick.choice(names), pick.choice(names)
-    a, b = (torch.load(path, weights_only=True)[name] for name in (one, two))
+    left, right = pick.choice(names), pick.choice(names)
+    a, b = (torch.load(path, weights_only=True)[name] for name in (left, right))
     with open_files(folder) as files:
-        found = relate(files, records[one], records[two])
+        evidence = relate(files, records[left], records[right])
     same_form = a.dtype == b.dtype and a.shape == b.shape
     bits = same_form and a.contiguous().view(-1).tolist() == b.contiguous().view(-1).tolist()
-    if found.state is State.ALIASED:
+    if evidence.state is State.ALIASED:
         assert same_form
-        assert records[one].storage == records[two].storage
-    if found.state in (State.ALIASED, State.IDENTICAL):
+        assert records[left].storage == records[right].storage
+    if evidence.state in (State.ALIASED, State.IDENTICAL):
         assert bits
-    elif same_form and found.state is not State.TRANSPOSED and DTYPES[a.dtype] not in ("F32", "F64", "F16", "BF16"):
+    elif same_form and evidence.state is not State.TRANSPOSED and DTYPES[a.dtype] not in ("F32", "F64", "F16", "BF16"):
         assert not bits or not torch.isfinite(a.to(torch.float32)).all()
 
 
@@ -133,34 +133,34 @@ def test_kinds_of_sharing(tmp_path: Path) -> None:
         "slice": (base, base[2:5]),
         "overlap": (base[:6], base[4:]),
     }
-    for kind, (one, two) in cases.items():
-        (found,) = storage_of(tmp_path, {"a": one, "b": two}).overlaps
-        assert (found.kind, set(found.tensors)) == (kind, {"a", "b"})
-    for one, two in ((base[:5], base[5:]), (base[:, :2], base[:, 2:]), (base[::2], base[1::2]), (base[:0], base)):
-        assert storage_of(tmp_path, {"a": one, "b": two}).overlaps == ()
+    for kind, (left, right) in cases.items():
+        (overlap,) = storage_of(tmp_path, {"a": left, "b": right}).overlaps
+        assert (overlap.kind, set(overlap.tensors)) == (kind, {"a", "b"})
+    for left, right in ((base[:5], base[5:]), (base[:, :2], base[:, 2:]), (base[::2], base[1::2]), (base[:0], base)):
+        assert storage_of(tmp_path, {"a": left, "b": right}).overlaps == ()
 
 
 def test_nested_overlaps_are_one_group(tmp_path: Path) -> None:
     """A short tensor within a long one does not hide that the long one reaches into the next."""
     base = torch.arange(100.0)
     use = storage_of(tmp_path, {"long": base[:60], "short": base[10:20], "late": base[50:90], "apart": base[90:]})
-    (found,) = use.overlaps
-    assert set(found.tensors) == {"long", "short", "late"}
-    assert found.kind == "overlap"
+    (overlap,) = use.overlaps
+    assert set(overlap.tensors) == {"long", "short", "late"}
+    assert overlap.kind == "overlap"
     assert use.slack == ()
 
 
 def test_small_view_of_a_large_storage_is_slack(tmp_path: Path) -> None:
     """160 bytes that drag 3.2 MB along."""
     large = torch.zeros(800_000)
-    found = inspect(tmp_path / "model", {EMBED: table(), "model.norm.weight": large[100:140]})
-    assert found.storage is not None
-    assert found.storage.unused == 3_200_000 - 160
-    assert found.bytes_stored == 3_200_000 + 128
-    assert found.bytes_unique == 160 + 128
-    assert "STO003" in [finding.rule for finding in found.findings]
-    assert "3.2 MB used by no tensor" in render(found)
-    document = found.to_dict()["storage"]
+    evidence = inspect(tmp_path / "model", {EMBED: table(), "model.norm.weight": large[100:140]})
+    assert evidence.storage is not None
+    assert evidence.storage.unused == 3_200_000 - 160
+    assert evidence.bytes_stored == 3_200_000 + 128
+    assert evidence.bytes_unique == 160 + 128
+    assert "STO003" in [finding.rule for finding in evidence.findings]
+    assert "3.2 MB used by no tensor" in render(evidence)
+    document = evidence.to_dict()["storage"]
     assert isinstance(document, dict)
     assert document["bytes_unused"] == 3_200_000 - 160
 
@@ -175,14 +175,14 @@ def test_column_of_a_matrix_leaves_slack_between_its_elements(tmp_path: Path) ->
 
 def test_duplicates_count_no_shared_byte(tmp_path: Path) -> None:
     """Aliases outside the tied groups are listed and waste nothing; a transposed view neither."""
-    other = table(8, 4, seed=5)
-    state = {EMBED: table(), "a.weight": other, "b.weight": other, "c.weight": other.T}
-    found = inspect(tmp_path / "model", state, "full")
-    assert [(entry.kind, entry.tensors, entry.bytes_wasted) for entry in found.duplicates] == [
+    second_table = table(8, 4, seed=5)
+    state = {EMBED: table(), "a.weight": second_table, "b.weight": second_table, "c.weight": second_table.T}
+    evidence = inspect(tmp_path / "model", state, "full")
+    assert [(entry.kind, entry.tensors, entry.bytes_wasted) for entry in evidence.duplicates] == [
         (State.ALIASED, ("a.weight", "b.weight"), 0),
         (State.TRANSPOSED, ("a.weight", "c.weight"), 0),
     ]
-    assert found.bytes_unique == found.bytes_stored
+    assert evidence.bytes_unique == evidence.bytes_stored
 
 
 def test_reading_a_view_is_bounded(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import tieconv
 from tests.patience import prompt
-from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
 from tieconv.sources.local.files import locate, open_files
@@ -47,14 +48,14 @@ def read(path: Path) -> Checkpoint:
 def stored_bytes(path: Path, record: TensorRecord) -> bytes:
     """The record's elements in row-major order, from the file."""
     data = path.read_bytes()
-    place = dense(record).range
-    if not isinstance(place, StridedRange):
-        return data[place.start : place.end]
+    span = dense(record).range
+    if not isinstance(span, StridedRange):
+        return data[span.start : span.end]
 
     def read_at(position: int, buffer: memoryview) -> None:
         buffer[:] = data[position : position + len(buffer)]
 
-    return bytes(gather(read_at, place, 0, place.end))
+    return bytes(gather(read_at, span, 0, span.end))
 
 
 def tensor_bytes(tensor: torch.Tensor) -> bytes:
@@ -120,10 +121,10 @@ def test_any_state_dict_is_read_as_torch_reads_it(
         assert record.stride in (None, tuple(tensor.stride()))
         if tensor.numel():
             assert stored_bytes(path, record) == tensor_bytes(tensor)
-        for other, twin in loaded.items():
+        for twin_name, twin in loaded.items():
             shared = tensor.untyped_storage().data_ptr() == twin.untyped_storage().data_ptr()
             if tensor.untyped_storage().nbytes() and twin.untyped_storage().nbytes():
-                assert (record.storage == records[other].storage) == shared
+                assert (record.storage == records[twin_name].storage) == shared
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

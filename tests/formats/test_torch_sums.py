@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import tieconv
 from tieconv import api
-from tieconv.checkpoint.model_files import ByteRange, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.cli import main
 from tieconv.errors import UnreadableError
 from tieconv.formats import read_checkpoint
@@ -118,11 +118,11 @@ def test_no_equality_is_claimed(make: Make, words: tuple[str, ...], tmp_path: Pa
 
 def test_a_comparison_of_two_files(tmp_path: Path) -> None:
     """`diff` reads both sides whole."""
-    one, two = single(tmp_path / "one"), single(tmp_path / "two")
-    for root in (one, two):
+    first, second = single(tmp_path / "one"), single(tmp_path / "two")
+    for root in (first, second):
         rot(root, EMBED)
     with pytest.raises(UnreadableError, match="do not have their checksum"):
-        tieconv.diff(one, two)
+        tieconv.diff(first, second)
 
 
 @pytest.mark.parametrize("verify", ["full", "structure"])
@@ -147,7 +147,9 @@ def test_reads_of_any_order() -> None:
     storages = tuple(
         Storage(str(number), span, zlib.crc32(data[span.start : span.end])) for number, span in enumerate(spans)
     )
-    records = tuple(TensorRecord(one.key, "U8", (one.range.size,), one.range, None, one.key) for one in storages)
+    records = tuple(
+        TensorRecord(storage.key, "U8", (storage.range.size,), storage.range, None, storage.key) for storage in storages
+    )
     file = WeightFile("f", 200, 10, records, None, storages)
     sums = Sums()
     sums.expect([file])

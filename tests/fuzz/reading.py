@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import tieconv
-from tieconv.checkpoint.model_files import Checkpoint, TensorRecord
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.errors import TieconvError
 from tieconv.formats.onnx.tensor import SpeltReader
 from tieconv.sources.local.files import FileSet, open_files

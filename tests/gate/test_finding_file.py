@@ -32,7 +32,7 @@ def test_the_file_is_one_of_the_model(rule, tmp_path: Path) -> None:
     assert build is not None
     path = build(tmp_path / "model")
     inspection = api.inspect(path, consumers=ASKED.get(rule.code))
-    finding = next(found for found in inspection.findings if found.rule == rule.code)
+    finding = next(candidate for candidate in inspection.findings if candidate.rule == rule.code)
     file = file_of(inspection, finding)
     assert (
         file

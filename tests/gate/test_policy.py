@@ -20,7 +20,7 @@ A, B = "/repo/models/a", "/repo/models/b"
 PATH = "/repo/ci/debt.json"
 
 
-def found(rule: str, *tensors: str, message: str = "m", file: str = "model.safetensors") -> CheckedFinding:
+def checked_finding(rule: str, *tensors: str, message: str = "m", file: str = "model.safetensors") -> CheckedFinding:
     return CheckedFinding(Finding(rule, Level.ERROR, message, tensors), file)
 
 
@@ -35,7 +35,7 @@ def waivers(model: CheckedModel) -> list[str | None]:
 
 FINDINGS = st.lists(
     st.builds(
-        found,
+        checked_finding,
         st.sampled_from(["TIE001", "TIE002", "STO001"]),
         st.sampled_from(["x", "y"]),
         message=st.text(max_size=5),
@@ -63,10 +63,10 @@ def test_a_baseline_covers_what_was_there_and_nothing_else(now, later, random) -
 @given(FINDINGS)
 def test_writing_a_baseline_is_stable(now) -> None:
     """The same findings give the same bytes, in whatever order they came."""
-    one = policy().debt({A: CheckedModel("a", tuple(now))}, PATH, None)
-    two = policy().debt({A: CheckedModel("a", tuple(reversed(now)))}, PATH, None)
-    assert one == two
-    assert policy().debt({A: CheckedModel("a", tuple(now))}, PATH, baselines.parse(one, PATH)) == one
+    first = policy().debt({A: CheckedModel("a", tuple(now))}, PATH, None)
+    second = policy().debt({A: CheckedModel("a", tuple(reversed(now)))}, PATH, None)
+    assert first == second
+    assert policy().debt({A: CheckedModel("a", tuple(now))}, PATH, baselines.parse(first, PATH)) == first
 
 
 def test_fixed_entries_are_told() -> None:
@@ -75,7 +75,7 @@ def test_fixed_entries_are_told() -> None:
     known = baselines.Baseline(PATH, Depth.CANDIDATES, entries)
     clean, unread = {A: CheckedModel("a")}, {A: CheckedModel("a", failure=Failure("m", "h"))}
     (note,) = policy(baseline=known).notes(clean)
-    assert note == f"2 entries of the baseline are fixed: rewrite it with --write-baseline {PATH}"
+    assert note == f"2 entries of the baseline are fixed: update the baseline with --write-baseline {PATH}"
     (note,) = policy(baseline=known, selection=Selection(("TIE",))).notes(clean)
     assert note.startswith("1 entry of the baseline is fixed")
     assert list(policy(baseline=known).notes(unread)) == []
@@ -103,19 +103,30 @@ def test_a_waiver_tells_why() -> None:
     judge = policy(
         settings=Settings("/repo/tieconv.toml", per_model=ignores), selection=Selection(("TIE",), ("TIE001",))
     )
-    model = judge.judge(CheckedModel("a", (found("TIE001"), found("TIE002"), found("TIE003"), found("STO001"))), A)
+    model = judge.judge(
+        CheckedModel(
+            "a",
+            (
+                checked_finding("TIE001"),
+                checked_finding("TIE002"),
+                checked_finding("TIE003"),
+                checked_finding("STO001"),
+            ),
+        ),
+        A,
+    )
     assert waivers(model) == ["ignore", "model", None]
     assert [entry.waiver.reason for entry in model.findings[:2]] == ["TIE001 is ignored", "kept for vLLM"]
-    assert waivers(judge.judge(CheckedModel("b", (found("TIE002"),)), B)) == [None]
+    assert waivers(judge.judge(CheckedModel("b", (checked_finding("TIE002"),)), B)) == [None]
 
 
 def test_an_unused_ignore_is_told() -> None:
     """Where a model that it names was checked and no finding met it; not at header depth, where none could."""
     ignores = (ModelIgnore("models/*", ("TIE002", "STO"), "r"), ModelIgnore("other/*", ("TIE",), "r"))
     judge = policy(settings=Settings("/repo/tieconv.toml", per_model=ignores))
-    models = {A: judge.judge(CheckedModel("a", (found("TIE002"),)), A), B: CheckedModel("b")}
+    models = {A: judge.judge(CheckedModel("a", (checked_finding("TIE002"),)), A), B: CheckedModel("b")}
     (note,) = judge.notes(models)
-    assert "/repo/tieconv.toml: the ignore of STO for models/* is unused" in note
+    assert "/repo/tieconv.toml: ignoring STO for models/* has no effect" in note
     assert list(replace(judge, depth=Depth.HEADER).notes(models)) == []
     assert list(replace(judge, selection=Selection(("TIE",))).notes(models)) == []
 
@@ -123,7 +134,7 @@ def test_an_unused_ignore_is_told() -> None:
 def test_the_exit_code() -> None:
     """2 for a model that could not be read, else 1 for an open finding at or above the level, else 0."""
     note = CheckedFinding(Finding("TIE004", Level.NOTE, "m"), "f")
-    waived = policy(selection=Selection(ignore=("TIE001",))).judge(CheckedModel("a", (found("TIE001"),)), A)
+    waived = policy(selection=Selection(ignore=("TIE001",))).judge(CheckedModel("a", (checked_finding("TIE001"),)), A)
     unread = CheckedModel("c", failure=Failure("m", "h"))
 
     def code(*models: CheckedModel, level: Level = Level.WARNING) -> int:
@@ -131,5 +142,5 @@ def test_the_exit_code() -> None:
 
     assert code(CheckedModel("a"), CheckedModel("a", (note,)), waived) == 0
     assert code(CheckedModel("a", (note,)), level=Level.NOTE) == 1
-    assert code(CheckedModel("a", (found("TIE001"),)), level=Level.ERROR) == 1
-    assert code(unread, CheckedModel("a", (found("TIE001"),))) == 2
+    assert code(CheckedModel("a", (checked_finding("TIE001"),)), level=Level.ERROR) == 1
+    assert code(unread, CheckedModel("a", (checked_finding("TIE001"),))) == 2

@@ -166,7 +166,7 @@ def test_gemma_3n_is_tied_by_its_class(shipped: Path) -> None:
     evidence = api.inspect(shipped / "gemma_3n_e2b", consumers="transformers")
     assert evidence.config.effective and evidence.head.output_head is not None
     assert evidence.head.output_head.name == "lm_head.weight"
-    assert {str(found.outcome) for found in evidence.consumers} == {"tied", "unknown"}
+    assert {str(prediction.outcome) for prediction in evidence.consumers} == {"tied", "unknown"}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bloom_560m", "opt_6_7b", "qwen_3_embedding_0_6b"])
@@ -177,7 +177,7 @@ def test_untying_a_bare_body_gives_it_its_prefix(name: str, shipped: Path, tmp_p
     evidence = api.inspect(tmp_path / "out", consumers="transformers")
     prefix = f"{evidence.family.prefix}."
     assert {name for name in evidence.checkpoint.tensors if not name.startswith(prefix)} == {"lm_head.weight"}
-    assert {str(found.outcome) for found in evidence.consumers} <= {"untied", "unknown"}
+    assert {str(prediction.outcome) for prediction in evidence.consumers} <= {"untied", "unknown"}
     kind = getattr(transformers, evidence.config.architectures[0])
     before, after = kind.from_pretrained(shipped / name), kind.from_pretrained(tmp_path / "out")
     assert after.lm_head.weight is not after.get_input_embeddings().weight
@@ -198,11 +198,11 @@ def test_a_head_beside_a_bare_body_is_foreseen(shipped: Path, tmp_path: Path) ->
     )
     config = json.loads((folder / "config.json").read_text()) | {"tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
-    found = {
+    outcomes = {
         prediction.version: str(prediction.outcome)
         for prediction in api.inspect(folder, consumers="transformers").consumers
     }
-    assert found == {"4.48": "error", "4.57": "error", "5.x": "untied"}
+    assert outcomes == {"4.48": "error", "4.57": "error", "5.x": "untied"}
 
 
 @pytest.mark.parametrize("flag", [True, False])
@@ -232,17 +232,17 @@ def test_another_format_that_differs_is_a_warning(name: str, shipped: Path, tmp_
     held = torch.load(file)
     table = next(key for key in held if key.endswith(("embed_tokens.weight", "word_embeddings.weight")))
     torch.save({**held, table: held[table] + 1}, file)
-    (finding,) = [found for found in api.inspect(folder).findings if found.rule == "IDX009"]
+    (finding,) = [entry for entry in api.inspect(folder).findings if entry.rule == "IDX009"]
     assert finding.level == "warning" and table in finding.message
     torch.save({**held, table: held[table][:-1]}, file)
-    assert [str(found.level) for found in api.inspect(folder, depth="header").findings] == ["warning"]
+    assert [str(entry.level) for entry in api.inspect(folder, depth="header").findings] == ["warning"]
 
 
 def test_a_half_of_an_encoder_decoder_is_read_where_transformers_reads_it(shipped: Path, tmp_path: Path) -> None:
     """Measured with 4.57.6, one name stored: BART and T5 read the decoder's, M2M100 leaves all on meta."""
     from safetensors.torch import save_file
 
-    found = {}
+    outcome_and_rule = {}
     for name, prefix in (
         ("bart_large_cnn", "model."),
         ("t5_small", ""),
@@ -258,6 +258,6 @@ def test_a_half_of_an_encoder_decoder_is_read_where_transformers_reads_it(shippe
         )
         evidence = api.inspect(folder, consumers="transformers==4.57")
         (rule,) = [str(finding.level) for finding in evidence.findings if finding.rule == "TIE005"]
-        found[name] = (str(evidence.consumers[0].outcome), rule)
+        outcome_and_rule[name] = (str(evidence.consumers[0].outcome), rule)
     read, left = ("tied", "warning"), ("error", "error")
-    assert found == {"bart_large_cnn": read, "t5_small": read, "nllb_200_600m": left, "mbart_large_50": left}
+    assert outcome_and_rule == {"bart_large_cnn": read, "t5_small": read, "nllb_200_600m": left, "mbart_large_50": left}

@@ -35,8 +35,8 @@ def test_order_and_repetition_do_not_count(select, ignore, code, random) -> None
     """A selection is a set."""
     shuffled = [*select, *select]
     random.shuffle(shuffled)
-    one, two = Selection(select, ignore), Selection(tuple(shuffled), (*ignore, *ignore))
-    assert (one.runs(code), one.ignored_by(code)) == (two.runs(code), two.ignored_by(code))
+    selection, same_codes = Selection(select, ignore), Selection(tuple(shuffled), (*ignore, *ignore))
+    assert (selection.runs(code), selection.ignored_by(code)) == (same_codes.runs(code), same_codes.ignored_by(code))
 
 
 def test_commas_repetition_and_case() -> None:
@@ -61,4 +61,4 @@ def test_near_matches_by_code_and_name() -> None:
     assert "TIE003 (missing-head)" in caught.value.hint
     with pytest.raises(SettingsError) as caught:
         find_rule("zzzzzzz")
-    assert caught.value.hint == "tieconv rules lists them"
+    assert caught.value.hint == "list all rules with: tieconv rules"

@@ -49,33 +49,33 @@ def test_the_section_of_a_pyproject() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "hint"),
+    ("text", "message", "hint"),
     [
-        ('selct = ["TIE"]', "selct is no setting", "did you mean select?"),
-        ('zzz = ["TIE"]', "zzz is no setting", "the settings are select"),
+        ('selct = ["TIE"]', "unknown setting selct", "did you mean select?"),
+        ('zzz = ["TIE"]', "unknown setting zzz", "the settings are select"),
         ('select = "TIE"', "select must be a list of rules", ""),
         ("select = [1]", "select must be a list of rules", ""),
         ('ignore = ["TIE099"]', "ignore: TIE099 is not a rule", "did you mean"),
         ('fail-on = "fatal"', "fail-on must be one of error, warning, note", ""),
-        ("fail-on = 1", "fail-on must be a text", ""),
+        ("fail-on = 1", "fail-on must be a string", ""),
         ('depth = "deep"', "depth must be one of header, candidates, full", ""),
-        ('baseline = ""', "baseline must be a text that is not empty", ""),
+        ('baseline = ""', "baseline must be a string that is not empty", ""),
         ("per-model = 3", "per-model must be tables", ""),
         ('[[per-model]]\nignore = ["TIE"]\nreason = "r"', "per-model[1].model is missing", ""),
         ('[[per-model]]\nmodel = "a"\nreason = "r"', "per-model[1].ignore is missing", ""),
         ('[[per-model]]\nmodel = "a"\nignore = []\nreason = "r"', "per-model[1].ignore is missing", ""),
         ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]', "per-model[1].reason is missing: say why", ""),
-        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nreason = " "', "per-model[1].reason must be a text", ""),
-        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nresaon = "x"', "per-model[1].resaon is no setting", "reason"),
-        ("a = = 1", "is no TOML", "mend the line"),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nreason = " "', "per-model[1].reason must be a string", ""),
+        ('[[per-model]]\nmodel = "a"\nignore = ["TIE"]\nresaon = "x"', "unknown setting per-model[1].resaon", "reason"),
+        ("a = = 1", "is not valid TOML", "correct the line"),
         ("a = " + "[" * 5000, "", ""),
     ],
 )
-def test_what_is_not_understood_is_told(text: str, told: str, hint: str) -> None:
+def test_what_is_not_understood_is_told(text: str, message: str, hint: str) -> None:
     """One sentence with the file and the key, and a hint."""
     with pytest.raises(SettingsError) as caught:
         parse_settings(text, "/r/tieconv.toml")
-    assert "/r/tieconv.toml" in caught.value.message and told in caught.value.message
+    assert "/r/tieconv.toml" in caught.value.message and message in caught.value.message
     assert hint in caught.value.hint and caught.value.hint
 
 
@@ -83,8 +83,8 @@ def test_what_is_not_understood_is_told(text: str, told: str, hint: str) -> None
 def test_no_text_breaks_the_parser(text: str) -> None:
     """Any text is settings or a `SettingsError`."""
     try:
-        found = parse_settings(text, "/r/tieconv.toml")
+        settings = parse_settings(text, "/r/tieconv.toml")
     except SettingsError as error:
         assert error.message.isprintable()
     else:
-        assert isinstance(found, Settings)
+        assert isinstance(settings, Settings)

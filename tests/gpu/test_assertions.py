@@ -26,7 +26,7 @@ HIDDEN = {
     "reason": "CUDA_VISIBLE_DEVICES is empty",
     "hint": "unset CUDA_VISIBLE_DEVICES",
 }
-AUTO = {"exit": 0, "active": CPU, "notes": ["the CPU was used: no GPU"]}
+AUTO = {"exit": 0, "active": CPU, "notes": ["the session runs on the CPU: no GPU"]}
 HEAVY = {"verdict": "not_run", "code": "session.fallback-nodes", "reason": "run on the CPU: MatMulInteger product"}
 
 

@@ -85,7 +85,7 @@ def test_no_device_is_no_run(row) -> None:
     assert found["hint"] == "unset CUDA_VISIBLE_DEVICES"
     found = row("refusals", CASES[1])
     assert (found["exit"], found["active"]) == (0, CPU)
-    assert any("the CPU was used" in note for note in found["notes"])
+    assert any("runs on the CPU" in note for note in found["notes"])
 
 
 def test_a_silent_fallback_is_detected(row) -> None:

@@ -79,7 +79,7 @@ def figures(report: Parity) -> dict[str, Any]:
         "hint": report.hint or None,
         "active": report.provider.active or None,
         "fallback_nodes": report.provider.fallback_nodes,
-        "reference": (report.metrics.get("reference") or {}).get("dtype"),  # type: ignore[attr-defined]
+        "reference": report.metrics.reference.dtype if report.metrics else None,
         "failed": [gate.name for gate in report.gates if not gate.passed],
         "gates": {gate.name: {"value": short(gate.value), "limit": short(gate.limit)} for gate in report.gates},
         "worst_cases": [
@@ -96,21 +96,25 @@ def figures(report: Parity) -> dict[str, Any]:
 
 def _errors(report: Parity) -> dict[str, Any] | None:
     """Relative RMS and largest error of graph and floor."""
-    logits: Any = report.metrics.get("logits")
-    if not logits:
+    logits = report.metrics.pools.logits if report.metrics else None
+    if logits is None:
         return None
     return {
-        side: {key: short(logits[side][key]) for key in ("relative_rms", "max_abs", "top1")}
-        for side in ("graph", "floor")
+        side: {key: short(getattr(errors, key)) for key in ("relative_rms", "max_abs", "top1")}
+        for side, errors in (("graph", logits.graph), ("floor", logits.floor))
     }
 
 
 def _tf32(report: Parity) -> dict[str, Any] | None:
     """The same graph with products rounded to TF32: reported, never judged."""
-    apart: Any = report.metrics.get("tf32")
-    if not apart:
+    pools = report.metrics.tf32 if report.metrics else None
+    if pools is None:
         return None
-    return {which: {key: short(apart[which][key]) for key in ("ratio", "max_ratio")} for which in apart if apart[which]}
+    return {
+        key: {"ratio": short(pooled.ratio), "max_ratio": short(pooled.max_ratio)}
+        for key, pooled in (("logits", pools.logits), ("steps", pools.steps))
+        if pooled
+    }
 
 
 def short(value: float | None) -> float | None:

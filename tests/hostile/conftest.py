@@ -44,14 +44,14 @@ def run(*arguments: object) -> Answer:
 
 def snapshot(home: Path) -> dict[str, tuple[object, ...]]:
     """Everything under ``home`` that a write would change, without reading a file."""
-    found: dict[str, tuple[object, ...]] = {}
+    seen: dict[str, tuple[object, ...]] = {}
     for directory, subdirectories, files in os.walk(home):
         for name in (*subdirectories, *files):
             path = os.path.join(directory, name)
             status = os.lstat(path)
             link = os.readlink(path) if os.path.islink(path) else ""
-            found[path] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, link)
-    return found
+            seen[path] = (status.st_ino, status.st_mode, status.st_size, status.st_mtime_ns, status.st_ctime_ns, link)
+    return seen
 
 
 def faults_of_text(text: str) -> list[str]:

@@ -29,10 +29,10 @@ BYTES = 4096
 
 @pytest.fixture
 def case(request: pytest.FixtureRequest, corpus: Mapping[str, Case]) -> Case:
-    found = corpus[request.param]
-    if found.skip:
-        pytest.skip(found.skip)
-    return found
+    hostile_file = corpus[request.param]
+    if hostile_file.skip:
+        pytest.skip(hostile_file.skip)
+    return hostile_file
 
 
 def each(*, without: Collection[str] = ()) -> pytest.MarkDecorator:

@@ -117,7 +117,7 @@ def test_no_run_file(org: Hub, tieconv: Run, tmp_path: Path) -> None:
     """A file of another kind is neither read nor written over."""
     (tmp_path / "notes").write_text("my notes\nmore\n")
     result = tieconv("check", "hf://org/*", "--resume", "notes")
-    assert result.returncode == 2 and "no file of a run" in result.stderr
+    assert result.returncode == 2 and "is not a tieconv.run/1 file" in result.stderr
     assert (tmp_path / "notes").read_text() == "my notes\nmore\n"
 
 

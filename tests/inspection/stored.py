@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 
 Array = npt.NDArray[Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.inspection.blocks import BLOCK, SAMPLE, pieces, sample_pieces, stream
-from tieconv.inspection.equality import common_prefix, equal
+from tieconv.inspection.equality.compare_bytes import common_prefix, equal
 
 from .stored import Memory
 
@@ -31,11 +31,11 @@ def test_a_single_changed_byte_is_found_wherever_it_is(size: int, data: st.DataO
     left = bytes(size)
     assert equal(*pair(left, left))
     if size:
-        place = data.draw(st.integers(0, size - 1))
+        index = data.draw(st.integers(0, size - 1))
         right = bytearray(left)
-        right[place] = 1
+        right[index] = 1
         assert not equal(*pair(left, bytes(right)))
-        assert common_prefix(*pair(left, bytes(right))) == place
+        assert common_prefix(*pair(left, bytes(right))) == index
 
 
 def test_an_equal_pair_is_read_whole_and_its_samples_twice() -> None:
@@ -54,9 +54,9 @@ def test_a_small_equal_pair_is_read_once() -> None:
 
 def test_a_difference_in_a_sample_is_found_with_few_bytes() -> None:
     size = 8 * BLOCK
-    for place in (0, size - 1, size // 2):
+    for index in (0, size - 1, size // 2):
         right = bytearray(size)
-        right[place] = 1
+        right[index] = 1
         memory, a, b = pair(bytes(size), bytes(right))
         reader = memory.counted()
         assert not equal(reader, a, b)

@@ -30,8 +30,8 @@ EXPECTED = {
 @pytest.mark.parametrize(("tied", "head"), EXPECTED)
 def test_consistent(tied: bool, head: str, tmp_path: Path) -> None:
     """An untied group needs every name and no comparison; a tied one needs equal bytes, which headers cannot tell."""
-    given = HEADS[head]
-    path = save(tmp_path / "model", flagged(LLAMA, tied), llama(**({} if given is None else {"head": given})))
+    tensors = HEADS[head]
+    path = save(tmp_path / "model", flagged(LLAMA, tied), llama(**({} if tensors is None else {"head": tensors})))
     shallow, deep = (api.inspect(path, depth=depth).word_tie for depth in (Depth.HEADER, Depth.CANDIDATES))
     assert shallow is not None and deep is not None
     assert (shallow.consistent, deep.consistent, deep.bytes_wasted) == EXPECTED[tied, head]
@@ -41,6 +41,6 @@ def test_consistent(tied: bool, head: str, tmp_path: Path) -> None:
 
 def test_an_adapter_leaves_the_tie_to_its_base_model(tmp_path: Path) -> None:
     """No flag of an adapter says that a model is tied, and nothing is known of it."""
-    found = api.inspect(pef003_good(tmp_path / "model"))
-    assert (found.config.effective, found.config.known, found.ties) == (False, False, ())
-    assert found.config.why == "Unknown: the base model decides whether the pair is tied."
+    evidence = api.inspect(pef003_good(tmp_path / "model"))
+    assert (evidence.config.effective, evidence.config.known, evidence.ties) == (False, False, ())
+    assert evidence.config.why == "Unknown: the base model decides whether the pair is tied."

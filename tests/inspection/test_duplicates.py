@@ -9,10 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.inspection import Duplicate, State
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import State
+from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.inspection.blocks import BLOCK, SAMPLE
-from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.equality.duplicates import find_duplicates
 
 from .stored import Memory, bits_of, normal, values_of
 
@@ -36,8 +37,8 @@ def test_classes_are_those_of_type_shape_and_bytes(contents: list[tuple[str, byt
         shape = (len(data) // (2 if dtype == "BF16" else 1),)
         tensors.append(memory.store(f"t{number:02}", dtype, data, shape))
         expected[dtype, data].append(f"t{number:02}")
-    found = find_duplicates(memory, tensors)
-    assert identical(found) == {tuple(names) for (_, data), names in expected.items() if data and len(names) > 1}
+    duplicates = find_duplicates(memory, tensors)
+    assert identical(duplicates) == {tuple(names) for (_, data), names in expected.items() if data and len(names) > 1}
 
 
 @settings(deadline=None)
@@ -64,16 +65,16 @@ def test_agreeing_bytes_are_read_once_besides_the_samples() -> None:
     memory = Memory()
     size = 4 * BLOCK
     same = [memory.store(f"same{n}", "U8", bytes(size), (size,)) for n in range(3)]
-    other = bytearray(size)
-    other[0] = 1
-    early = memory.store("early", "U8", bytes(other), (size,))
-    other = bytearray(size)
-    other[BLOCK + 5] = 1
-    late = memory.store("late", "U8", bytes(other), (size,))
+    changed_bytes = bytearray(size)
+    changed_bytes[0] = 1
+    early = memory.store("early", "U8", bytes(changed_bytes), (size,))
+    changed_bytes = bytearray(size)
+    changed_bytes[BLOCK + 5] = 1
+    late = memory.store("late", "U8", bytes(changed_bytes), (size,))
     alone = memory.store("alone", "U8", bytes(size + 1), (size + 1,))
     reader = memory.counted()
-    (found,) = find_duplicates(reader, [*same, early, late, alone])
-    assert found == Duplicate(State.IDENTICAL, ("same0", "same1", "same2"), 2 * size)
+    (duplicate,) = find_duplicates(reader, [*same, early, late, alone])
+    assert duplicate == Duplicate(State.IDENTICAL, ("same0", "same1", "same2"), 2 * size)
     assert reader.bytes_read == 3 * size + 2 * BLOCK + 4 * 3 * SAMPLE + SAMPLE
 
 
@@ -85,8 +86,8 @@ def test_many_that_differ_only_between_the_samples() -> None:
         blob = bytearray(size)
         blob[SAMPLE : SAMPLE + 2] = (number // 2).to_bytes(2, "little")
         tensors.append(memory.store(f"t{number:03}", "U8", bytes(blob), (size,)))
-    found = find_duplicates(memory, tensors)
-    assert identical(found) == {(f"t{n:03}", f"t{n + 1:03}") for n in range(0, 300, 2)}
+    duplicates = find_duplicates(memory, tensors)
+    assert identical(duplicates) == {(f"t{n:03}", f"t{n + 1:03}") for n in range(0, 300, 2)}
 
 
 def test_transposed_pairs_among_one_of_each_class() -> None:
@@ -189,6 +190,6 @@ def test_order_does_not_depend_on_the_order_given() -> None:
         for copy in (1, 0)
         for seed, name in enumerate("zmc")
     ]
-    found = find_duplicates(memory, tensors)
-    assert [duplicate.tensors for duplicate in found] == [("c0", "c1"), ("m0", "m1"), ("z0", "z1")]
-    assert find_duplicates(memory, tensors[::-1]) == found
+    duplicates = find_duplicates(memory, tensors)
+    assert [duplicate.tensors for duplicate in duplicates] == [("c0", "c1"), ("m0", "m1"), ("z0", "z1")]
+    assert find_duplicates(memory, tensors[::-1]) == duplicates

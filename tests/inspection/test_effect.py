@@ -24,10 +24,10 @@ IN_4 = " Tied in transformers 4, which discards the stored head."
 
 def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> str:
     """The sentence for a model with these files; the JSON has it too."""
-    found = api.inspect(save(folder / "model", config, tensors))
-    document = json.loads(json.dumps(found.to_dict()))
-    assert document["config"]["effect"] == found.config.effect
-    return found.config.effect
+    evidence = api.inspect(save(folder / "model", config, tensors))
+    document = json.loads(json.dumps(evidence.to_dict()))
+    assert document["config"]["effect"] == evidence.config.effect
+    return evidence.config.effect
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,8 @@ def effect(folder: Path, config: dict[str, Any], tensors: dict[str, Array]) -> s
 def test_a_head_of_its_own_in_a_class_that_always_ties(flag: bool | None, more: str, tmp_path: Path) -> None:
     """Flan-T5: first what the loaded model is, then why."""
     config = T5 if flag is None else T5 | {"tie_word_embeddings": flag}
-    found = effect(tmp_path, config, {"shared.weight": matrix(), "lm_head.weight": matrix() + 1})
-    assert found == (
+    outcome = effect(tmp_path, config, {"shared.weight": matrix(), "lm_head.weight": matrix() + 1})
+    assert outcome == (
         f"Untied{' in transformers 5' if more else ''}: lm_head.weight is stored and differs from the embedding.{more}"
     )
 
@@ -83,9 +83,9 @@ def test_an_embedding_in_two_parts_is_stored(tmp_path: Path) -> None:
     start = "model.transformer.wte."
     tensors = {f"{start}embedding": matrix(), f"{start}new_embedding": matrix(2), "lm_head.weight": matrix()}
     folder = save(tmp_path / "m", MOLMO2, tensors)
-    found = api.inspect(folder).to_dict()["head"]
-    assert isinstance(found, dict)
-    assert [piece["name"] for piece in found["embedding_pieces"]] == [f"{start}embedding", f"{start}new_embedding"]
+    head = api.inspect(folder).to_dict()["head"]
+    assert isinstance(head, dict)
+    assert [piece["name"] for piece in head["embedding_pieces"]] == [f"{start}embedding", f"{start}new_embedding"]
     (folder / "model.safetensors").unlink()
     lacking = save(tmp_path / "n", MOLMO2, {f"{start}embedding": matrix(), "lm_head.weight": matrix()})
     head = api.inspect(lacking).to_dict()["head"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.inspection.numeric.bits import (
     FORMATS,
     convert,
@@ -49,11 +49,11 @@ def test_conversion_rounds_once_to_nearest_even(source: str, target: str) -> Non
     bits = rng.integers(0, 1 << width, 3000, dtype=f"u{width // 8}").astype(f"<u{width // 8}")
     tame = bits_of(rng.standard_normal(3000) * 10.0 ** rng.integers(-8, 5, 3000), source)
     bits = np.concatenate([bits, tame])
-    found = convert(bits, FORMATS[source], FORMATS[target])
+    converted = convert(bits, FORMATS[source], FORMATS[target])
     expected = bits_of(values_of(bits, source), target)
     nan = np.isnan(values_of(bits, source))
-    assert np.array_equal(found[~nan], expected[~nan])
-    assert is_nan(found[nan], FORMATS[target]).all()
+    assert np.array_equal(converted[~nan], expected[~nan])
+    assert is_nan(converted[nan], FORMATS[target]).all()
 
 
 @settings(deadline=None)
@@ -63,11 +63,11 @@ def test_conversion_of_any_pattern(data: st.DataObject) -> None:
     pattern = data.draw(patterns(source))
     bits = np.array([pattern], f"<u{BITS[source] // 8}")
     value = value_of(pattern, source)
-    found = int(convert(bits, FORMATS[source], FORMATS[target])[0])
+    converted = int(convert(bits, FORMATS[source], FORMATS[target])[0])
     if value == value:
-        assert found == exact_bits(value, target)
+        assert converted == exact_bits(value, target)
     else:
-        assert value_of(found, target) != value_of(found, target)
+        assert value_of(converted, target) != value_of(converted, target)
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])

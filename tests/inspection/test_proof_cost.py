@@ -10,9 +10,9 @@ import pytest
 
 PROLOGUE = """
 import os, resource, sys
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.inspection.duplicates import find_duplicates
-from tieconv.inspection.relation import relate
+from tieconv.checkpoint.files.model_files import ByteRange, TensorRecord
+from tieconv.inspection.equality.duplicates import find_duplicates
+from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.tensor_values import bias_summary, has_nan
 
 class Pattern:
@@ -70,12 +70,12 @@ def test_equality_of_256_mib_needs_little_memory_and_no_numpy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "other", "changed"),
+    ("state", "canonical", "changed"),
     [
         ("transposed", 'tensor("b", "BF16", 2048, 65536, 2)', "lambda offset: False"),
         ("near", 'tensor("b", "BF16", 65536, 2048, 2)', "lambda offset: True"),
         ("cast", 'tensor("b", "F32", 65536, 2048, 4)', "lambda offset: True"),
     ],
 )
-def test_numbers_from_256_mib_need_less_than_150(state: str, other: str, changed: str) -> None:
-    assert mebibytes(NUMERIC.format(state=state, other=other, changed=changed)) < 150
+def test_numbers_from_256_mib_need_less_than_150(state: str, canonical: str, changed: str) -> None:
+    assert mebibytes(NUMERIC.format(state=state, other=canonical, changed=changed)) < 150

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.inspection.stored import Array, Memory
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.inspection.equality.relation import relate
+from tieconv.inspection.numeric import factor_bounds
 from tieconv.inspection.numeric import rows as numeric_rows
-from tieconv.inspection.numeric import scale as numeric_scale
 from tieconv.inspection.numeric import transpose as numeric_transpose
 from tieconv.inspection.numeric.bits import PIECE
-from tieconv.inspection.relation import relate
 
 ROWS, WIDTH = 256, 4096
 PASSES = 8
@@ -23,9 +23,9 @@ PASSES = 8
 Make = Callable[[int, Array, Array], tuple[Array, Array]]
 
 
-def changed(bits: Array, place: int, by: int = 1) -> Array:
+def changed(bits: Array, index: int, by: int = 1) -> Array:
     bits = bits.copy()
-    bits[place] ^= by
+    bits[index] ^= by
     return bits
 
 
@@ -35,30 +35,32 @@ def filled(zeros: Array, bits: int) -> Array:
 
 MIDDLE = ROWS * WIDTH // 2 + 999  # outside the samples
 KINDS: dict[str, Make] = {
-    "one byte": lambda one, zero, normal: (zero, changed(zero, MIDDLE)),
-    "one byte, large": lambda one, zero, normal: (zero, changed(zero, MIDDLE, one)),
-    "the last byte": lambda one, zero, normal: (zero, changed(zero, -1)),
-    "zeros, one of them scaled": lambda one, zero, normal: (changed(zero, MIDDLE, one), changed(zero, MIDDLE, one + 9)),
-    "zeros of both signs": lambda one, zero, normal: (zero, filled(zero, 1 << (8 * zero.itemsize - 1))),
-    "constant": lambda one, zero, normal: (filled(zero, one), changed(filled(zero, one), MIDDLE)),
-    "two constants": lambda one, zero, normal: (filled(zero, one), filled(zero, one + 5)),
-    "repeated rows": lambda one, zero, normal: (
+    "one byte": lambda unit, zero, normal: (zero, changed(zero, MIDDLE)),
+    "one byte, large": lambda unit, zero, normal: (zero, changed(zero, MIDDLE, unit)),
+    "the last byte": lambda unit, zero, normal: (zero, changed(zero, -1)),
+    "zeros, one of them scaled": lambda unit, zero, normal: (
+        changed(zero, MIDDLE, unit), changed(zero, MIDDLE, unit + 9)
+    ),
+    "zeros of both signs": lambda unit, zero, normal: (zero, filled(zero, 1 << (8 * zero.itemsize - 1))),
+    "constant": lambda unit, zero, normal: (filled(zero, unit), changed(filled(zero, unit), MIDDLE)),
+    "two constants": lambda unit, zero, normal: (filled(zero, unit), filled(zero, unit + 5)),
+    "repeated rows": lambda unit, zero, normal: (
         np.tile(normal[:WIDTH], ROWS), changed(np.tile(normal[:WIDTH], ROWS), MIDDLE)
     ),
-    "NaN of other bits": lambda one, zero, normal: (filled(zero, one * 2 + 3), filled(zero, one * 2 + 4)),
-    "NaN beside zero": lambda one, zero, normal: (filled(zero, one * 2 + 3), zero),
-    "subnormal": lambda one, zero, normal: (zero + normal % 60, changed(zero + normal % 60, MIDDLE)),
-    "subnormal, doubled": lambda one, zero, normal: (normal % 50, normal % 50 * 2),
-    "unrelated": lambda one, zero, normal: (normal, normal[::-1]),
-    "scaled but for one": lambda one, zero, normal: (normal, changed(doubled(one, normal), MIDDLE)),
-    "scaled but for every seventh": lambda one, zero, normal: (normal, sevenths(doubled(one, normal))),
-    "scaled but for two far off": lambda one, zero, normal: (
-        normal, changed(changed(doubled(one, normal), MIDDLE, 64), MIDDLE + 5, 64)
+    "NaN of other bits": lambda unit, zero, normal: (filled(zero, unit * 2 + 3), filled(zero, unit * 2 + 4)),
+    "NaN beside zero": lambda unit, zero, normal: (filled(zero, unit * 2 + 3), zero),
+    "subnormal": lambda unit, zero, normal: (zero + normal % 60, changed(zero + normal % 60, MIDDLE)),
+    "subnormal, doubled": lambda unit, zero, normal: (normal % 50, normal % 50 * 2),
+    "unrelated": lambda unit, zero, normal: (normal, normal[::-1]),
+    "scaled but for one": lambda unit, zero, normal: (normal, changed(doubled(unit, normal), MIDDLE)),
+    "scaled but for every seventh": lambda unit, zero, normal: (normal, sevenths(doubled(unit, normal))),
+    "scaled but for two far off": lambda unit, zero, normal: (
+        normal, changed(changed(doubled(unit, normal), MIDDLE, 64), MIDDLE + 5, 64)
     ),
 }  # fmt: skip
 
 
-def doubled(one: int, bits: Array) -> Array:
+def doubled(unit: int, bits: Array) -> Array:
     return bits + bits.dtype.type(1 << (23 if bits.itemsize == 4 else 7))
 
 
@@ -72,8 +74,8 @@ def pair(kind: str, dtype: str) -> tuple[Array, Array]:
     words = np.dtype("<u4" if dtype == "F32" else "<u2")
     values = (np.random.default_rng(0).standard_normal(ROWS * WIDTH) * 0.02).astype("<f4").view("<u4")
     normal = values if words.itemsize == 4 else (values >> 16).astype(words)
-    one = 0x3F80_0000 if words.itemsize == 4 else 0x3F80
-    left, right = KINDS[kind](one, np.zeros(ROWS * WIDTH, words), normal)
+    unit = 0x3F80_0000 if words.itemsize == 4 else 0x3F80
+    left, right = KINDS[kind](unit, np.zeros(ROWS * WIDTH, words), normal)
     return left.astype(words), right.astype(words)
 
 
@@ -84,13 +86,13 @@ def test_passes(kind: str, dtype: str, shape: tuple[int, int], monkeypatch: pyte
     """A few passes over the bytes, and no more than one whose every element bounds a factor, whatever they hold."""
     memory, bounded = Memory(), [0]
     left, right = pair(kind, dtype)
-    interval = numeric_scale._interval
+    interval = factor_bounds._interval
 
     def counted(values: Array, *rest: object) -> object:
         bounded[0] += len(values)
         return interval(values, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(numeric_scale, "_interval", counted)
+    monkeypatch.setattr(factor_bounds, "_interval", counted)
     reader = memory.counted()
     stored = [memory.store(name, dtype, bits.reshape(shape)) for name, bits in (("a", left), ("b", right))]
     tracemalloc.start()
@@ -111,9 +113,9 @@ def test_comparisons_of_a_transpose(dtype: str, shape: tuple[int, int], monkeypa
     bits = np.arange(shape[0] * shape[1]).astype(f"<u{width}").reshape(shape)
     same = np.array_equal
 
-    def counted(one: Array, two: Array) -> bool:
+    def counted(left: Array, right: Array) -> bool:
         calls[0] += 1
-        return same(one, two)
+        return same(left, right)
 
     monkeypatch.setattr(numeric_transpose.np, "array_equal", counted)
     stored = [memory.store("a", dtype, bits), memory.store("b", dtype, bits.T)]

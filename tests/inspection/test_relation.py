@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.interface import State
 from tieconv.checkpoint.relation.proved import Compared, Empty, Identical, OtherShape
-from tieconv.inspection.relation import relate
+from tieconv.inspection.equality.relation import relate
 
 from .stored import FLOAT_DTYPES, INFINITY, MANTISSA, Array, Memory, bits_of, normal, values_of
 
@@ -25,9 +25,9 @@ PAIRS = list(permutations(FLOAT_DTYPES, 2))
 def relation(left: tuple[str, Array], right: tuple[str, Array]) -> Compared:
     """Relate two (dtype, bits); the detail must be finite JSON."""
     memory = Memory()
-    found = relate(memory, memory.store("a", *left), memory.store("b", *right))
-    json.dumps(found.to_dict(), allow_nan=False)
-    return found
+    evidence = relate(memory, memory.store("a", *left), memory.store("b", *right))
+    json.dumps(evidence.to_dict(), allow_nan=False)
+    return evidence
 
 
 def matrix(dtype: str, rows: int = 12, columns: int = 32, seed: int = 0) -> Array:
@@ -59,8 +59,8 @@ class TestIdentical:
         assert relation(("F16", empty), ("F16", empty)).state is State.IDENTICAL
 
     def test_scalars(self) -> None:
-        one = np.array(0x3F80, "<u2")
-        assert relation(("BF16", one), ("BF16", one)).state is State.IDENTICAL
+        number = np.array(0x3F80, "<u2")
+        assert relation(("BF16", number), ("BF16", number)).state is State.IDENTICAL
 
     def test_same_bytes_of_another_type_are_not(self) -> None:
         bits = matrix("F16")
@@ -78,8 +78,8 @@ class TestIdentical:
         rng = np.random.default_rng(seed)
         left = rng.integers(0, 2**16, (rows, columns), dtype="<u2")
         right = left.copy()
-        place = data.draw(st.integers(0, left.size - 1))
-        right.ravel()[place] ^= np.uint16(1 << data.draw(st.integers(0, 15)))
+        index = data.draw(st.integers(0, left.size - 1))
+        right.ravel()[index] ^= np.uint16(1 << data.draw(st.integers(0, 15)))
         dtype = data.draw(st.sampled_from(["F16", "BF16", "I16"]))
         assert relation((dtype, left), (dtype, right)).state is not State.IDENTICAL
 
@@ -105,8 +105,8 @@ class TestTransposed:
         expected = State.IDENTICAL if same else State.TRANSPOSED
         assert relation(("I16", bits), ("I16", turned)).state is expected
         turned[data.draw(st.integers(0, columns - 1)), data.draw(st.integers(0, rows - 1))] ^= 1
-        found = relation(("I16", bits), ("I16", turned)).state
-        assert found is (State.IDENTICAL if np.array_equal(bits, turned) else State.DISTINCT)
+        state = relation(("I16", bits), ("I16", turned)).state
+        assert state is (State.IDENTICAL if np.array_equal(bits, turned) else State.DISTINCT)
 
     @pytest.mark.parametrize("shape", [(2100, 2300), (2300, 2100)])
     def test_tiles_larger_than_one_buffer(self, shape: tuple[int, int]) -> None:
@@ -133,13 +133,13 @@ class TestCast:
         exact = matrix(wide)
         rounded = bits_of(values_of(exact, wide), narrow)
         sides = [(wide, exact), (narrow, rounded)]
-        found = relation(*(sides[::-1] if swap else sides))
+        evidence = relation(*(sides[::-1] if swap else sides))
         names = {"exact": "b" if swap else "a", "narrow": "a" if swap else "b"}
         back = bits_of(values_of(rounded, narrow), wide)
-        assert found.state is State.CAST
-        assert found.to_dict()["lossless"] == np.array_equal(back, exact)
+        assert evidence.state is State.CAST
+        assert evidence.to_dict()["lossless"] == np.array_equal(back, exact)
         if not np.array_equal(back, exact):
-            assert found.to_dict() == {**names, "lossless": False}
+            assert evidence.to_dict() == {**names, "lossless": False}
         widened = relation((narrow, rounded), (wide, back))
         assert (widened.state, widened.to_dict()["lossless"]) == (State.CAST, True)
 
@@ -147,9 +147,9 @@ class TestCast:
     def test_one_ulp_off_is_near(self, wide: str, narrow: str) -> None:
         exact = matrix(wide)
         rounded = bump(bits_of(values_of(exact, wide), narrow))
-        found = relation((wide, exact), (narrow, rounded))
-        assert found.state is State.NEAR
-        assert found.to_dict()["max_ulp"] is None
+        evidence = relation((wide, exact), (narrow, rounded))
+        assert evidence.state is State.NEAR
+        assert evidence.to_dict()["max_ulp"] is None
 
     def test_lossless_by_nan_payload(self) -> None:
         wide = matrix("F32")
@@ -158,8 +158,8 @@ class TestCast:
         wide[0, 0], narrow[0, 0] = 0x7FC1_0000, 0x7FC1
         assert relation(("F32", wide), ("BF16", narrow)).to_dict()["lossless"] is True
         narrow[0, 0] = 0x7FC0
-        found = relation(("F32", wide), ("BF16", narrow))
-        assert (found.state, found.to_dict()["lossless"]) == (State.CAST, False)
+        evidence = relation(("F32", wide), ("BF16", narrow))
+        assert (evidence.state, evidence.to_dict()["lossless"]) == (State.CAST, False)
 
     @pytest.mark.parametrize("dtype", ["F16", "BF16"])
     def test_subnormal_overflowing_and_infinite_values_round_too(self, dtype: str) -> None:
@@ -180,8 +180,8 @@ class TestCast:
         narrow = matrix("BF16")
         wide = narrow.astype("<u4") << 16
         (wide if side else narrow)[0, 0] = 0x7FC0_0000 if side else 0x7FC0
-        found = relation(("F32", wide), ("BF16", narrow))
-        assert (found.state, found.to_dict()["nan_rows"]) == (State.NEAR, 1)
+        evidence = relation(("F32", wide), ("BF16", narrow))
+        assert (evidence.state, evidence.to_dict()["nan_rows"]) == (State.NEAR, 1)
 
     def test_a_rounding_through_float32_is_not_a_cast(self) -> None:
         values = np.array([[1 + 2.0**-8 + 2.0**-40, 3.0, -7.5, 0.1]])
@@ -192,9 +192,9 @@ class TestCast:
         wide, narrow = matrix("F32"), bits_of(values_of(matrix("F32"), "F32"), "BF16")
         wide = narrow.astype("<u4") << 16
         wide[0, 0], narrow[0, 0] = 0, 0x8000
-        found = relation(("F32", wide), ("BF16", narrow))
-        assert found.state is State.NEAR
-        assert found.to_dict()["sign_of_zero_only"] is True
+        evidence = relation(("F32", wide), ("BF16", narrow))
+        assert evidence.state is State.NEAR
+        assert evidence.to_dict()["sign_of_zero_only"] is True
 
 
 FACTORS = [2.0, 0.5, -1.0, -4.0, 2.0**-7, sqrt(32), 1 / sqrt(32), -sqrt(32), 0.3, 12.0, 3.1415926, 1.25]
@@ -206,57 +206,65 @@ class TestScaled:
     def test_factor_and_exactness(self, dtype: str, factor: float) -> None:
         bits = matrix(dtype)
         product = bits_of(values_of(bits, dtype) * factor, dtype)
-        found = relation((dtype, bits), (dtype, product))
-        assert found.state is State.SCALED
-        assert (found.to_dict()["exact"], found.to_dict()["max_ulp"]) == (True, 0)
-        assert found.to_dict()["power_of_two"] == (abs(np.frexp(factor)[0]) == 0.5)
-        again = bits_of(values_of(bits, dtype) * found.to_dict()["factor"], dtype)
+        evidence = relation((dtype, bits), (dtype, product))
+        assert evidence.state is State.SCALED
+        assert (evidence.to_dict()["exact"], evidence.to_dict()["max_ulp"]) == (True, 0)
+        assert evidence.to_dict()["power_of_two"] == (abs(np.frexp(factor)[0]) == 0.5)
+        again = bits_of(values_of(bits, dtype) * evidence.to_dict()["factor"], dtype)
         assert np.array_equal(again, product)
         if factor in FACTORS[:8]:
-            assert found.to_dict()["factor"] == factor
+            assert evidence.to_dict()["factor"] == factor
 
     @pytest.mark.parametrize("dtype", ["F16", "BF16", "F32"])
     @pytest.mark.parametrize("width", [2048, 640, 3072])
     def test_a_rounded_root_of_the_width(self, dtype: str, width: int) -> None:
         factor = float(values_of(bits_of(np.array([sqrt(width)]), dtype), dtype)[0])
         bits = matrix(dtype, 3, width)
-        found = relation((dtype, bits), (dtype, bits_of(values_of(bits, dtype) * factor, dtype)))
-        assert (found.state, found.to_dict()["factor"], found.to_dict()["exact"]) == (State.SCALED, factor, True)
+        evidence = relation((dtype, bits), (dtype, bits_of(values_of(bits, dtype) * factor, dtype)))
+        assert (evidence.state, evidence.to_dict()["factor"], evidence.to_dict()["exact"]) == (
+            State.SCALED,
+            factor,
+            True,
+        )
 
     @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
     def test_within_one_ulp_is_scaled_and_two_is_not(self, dtype: str) -> None:
         bits = matrix(dtype)
         product = bits_of(values_of(bits, dtype) * 0.75, dtype)
-        found = relation((dtype, bits), (dtype, bump(product)))
-        assert found.state is State.SCALED
-        assert (found.to_dict()["exact"], found.to_dict()["max_ulp"]) == (False, 1)
+        evidence = relation((dtype, bits), (dtype, bump(product)))
+        assert evidence.state is State.SCALED
+        assert (evidence.to_dict()["exact"], evidence.to_dict()["max_ulp"]) == (False, 1)
         assert relation((dtype, bits), (dtype, bump(product, 4))).state is State.DISTINCT
 
-    @pytest.mark.parametrize(("one", "two"), [("BF16", "F32"), ("F32", "BF16"), ("F16", "F64"), ("F32", "F64")])
-    def test_between_types(self, one: str, two: str) -> None:
-        bits = matrix(one)
-        found = relation((one, bits), (two, bits_of(values_of(bits, one) * -3, two)))
-        assert found.state is State.SCALED
-        assert found.to_dict()["factor"] == pytest.approx(-3, rel=2.0**-9)
-        assert found.to_dict()["exact"] is True
+    @pytest.mark.parametrize(("narrow", "wide"), [("BF16", "F32"), ("F32", "BF16"), ("F16", "F64"), ("F32", "F64")])
+    def test_between_types(self, narrow: str, wide: str) -> None:
+        bits = matrix(narrow)
+        evidence = relation((narrow, bits), (wide, bits_of(values_of(bits, narrow) * -3, wide)))
+        assert evidence.state is State.SCALED
+        assert evidence.to_dict()["factor"] == pytest.approx(-3, rel=2.0**-9)
+        assert evidence.to_dict()["exact"] is True
 
     def test_the_canonical_side_may_be_the_rounded_one(self) -> None:
         wide = matrix("F32")
-        found = relation(("BF16", bits_of(values_of(wide, "F32") / 8, "BF16")), ("F32", wide))
-        assert found.state is State.SCALED
-        assert (found.to_dict()["factor"], found.to_dict()["rounded"], found.to_dict()["exact"]) == (8.0, "a", False)
+        evidence = relation(("BF16", bits_of(values_of(wide, "F32") / 8, "BF16")), ("F32", wide))
+        assert evidence.state is State.SCALED
+        assert (evidence.to_dict()["factor"], evidence.to_dict()["rounded"], evidence.to_dict()["exact"]) == (
+            8.0,
+            "a",
+            False,
+        )
 
     @settings(max_examples=60, deadline=None)
     @given(st.sampled_from(FLOAT_DTYPES), st.floats(-1e3, 1e3), st.integers(0, 2**32))
     def test_any_factor(self, dtype: str, factor: float, seed: int) -> None:
         bits = matrix(dtype, 3, 40, seed)
         product = bits_of(values_of(bits, dtype) * factor, dtype)
-        found = relation((dtype, bits), (dtype, product))
+        evidence = relation((dtype, bits), (dtype, product))
         if abs(factor) < 1e-3 or abs(factor - 1) < 0.05:
-            assert not (found.state is State.SCALED and found.to_dict()["factor"] == 1)
+            assert not (evidence.state is State.SCALED and evidence.to_dict()["factor"] == 1)
         else:
-            assert found.state is State.SCALED
-            assert found.to_dict()["factor"] == pytest.approx(factor, rel=2.0 ** (1 - MANTISSA[dtype]))
+            assert evidence.state is State.SCALED
+            assert evidence.to_dict()["factor"] == pytest.approx(factor, rel=2.0 ** (1 - MANTISSA[dtype]))
 
     @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
     def test_never_by_one(self, dtype: str) -> None:
@@ -280,8 +288,8 @@ class TestScaled:
     def test_factors_at_the_ends_of_the_range(self, factor: float) -> None:
         bits = matrix("F64")
         product = bits_of(values_of(bits, "F64") * factor, "F64")
-        for found in (relation(("F64", bits), ("F64", product)), relation(("F64", product), ("F64", bits))):
-            assert found.state in (State.SCALED, State.DISTINCT)
+        for evidence in (relation(("F64", bits), ("F64", product)), relation(("F64", product), ("F64", bits))):
+            assert evidence.state in (State.SCALED, State.DISTINCT)
 
     def test_never_by_zero(self) -> None:
         bits = matrix("F32")
@@ -293,8 +301,8 @@ class TestScaled:
         values[0, :3] = [0, np.inf, -np.inf]
         bits, product = bits_of(values, "BF16"), bits_of(values * 4, "BF16")
         bits[1, 0] = product[1, 0] = 0x7FC0
-        found = relation(("BF16", bits), ("BF16", product))
-        assert (found.state, found.to_dict()["factor"], found.to_dict()["exact"]) == (State.SCALED, 4.0, True)
+        evidence = relation(("BF16", bits), ("BF16", product))
+        assert (evidence.state, evidence.to_dict()["factor"], evidence.to_dict()["exact"]) == (State.SCALED, 4.0, True)
         product[1, 0] = 0x3F80
         assert relation(("BF16", bits), ("BF16", product)).state is State.DISTINCT
 
@@ -302,25 +310,25 @@ class TestScaled:
         values = np.zeros((400, 100))
         values[101, 7] = 1.5
         bits = bits_of(values, "F32")
-        found = relation(("F32", bits), ("F32", bits_of(values * 2, "F32")))
-        assert (found.state, found.to_dict()["factor"]) == (State.SCALED, 2.0)
+        evidence = relation(("F32", bits), ("F32", bits_of(values * 2, "F32")))
+        assert (evidence.state, evidence.to_dict()["factor"]) == (State.SCALED, 2.0)
 
     def test_one_row_that_is_not_scaled(self) -> None:
         values = normal(0, (400, 100))
         product = values * 2
         product[101] = values[101]
-        found = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(product, "F32")))
-        assert found.state is State.DISTINCT
+        evidence = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(product, "F32")))
+        assert evidence.state is State.DISTINCT
 
 
 class TestDifference:
     @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
     def test_one_row_by_three_ulps(self, dtype: str) -> None:
         bits = matrix(dtype)
-        found = relation((dtype, bits), (dtype, bump(bits, 3)))
+        evidence = relation((dtype, bits), (dtype, bump(bits, 3)))
         distance = abs(values_of(bump(bits, 3), dtype) - values_of(bits, dtype))
-        assert found.state is State.NEAR
-        assert found.to_dict() == {
+        assert evidence.state is State.NEAR
+        assert evidence.to_dict() == {
             "rows_differing": 1,
             "rows": 12,
             "row_ranges": [[3, 4]],
@@ -336,95 +344,99 @@ class TestDifference:
     def test_unrelated_tensors(self, dtype: str) -> None:
         left, right = matrix(dtype), matrix(dtype, seed=1)
         a, b = values_of(left, dtype), values_of(right, dtype)
-        found = relation((dtype, left), (dtype, right))
-        assert found.state is State.DISTINCT
-        assert found.to_dict()["rows_differing"] == 12
-        assert found.to_dict()["max_abs"] == pytest.approx(abs(b - a).max(), rel=1e-6)
-        assert found.to_dict()["relative_rms"] == pytest.approx(sqrt(((b - a) ** 2).sum() / (a**2).sum()), rel=1e-5)
+        evidence = relation((dtype, left), (dtype, right))
+        assert evidence.state is State.DISTINCT
+        assert evidence.to_dict()["rows_differing"] == 12
+        assert evidence.to_dict()["max_abs"] == pytest.approx(abs(b - a).max(), rel=1e-6)
+        assert evidence.to_dict()["relative_rms"] == pytest.approx(sqrt(((b - a) ** 2).sum() / (a**2).sum()), rel=1e-5)
         cosine = (a * b).sum() / sqrt((a**2).sum() * (b**2).sum())
-        assert found.to_dict()["cosine"] == pytest.approx(cosine, abs=1e-6)
+        assert evidence.to_dict()["cosine"] == pytest.approx(cosine, abs=1e-6)
 
     @pytest.mark.parametrize("rows", [6, 7])
     def test_half_the_rows_is_the_limit(self, rows: int) -> None:
         bits = matrix("F32")
         changed = bits.copy()
         changed[:rows] = matrix("F32", seed=1)[:rows]
-        found = relation(("F32", bits), ("F32", changed))
-        assert found.state is (State.NEAR if rows == 6 else State.DISTINCT)
-        assert found.to_dict()["row_ranges"] == [[0, rows]]
+        evidence = relation(("F32", bits), ("F32", changed))
+        assert evidence.state is (State.NEAR if rows == 6 else State.DISTINCT)
+        assert evidence.to_dict()["row_ranges"] == [[0, rows]]
 
     @pytest.mark.parametrize(("size", "state"), [(0.009, State.NEAR), (0.011, State.DISTINCT)])
     def test_one_percent_of_rms_is_the_limit(self, size: float, state: State) -> None:
         values = np.where(normal(0, (10, 64)) > 0, 1.0, -1.0)
         noise = np.where(normal(1, (10, 64)) > 0, size, -size)
-        found = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(values + noise, "F32")))
-        assert found.state is state
-        assert found.to_dict()["relative_rms"] == pytest.approx(size, rel=1e-3)
+        evidence = relation(("F32", bits_of(values, "F32")), ("F32", bits_of(values + noise, "F32")))
+        assert evidence.state is state
+        assert evidence.to_dict()["relative_rms"] == pytest.approx(size, rel=1e-3)
 
     @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
     def test_only_the_sign_of_zero(self, dtype: str) -> None:
         bits = np.zeros((4, 4), f"<u{BITS[dtype] // 8}")
-        other = bits.copy()
-        other[:, 1] = 1 << (BITS[dtype] - 1)
-        found = relation((dtype, bits), (dtype, other))
-        assert (found.state, found.to_dict()["sign_of_zero_only"]) == (State.NEAR, True)
-        assert (found.to_dict()["rows_differing"], found.to_dict()["max_ulp"], found.to_dict()["max_abs"]) == (
+        zeros_changed = bits.copy()
+        zeros_changed[:, 1] = 1 << (BITS[dtype] - 1)
+        evidence = relation((dtype, bits), (dtype, zeros_changed))
+        assert (evidence.state, evidence.to_dict()["sign_of_zero_only"]) == (State.NEAR, True)
+        assert (evidence.to_dict()["rows_differing"], evidence.to_dict()["max_ulp"], evidence.to_dict()["max_abs"]) == (
             4,
             0,
             0.0,
         )
-        other[2, 2] = 1
-        assert relation((dtype, bits), (dtype, other)).to_dict()["sign_of_zero_only"] is False
+        zeros_changed[2, 2] = 1
+        assert relation((dtype, bits), (dtype, zeros_changed)).to_dict()["sign_of_zero_only"] is False
 
     def test_nan_facing_a_number(self) -> None:
         bits = matrix("BF16")
         changed = bits.copy()
         changed[2, 2] = changed[2, 3] = changed[5, 0] = 0x7FC0
-        found = relation(("BF16", bits), ("BF16", changed))
-        assert found.state is State.NEAR
-        assert found.to_dict()["nan_rows"] == found.to_dict()["rows_differing"] == 2
-        assert [found.to_dict()[key] for key in ("max_abs", "max_ulp", "relative_rms")] == [None] * 3
+        evidence = relation(("BF16", bits), ("BF16", changed))
+        assert evidence.state is State.NEAR
+        assert evidence.to_dict()["nan_rows"] == evidence.to_dict()["rows_differing"] == 2
+        assert [evidence.to_dict()[key] for key in ("max_abs", "max_ulp", "relative_rms")] == [None] * 3
 
     def test_nan_facing_another_nan_is_no_distance(self) -> None:
         bits = matrix("F32")
         bits[2, 2] = 0x7FC0_0000
         changed = bits.copy()
         changed[2, 2] = 0x7FC0_0001
-        found = relation(("F32", bits), ("F32", changed))
-        assert (found.state, found.to_dict()["rows_differing"], found.to_dict()["nan_rows"]) == (State.NEAR, 1, 0)
-        assert (found.to_dict()["max_ulp"], found.to_dict()["max_abs"]) == (0, 0.0)
-        assert found.to_dict()["sign_of_zero_only"] is False
+        evidence = relation(("F32", bits), ("F32", changed))
+        assert (evidence.state, evidence.to_dict()["rows_differing"], evidence.to_dict()["nan_rows"]) == (
+            State.NEAR,
+            1,
+            0,
+        )
+        assert (evidence.to_dict()["max_ulp"], evidence.to_dict()["max_abs"]) == (0, 0.0)
+        assert evidence.to_dict()["sign_of_zero_only"] is False
 
     def test_infinity_facing_a_number(self) -> None:
         bits = matrix("F32")
         bits[:, 7] = INFINITY["F32"]
         changed = bits.copy()
         changed[4, 4] = INFINITY["F32"]
-        found = relation(("F32", bits), ("F32", changed))
-        assert (found.state, found.to_dict()["max_abs"], found.to_dict()["nan_rows"]) == (State.NEAR, None, 0)
+        evidence = relation(("F32", bits), ("F32", changed))
+        assert (evidence.state, evidence.to_dict()["max_abs"], evidence.to_dict()["nan_rows"]) == (State.NEAR, None, 0)
         changed[4, 4] = bits[4, 4] + 1
         assert relation(("F32", bits), ("F32", changed)).to_dict()["max_ulp"] == 1
 
     @pytest.mark.parametrize("scale", [1e-30, 5e-23, 1e30])
     def test_extreme_magnitudes_keep_their_figures(self, scale: float) -> None:
         left, right = normal(0, (8, 16), scale), normal(1, (8, 16), scale)
-        found = relation(("BF16", bits_of(left, "BF16")), ("BF16", bits_of(right, "BF16")))
-        assert found.to_dict()["relative_rms"] == pytest.approx(
+        evidence = relation(("BF16", bits_of(left, "BF16")), ("BF16", bits_of(right, "BF16")))
+        assert evidence.to_dict()["relative_rms"] == pytest.approx(
             sqrt(((left - right) ** 2).sum() / (left**2).sum()), rel=1e-2
         )
 
     def test_differences_too_small_to_square_are_not_near(self) -> None:
         left, right = normal(0, (8, 16), 1e-200), normal(1, (8, 16), 1e-200)
-        found = relation(("F64", bits_of(left, "F64")), ("F64", bits_of(right, "F64")))
-        assert (found.state, found.to_dict()["relative_rms"]) == (State.DISTINCT, None)
+        evidence = relation(("F64", bits_of(left, "F64")), ("F64", bits_of(right, "F64")))
+        assert (evidence.state, evidence.to_dict()["relative_rms"]) == (State.DISTINCT, None)
 
     def test_only_the_first_ranges_are_listed(self) -> None:
         bits = matrix("F32", 40, 8)
         changed = bits.copy()
         changed[::2] ^= 1
-        found = relation(("F32", bits), ("F32", changed))
-        assert found.to_dict()["row_ranges"] == [[row, row + 1] for row in range(0, 16, 2)]
-        assert (found.to_dict()["rows_differing"], found.to_dict()["rows_listed_completely"]) == (20, False)
+        evidence = relation(("F32", bits), ("F32", changed))
+        assert evidence.to_dict()["row_ranges"] == [[row, row + 1] for row in range(0, 16, 2)]
+        assert (evidence.to_dict()["rows_differing"], evidence.to_dict()["rows_listed_completely"]) == (20, False)
 
     @given(st.sets(st.integers(0, 299), max_size=150), st.sampled_from([1, 3, 300, 700]))
     @settings(max_examples=30, deadline=None)
@@ -434,23 +446,23 @@ class TestDifference:
         changed[sorted(rows), -1] += np.uint32(1)
         if not rows:
             return
-        found = relation(("F32", bits), ("F32", changed))
+        evidence = relation(("F32", bits), ("F32", changed))
         flags = [row in rows for row in range(301)]
         starts = [row for row in range(300) if flags[row] and not (row and flags[row - 1])]
         ends = [row + 1 for row in range(300) if flags[row] and not flags[row + 1]]
         runs = [list(run) for run in zip(starts, ends, strict=True)]
-        assert found.state is State.NEAR
-        assert found.to_dict()["row_ranges"] == runs[:8]
-        assert found.to_dict()["rows_listed_completely"] == (len(runs) <= 8)
-        assert found.to_dict()["rows_differing"] == len(rows)
+        assert evidence.state is State.NEAR
+        assert evidence.to_dict()["row_ranges"] == runs[:8]
+        assert evidence.to_dict()["rows_listed_completely"] == (len(runs) <= 8)
+        assert evidence.to_dict()["rows_differing"] == len(rows)
 
     def test_rows_wider_than_a_piece(self) -> None:
         bits = np.arange(3 * 150_000, dtype="<u4").reshape(3, 150_000) + 0x3F80_0000
         changed = bits.copy()
         changed[1, [0, 70_000, 149_999]] ^= 1
-        found = relation(("F32", bits), ("F32", changed))
-        assert (found.to_dict()["rows"], found.to_dict()["rows_differing"]) == (3, 1)
-        assert found.to_dict()["row_ranges"] == [[1, 2]]
+        evidence = relation(("F32", bits), ("F32", changed))
+        assert (evidence.to_dict()["rows"], evidence.to_dict()["rows_differing"]) == (3, 1)
+        assert evidence.to_dict()["row_ranges"] == [[1, 2]]
 
     def test_vectors_scalars_and_more_dimensions(self) -> None:
         vector = matrix("F32", 1, 10)[0]
@@ -461,63 +473,63 @@ class TestDifference:
         turned = cube.copy()
         turned[2, 1, 1] += 5
         assert relation(("F32", cube), ("F32", turned)).to_dict()["row_ranges"] == [[2, 3]]
-        one, two = np.array(0x3F80_0000, "<u4"), np.array(0x3F80_0001, "<u4")
-        assert relation(("F32", one), ("F32", two)).to_dict()["rows"] == 1
+        left, right = np.array(0x3F80_0000, "<u4"), np.array(0x3F80_0001, "<u4")
+        assert relation(("F32", left), ("F32", right)).to_dict()["rows"] == 1
 
 
 class TestShapesAndTypes:
     def test_padded_rows(self) -> None:
         bits = matrix("BF16")
         padded = np.concatenate([bits, np.zeros((8, 32), "<u2")])
-        found = relation(("BF16", bits), ("BF16", padded))
-        assert found == OtherShape((20, 32), (12, 32), rows_equal=12, extra_rows=8)
+        evidence = relation(("BF16", bits), ("BF16", padded))
+        assert evidence == OtherShape((20, 32), (12, 32), rows_equal=12, extra_rows=8)
         padded[7, 31] ^= 1
-        found = relation(("BF16", padded), ("BF16", bits))
-        assert (found.to_dict()["rows_equal"], found.to_dict()["extra_rows"]) == (7, -8)
+        evidence = relation(("BF16", padded), ("BF16", bits))
+        assert (evidence.to_dict()["rows_equal"], evidence.to_dict()["extra_rows"]) == (7, -8)
 
     def test_other_widths_ranks_and_types(self) -> None:
         bits = matrix("BF16")
-        for dtype, other in (("BF16", bits[:, :-1]), ("BF16", bits.ravel()), ("F16", bits[:5])):
-            found = relation(("BF16", bits), (dtype, other))
-            assert found == OtherShape(other.shape, (12, 32))
+        for dtype, reshaped in (("BF16", bits[:, :-1]), ("BF16", bits.ravel()), ("F16", bits[:5])):
+            evidence = relation(("BF16", bits), (dtype, reshaped))
+            assert evidence == OtherShape(reshaped.shape, (12, 32))
 
     def test_placeholder(self) -> None:
-        found = relation(("BF16", matrix("BF16")), ("BF16", np.empty((0,), "<u2")))
-        assert found == Empty()
-        found = relation(("BF16", np.empty((0, 4), "<u2")), ("BF16", np.ones((2, 4), "<u2")))
-        assert found.state is State.DISTINCT
+        evidence = relation(("BF16", matrix("BF16")), ("BF16", np.empty((0,), "<u2")))
+        assert evidence == Empty()
+        evidence = relation(("BF16", np.empty((0, 4), "<u2")), ("BF16", np.ones((2, 4), "<u2")))
+        assert evidence.state is State.DISTINCT
 
     @pytest.mark.parametrize("dtype", ["I16", "U16", "SOMETHING_NEW"])
     def test_no_number_from_what_is_no_float(self, dtype: str) -> None:
         bits = matrix("F16")
-        found = relation((dtype, bits), (dtype, bump(bits)))
-        assert found.state is State.DISTINCT
-        assert set(found.to_dict()) == {"reason"}
+        evidence = relation((dtype, bits), (dtype, bump(bits)))
+        assert evidence.state is State.DISTINCT
+        assert set(evidence.to_dict()) == {"reason"}
 
     def test_no_number_from_quantised_codes(self) -> None:
         codes = matrix("F16").view("u1")
         for dtype in ("U8", "I8", "F8_E4M3"):
-            found = relation((dtype, codes), (dtype, codes + np.uint8(1)))
-            assert set(found.to_dict()) == {"reason"}
+            evidence = relation((dtype, codes), (dtype, codes + np.uint8(1)))
+            assert set(evidence.to_dict()) == {"reason"}
 
     def test_a_record_whose_bytes_do_not_fit_is_not_computed(self) -> None:
         memory = Memory()
         a = memory.store("a", "F32", bytes(30), (2, 4))
-        found = relate(memory, a, memory.store("b", "F32", bytes(31), (2, 4)))
-        assert set(found.to_dict()) == {"reason"}
+        evidence = relate(memory, a, memory.store("b", "F32", bytes(31), (2, 4)))
+        assert set(evidence.to_dict()) == {"reason"}
 
     def test_empty_tensors_of_two_types(self) -> None:
-        found = relation(("F16", np.empty((0, 4), "<u2")), ("F32", np.empty((0, 4), "<u4")))
-        assert set(found.to_dict()) == {"reason"}
+        evidence = relation(("F16", np.empty((0, 4), "<u2")), ("F32", np.empty((0, 4), "<u4")))
+        assert set(evidence.to_dict()) == {"reason"}
 
 
 def test_a_claim_reads_every_byte_and_a_refutation_few() -> None:
     memory = Memory()
     bits = np.random.default_rng(5).integers(0x3F00, 0x4000, (1024, 512), dtype="<u2")
 
-    def read_for(other: TensorRecord) -> tuple[State, int]:
+    def read_for(compared: TensorRecord) -> tuple[State, int]:
         reader = memory.counted()
-        return relate(reader, canonical, other).state, reader.bytes_read
+        return relate(reader, canonical, compared).state, reader.bytes_read
 
     canonical = memory.store("a", "BF16", bits)
     size = canonical.nbytes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.dtypes import BITS
+from tieconv.checkpoint.files.dtypes import BITS
 from tieconv.checkpoint.inspection import BiasState
 from tieconv.inspection.blocks import BLOCK
 from tieconv.inspection.tensor_values import all_zero, bias_summary, has_nan
@@ -42,19 +42,19 @@ def test_summary_and_nan_of_any_patterns(dtype: str, data: st.DataObject) -> Non
 
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES)
-@pytest.mark.parametrize("place", [0, 1000, -1])
-def test_one_value_in_a_large_tensor(dtype: str, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1000, -1])
+def test_one_value_in_a_large_tensor(dtype: str, index: int) -> None:
     memory = Memory()
     bits = np.zeros(3 * BLOCK // 4 + 1, f"<u{BITS[dtype] // 8}")
-    bits[place] = 1
+    bits[index] = 1
     record = memory.store("bias", dtype, bits)
     assert bias_summary(memory, record) == (BiasState.NONZERO, value_of(1, dtype))
     assert not all_zero(memory, record.range)
     assert not has_nan(memory, record)
     for sign in (0, 1 << (BITS[dtype] - 1)):
-        bits[place] = (INFINITY[dtype] + 1) | sign
+        bits[index] = (INFINITY[dtype] + 1) | sign
         assert has_nan(memory, memory.store("bias", dtype, bits))
-        bits[place] = INFINITY[dtype] | sign
+        bits[index] = INFINITY[dtype] | sign
         assert not has_nan(memory, memory.store("bias", dtype, bits))
 
 
@@ -62,10 +62,10 @@ def test_one_value_in_a_large_tensor(dtype: str, place: int) -> None:
 def test_other_types_are_zero_by_their_bytes_only(dtype: str) -> None:
     memory = Memory()
     zero = memory.store("zero", dtype, bytes(8), (2,))
-    other = memory.store("other", dtype, b"\x80" + bytes(7), (2,))
+    unlike = memory.store("other", dtype, b"\x80" + bytes(7), (2,))
     assert bias_summary(memory, zero) == (BiasState.ZERO, 0.0)
-    assert bias_summary(memory, other) == (BiasState.NONZERO, None)
-    assert not has_nan(memory, other)
+    assert bias_summary(memory, unlike) == (BiasState.NONZERO, None)
+    assert not has_nan(memory, unlike)
 
 
 def test_all_zero_stops_at_the_first_other_byte() -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.inspection.relation import relate, relate_cast
+from tieconv.inspection.equality.relation import relate, relate_cast
 from tieconv.sources import strided
 from tieconv.sources.strided import dense, gather
 
@@ -49,14 +49,14 @@ def matrix(seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize("state", [State.DISTINCT, State.NEAR])
 def test_relation(state: State) -> None:
     """Every element compared with a turned matrix: at most four readings of the two."""
-    one = matrix()
-    other = matrix(1) if state is State.DISTINCT else one.copy()
-    other[-1] += 1
-    lies = np.ascontiguousarray(other.T)
-    reader = Counted(one=one, other=lies)
-    found = relate(reader, record("one", one), record("other", lies, turned=True))
-    assert found.state is state
-    assert reader.read <= 4 * (one.nbytes + lies.nbytes)
+    canonical = matrix()
+    compared = matrix(1) if state is State.DISTINCT else canonical.copy()
+    compared[-1] += 1
+    lies = np.ascontiguousarray(compared.T)
+    reader = Counted(one=canonical, other=lies)
+    evidence = relate(reader, record("one", canonical), record("other", lies, turned=True))
+    assert evidence.state is state
+    assert reader.read <= 4 * (canonical.nbytes + lies.nbytes)
 
 
 def test_cast() -> None:
@@ -64,14 +64,14 @@ def test_cast() -> None:
     narrow = matrix().astype("f2")
     wide = np.ascontiguousarray(narrow.astype("f4").T)
     reader = Counted(narrow=narrow, wide=wide)
-    found = relate_cast(reader, *(dense(r) for r in (record("narrow", narrow), record("wide", wide, turned=True))))
-    assert found is None  # a reader of views is what understands such a range
+    cast = relate_cast(reader, *(dense(r) for r in (record("narrow", narrow), record("wide", wide, turned=True))))
+    assert cast is None  # a reader of views is what understands such a range
     from tieconv.inspection.view_reader import readable
 
     views, pair = readable(reader, (record("narrow", narrow), record("wide", wide, turned=True)))
     reader.read = 0
-    found = relate_cast(views, *pair)
-    assert found is not None and found.lossless
+    cast = relate_cast(views, *pair)
+    assert cast is not None and cast.lossless
     assert reader.read <= 2 * (narrow.nbytes + wide.nbytes)
 
 
@@ -95,14 +95,14 @@ def test_runs(shape: tuple[int, ...], data: st.DataObject, limit: int, run: int)
         buffer[:] = raw[position : position + len(buffer)]
 
     first = data.draw(st.integers(0, view.size)) * 4
-    last = data.draw(st.integers(first // 4, view.size)) * 4
-    kept = strided.SPAN_LIMIT, strided.READ_COST
+    end = data.draw(st.integers(first // 4, view.size)) * 4
+    limits = strided.SPAN_LIMIT, strided.READ_COST
     strided.SPAN_LIMIT, strided.READ_COST = limit, run
     try:
         assert isinstance(span, strided.StridedRange)
-        assert gather(read, span, first, last) == np.ascontiguousarray(view).tobytes()[first:last]
+        assert gather(read, span, first, end) == np.ascontiguousarray(view).tobytes()[first:end]
     finally:
-        strided.SPAN_LIMIT, strided.READ_COST = kept
+        strided.SPAN_LIMIT, strided.READ_COST = limits
 
 
 def test_both_ways() -> None:
@@ -111,8 +111,8 @@ def test_both_ways() -> None:
 
     array = matrix()
     lies = np.ascontiguousarray(array.T)
-    for one, two in itertools.permutations((record("a", array), record("b", lies))):
-        assert all(side.shape == (TALL, WIDE) for side in one_way(one, two))
+    for left, right in itertools.permutations((record("a", array), record("b", lies))):
+        assert all(side.shape == (TALL, WIDE) for side in one_way(left, right))
 
 
 def test_over_a_network() -> None:
@@ -126,7 +126,7 @@ def test_over_a_network() -> None:
         sizes.append(len(buffer))
 
     gather(read, span, 0, 1024 * 128)
-    near, sizes[:] = list(sizes), []
+    local_sizes, sizes[:] = list(sizes), []
     gather(read, span, 0, 1024 * 128, strided.REQUEST_COST)
-    assert len(sizes) * 16 < len(near)
-    assert sum(near) * 16 < sum(sizes)
+    assert len(sizes) * 16 < len(local_sizes)
+    assert sum(local_sizes) * 16 < sum(sizes)

@@ -54,10 +54,12 @@ def test_a_finding_is_read_once():
 
 
 def test_sentences_end_where_a_reader_pauses():
-    words = "One (see [a page](x.md)). `Two` is here! Version 4.57 stays whole.\n- an item\n- another"
+    words = "One (see [a page](x.md)). `Two` is here! tieconv reads `a`,\n`b`, `c`. Version 4.57 stays whole."
+    words += "\n- an item\n- another"
     assert list(sentences(words)) == [
         "One (see a page).",
         "`x` is here!",
+        "tieconv reads `x`.",
         "Version 4.57 stays whole.",
         "- an item",
         "- another",

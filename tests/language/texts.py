@@ -15,7 +15,7 @@ ANSWERS = "tests/checks/branches/expected.json"
 """The finding of every branch of every rule: sentences that the code makes of parts are whole here."""
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _WORDS = re.compile(r"[a-z]{2,}")
-_ENDS = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!cf\.)(?<!vs\.)(?:(?<=[.!?])|(?<=[.!?][\"')*]))\s+")
+_ENDS = re.compile(r"(?<!e\.g\.)(?<!i\.e\.)(?<!cf\.)(?<!vs\.)(?:(?<=[.!?])|(?<=[.!?][\"')*])|(?<=[.!?][*][*]))\s+")
 """A full stop ends a sentence before a lowercase name too: `transformers` begins many."""
 _NOT_PROSE = re.compile(r"^\s*<|[{};]\s*\n|^\(\?|\\[bds]|^[\w.,|=:/*-]+$|^(?:[\w-]+:\s*)*[\w#.%()-]+;")
 
@@ -136,8 +136,9 @@ def _paragraphs(kind: str, file: str, line: int, text: str) -> Iterator[Text]:
 
 
 def sentences(words: str) -> Iterator[str]:
-    """Yield the sentences; code, links and addresses count as one word each."""
+    """Yield the sentences; code, a list of code, a link and an address count as one word each."""
     words = re.sub(r"``[^`]+``|`[^`]+`", "`x`", words)
+    words = re.sub(r"`x`(,\s+`x`)+", "`x`", words)
     words = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", words)
     words = re.sub(r"https?://\S+", "`x`", words)
     for line in re.split(r"\n\s*(?=[-*] |\d+\. )|\n\s*\n", words):

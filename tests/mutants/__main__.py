@@ -37,11 +37,11 @@ def main() -> int:
     return int(noticed < AIM * len(valid))
 
 
-def run(chosen: list[Mutant], kept: Path | None = None) -> list[Mutant]:
+def run(chosen: list[Mutant], records_folder: Path | None = None) -> list[Mutant]:
     """The survivors, each printed as it is met."""
     survivors = []
     with tempfile.TemporaryDirectory() as folder:
-        scratch = Scratch(Path(folder), kept)
+        scratch = Scratch(Path(folder), records_folder)
         for room, listed in groupby(chosen, key=lambda mutant: room_of(mutant.file)):
             every = list(listed)
             scratch.enter(room, TESTS[room])

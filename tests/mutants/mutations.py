@@ -93,8 +93,8 @@ def _changes(node: ast.AST, boolean: bool) -> Iterator[str]:
                 swapped = [*operators[:index], SWAPS[type(operator)](), *operators[index + 1 :]]
                 yield f"({ast.unparse(ast.Compare(left, swapped, compared))})"
         case ast.BoolOp(operator, values):
-            other = ast.Or() if isinstance(operator, ast.And) else ast.And()
-            yield f"({ast.unparse(ast.BoolOp(other, values))})"
+            opposite = ast.Or() if isinstance(operator, ast.And) else ast.And()
+            yield f"({ast.unparse(ast.BoolOp(opposite, values))})"
         case ast.UnaryOp(ast.Not(), operand):
             yield f"({ast.unparse(operand)})"
         case ast.Constant(bool(value)):

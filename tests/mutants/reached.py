@@ -32,9 +32,9 @@ class Reached:
         for file, lines in record["lines"].items():
             here = self.lines.setdefault(file, {})
             for line, numbers in lines.items():
-                found = {names[number] for number in numbers} & listed
-                here.setdefault(int(line), set()).update(found)
-                self.width.update(found)
+                tests = {names[number] for number in numbers} & listed
+                here.setdefault(int(line), set()).update(tests)
+                self.width.update(tests)
 
     def ordered(self, mutant: Mutant, source: bytes) -> list[str]:
         """The tests that run the mutant's lines; where importing runs them or an answer is kept, those of the module.
@@ -42,8 +42,8 @@ class Reached:
         The rest of the room follows where that module is all data, else the tests that start other processes.
         """
         lines, inside = self.lines.get(mutant.file, {}), _inside(source)
-        last = mutant.line + mutant.before.count("\n")
-        own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last + 1)))
+        last_line = mutant.line + mutant.before.count("\n")
+        own = set[str]().union(*(lines.get(line, ()) for line in range(mutant.line, last_line + 1)))
         later = self._sorted(name for name in self.starting - own if not self._rank(name))
         if mutant.line in inside:
             return self._sorted(own) + later
@@ -69,8 +69,8 @@ class Reached:
 def _inside(source: bytes) -> set[int]:
     """The lines that run whenever a function is called: not those of a function that keeps its answers."""
     functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
-    kept = [node for node in functions if any("cache" in ast.unparse(one) for one in node.decorator_list)]
-    return _bodies(functions) - _bodies(kept)
+    cached = [node for node in functions if any("cache" in ast.unparse(decorator) for decorator in node.decorator_list)]
+    return _bodies(functions) - _bodies(cached)
 
 
 def _bodies(functions: Iterable[ast.FunctionDef]) -> set[int]:

@@ -67,11 +67,11 @@ def unit_of(path: str) -> str:
 def units() -> dict[str, list[str]]:
     """The widest paths of `TESTS` by unit."""
     every = {path for paths in TESTS.values() for path in paths}
-    found: dict[str, list[str]] = {}
+    by_unit: dict[str, list[str]] = {}
     for path in sorted(every):
-        if not any(path.startswith(f"{other}/") for other in every):
-            found.setdefault(unit_of(path), []).append(path)
-    return found
+        if not any(path.startswith(f"{room}/") for room in every):
+            by_unit.setdefault(unit_of(path), []).append(path)
+    return by_unit
 
 
 def room_of(file: str) -> str:

@@ -29,11 +29,11 @@ def equivalent() -> dict[tuple[str, ...], str]:
 
 def population(rooms: set[str]) -> dict[str, list[Mutant]]:
     """Every mutant of the rooms, by room."""
-    found = defaultdict(list)
+    by_room = defaultdict(list)
     for file in modules():
         if not rooms or room_of(file) in rooms:
-            found[room_of(file)] += mutants(file, (ROOT / file).read_bytes())
-    return {room: every for room, every in found.items() if every}
+            by_room[room_of(file)] += mutants(file, (ROOT / file).read_bytes())
+    return {room: every for room, every in by_room.items() if every}
 
 
 def sample(count: int, seed: int, rooms: set[str]) -> list[Mutant]:

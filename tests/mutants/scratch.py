@@ -37,12 +37,12 @@ NO_SUCH_TEST, NO_TESTS = 4, 5
 class Scratch:
     """The copy in ``folder``, and the tests of a room with the lines that each of them runs."""
 
-    def __init__(self, folder: Path, kept: Path | None = None) -> None:
+    def __init__(self, folder: Path, records_folder: Path | None = None) -> None:
         self.root = folder / "copy"
         shutil.copytree(ROOT, self.root, ignore=LEFT_OUT, symlinks=True)
         self.folder = folder
-        self.kept = kept or folder / "reached"
-        self.kept.mkdir(parents=True, exist_ok=True)
+        self.records_folder = records_folder or folder / "reached"
+        self.records_folder.mkdir(parents=True, exist_ok=True)
         self.reached = Reached((), {})
         self.times = 0
         self.passing: dict[str, bool] = {}
@@ -61,7 +61,7 @@ class Scratch:
         self.reached = Reached(paths, records)
 
     def _record(self, room: str, unit: str, tests: list[str]) -> Path:
-        path = self.kept / f"{unit}-{self._digest(unit)}.json"
+        path = self.records_folder / f"{unit}-{self._digest(unit)}.json"
         if not path.exists():
             words = ["-p", "tests.mutants.recorder", *tests]
             code, output = self._recorded(words, path)

@@ -46,10 +46,10 @@ CHANGES = [
 
 def test_changes_of_a_module() -> None:
     """Each operator once, at its own bytes; neither annotations nor parts of an f-string."""
-    found = [f"{mutant.before} -> {mutant.after}" for mutant in mutants("one.py", SOURCE.encode())]
-    whole = [change for change in found if not change.startswith("return value in")]
+    changes = [f"{mutant.before} -> {mutant.after}" for mutant in mutants("one.py", SOURCE.encode())]
+    whole = [change for change in changes if not change.startswith("return value in")]
     assert sorted(whole) == sorted(CHANGES)
-    assert len(found) == len(CHANGES) + 2
+    assert len(changes) == len(CHANGES) + 2
 
 
 def test_a_mutant_changes_its_own_bytes_alone() -> None:
@@ -148,8 +148,8 @@ def test_an_endless_run_is_noticed(small: scratch.Scratch, monkeypatch: pytest.M
     test = "from tieconv.one import each\n\ndef test_one():\n    assert each([1]) == [1]\n"
     (small.root / "tests" / "test_one.py").write_text(test)
     small.enter("checks", ("tests/test_one.py",))
-    found = {mutant.after: mutant for mutant in mutants("tieconv/one.py", endless.encode())}
-    assert small.notices(found["(len(values) != 9)"])
+    changes = {mutant.after: mutant for mutant in mutants("tieconv/one.py", endless.encode())}
+    assert small.notices(changes["(len(values) != 9)"])
 
 
 def test_failing_tests_are_no_measure(small: scratch.Scratch) -> None:

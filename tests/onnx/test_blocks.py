@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from tests.onnx.graphs import PLAIN, identity, write_graph
 from tieconv import inspect
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.results.parity import Identity
 from tieconv.onnx.parity.graph.file import read_graph
 from tieconv.onnx.parity.weights.identity import weight_identity

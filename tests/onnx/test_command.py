@@ -133,7 +133,7 @@ def test_little_memory(exported, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run("parity --json", made.graph, made.model)
     found = document(result.stdout)
     assert (result.exit_code, found["verdict"]) == (2, "not_run")
-    assert "and 300 kB are free" in found["reason"]
+    assert "but only 300 kB is free" in found["reason"]
     half = exported("gpt2", "float16")
     found = document(run("parity --json", half.graph, half.model).stdout)
     assert (found["verdict"], found["metrics"]["reference"]["dtype"]) == ("passed", "float32")
@@ -186,7 +186,7 @@ def test_what_is_likely_wrong_is_said(exported, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     graph = faults.plant(made.graph, faults.eps, tmp_path / "model.onnx")
     told = run("parity", graph, made.model, "--html", page)
-    sentence = "a norm adds 1e-05, those of the model's class 1e-06"
+    sentence = "a norm of the graph has epsilon 1e-05, but the model's class has 1e-06"
     assert told.exit_code == 1 and f"likely: {sentence}" in " ".join(told.stdout.split())
     assert sentence in unescape(page.read_text(encoding="utf-8"))
     assert document(run("parity --json", graph, made.model).stdout)["reason"] == sentence

@@ -63,10 +63,10 @@ ABSENT = "{}: cannot open shared object file: No such file or directory"
 @pytest.mark.parametrize(
     ("library", "code", "why"),
     [
-        ("libcublasLt.so.13", "session.cuda-libraries", "libcublasLt.so.13 of CUDA 13 is not found"),
-        ("libcudart.so.13", "session.cuda-libraries", "libcudart.so.13 of CUDA 13 is not found"),
-        ("libcurand.so.10", "session.cuda-libraries", "libcurand.so.10 of CUDA 13 is not found"),
-        ("libcudnn.so.9", "session.cudnn", "libcudnn.so.9 of cuDNN is not found"),
+        ("libcublasLt.so.13", "session.cuda-libraries", "libcublasLt.so.13 of CUDA 13 is missing"),
+        ("libcudart.so.13", "session.cuda-libraries", "libcudart.so.13 of CUDA 13 is missing"),
+        ("libcurand.so.10", "session.cuda-libraries", "libcurand.so.10 of CUDA 13 is missing"),
+        ("libcudnn.so.9", "session.cudnn", "libcudnn.so.9 of cuDNN is missing"),
     ],
 )
 def test_a_missing_library(runtime: SimpleNamespace, library: str, code: str, why: str) -> None:
@@ -81,7 +81,7 @@ def test_another_major_of_cuda(runtime: SimpleNamespace, monkeypatch: pytest.Mon
     monkeypatch.setattr("tieconv.onnx.session.diagnosis._torch_cuda", lambda: "12.8")
     found = diagnose(runtime, load=loader(ABSENT.format("libcublasLt.so.13")))
     assert found.code == "session.cuda-major"
-    assert "torch has CUDA 12.8" in found.why
+    assert "torch installs CUDA 12.8" in found.why
     assert found.hint.startswith(INSTALL)
 
 
@@ -97,7 +97,7 @@ def test_an_old_driver(runtime: SimpleNamespace) -> None:
     """The driver serves CUDA 12.4: told before a device is asked for, with the oldest driver that serves 13."""
     found = diagnose(runtime, load=loader(version=12040, status=35))
     assert found.code == "session.old-driver"
-    assert "serves CUDA 12.4" in found.why
+    assert "supports CUDA 12.4" in found.why
     assert "580 or newer" in found.hint
 
 
@@ -105,7 +105,7 @@ def test_a_driver_without_a_function(runtime: SimpleNamespace) -> None:
     """A driver of CUDA 11 lacks a function that the provider links to: the driver is old, not the package broken."""
     found = diagnose(runtime, load=loader("p.so: undefined symbol: cuTensorMapEncodeTiled", version=11080))
     assert found.code == "session.old-driver"
-    assert "serves CUDA 11.8" in found.why
+    assert "supports CUDA 11.8" in found.why
     assert diagnose(runtime, "CUDA failure 35: insufficient", load=loader(version=12020)).why == found.why.replace(
         "11.8", "12.2"
     )

@@ -137,7 +137,9 @@ def test_a_failed_parity_writes_nothing(replay: Replay, tmp_path: Path) -> None:
 def test_weights_are_proved_without_parity(replay: Replay, tmp_path: Path) -> None:
     """--no-parity leaves out the logits: a graph with another matrix than the checkpoint's is refused all the same."""
     made = replay("llama", fault=faults.head_rounded)
-    assert "not that model" in refused("export --no-parity", made.model, "-o", tmp_path / "out", after_plan=True)
+    assert "differs from the model" in refused(
+        "export --no-parity", made.model, "-o", tmp_path / "out", after_plan=True
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -268,7 +270,7 @@ def test_models_that_are_not_served(models: Path, tmp_path: Path) -> None:
     """A model over images, a lone weight file: one sentence each."""
     assert "takes pixel_values" in refused("export", models / "qwen2-vl", "-o", tmp_path / "out", after_plan=True)
     lone = models / "llama-tied" / "model.safetensors"
-    assert "cannot be loaded as a torch model" in refused("export", lone, "-o", tmp_path / "out")
+    assert "as a torch model" in refused("export", lone, "-o", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -44,7 +44,7 @@ def test_refused_before_anything_is_loaded(tmp_path: Path, name: str, monkeypatc
     monkeypatch.setattr(export_adapter, "export_graph", touched)
     for out in ((), ("-o", tmp_path / "out")):
         told = refused("export", tmp_path / name, *out)
-        assert f"{prefix}ForCausalLM {why}, and export serves caches of keys and values alone" in told
+        assert f"{prefix}ForCausalLM {why}, but export supports only caches of keys and values" in told
     assert not (tmp_path / "out").exists()
 
 

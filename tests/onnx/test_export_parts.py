@@ -143,8 +143,8 @@ class _Other(_Exporter):
     ("names", "why"),
     [
         ({}, "has no exporters.OnnxExporter"),
-        ({"OnnxExporter": _Later, "OnnxConfig": _Config}, "arguments are others"),
-        ({"OnnxExporter": _Exporter, "OnnxConfig": object}, "arguments are others"),
+        ({"OnnxExporter": _Later, "OnnxConfig": _Config}, "arguments differ"),
+        ({"OnnxExporter": _Exporter, "OnnxConfig": object}, "arguments differ"),
         ({"OnnxExporter": _Other, "OnnxConfig": _Config}, "neither an ExportedModel nor an ONNXProgram"),
     ],
 )
@@ -156,7 +156,7 @@ def test_an_exporter_that_moved(monkeypatch: pytest.MonkeyPatch, names: dict[str
     with pytest.raises(tieconv.TieconvError, match=why) as caught:
         export_adapter.export_graph(None, {}, None)
     assert transformers.__version__ in caught.value.message
-    assert "tried with transformers 5.23.0" in caught.value.hint
+    assert "use a tested version (transformers 5.23.0" in caught.value.hint
     assert caught.value.code == "export.moved"
 
 
@@ -196,7 +196,7 @@ def test_a_model_that_the_exporter_cannot_do(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(tieconv.TieconvError) as caught:
         export_adapter.export_graph(torch.nn.Linear(1, 1), {}, None)
     assert caught.value.message == "transformers' exporter cannot export Linear: ValueError: no such operator"
-    assert "tried with: transformers 5.23.0" in caught.value.hint
+    assert "tested with: transformers 5.23.0" in caught.value.hint
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers", "onnxscript", "onnxruntime"])

@@ -50,8 +50,8 @@ def test_a_healthy_graph_is_fed_as_it_runs() -> None:
     assert (str(report.verdict), failing(report)) == ("passed", set())
     assert report.structure is not None
     width, fed = report.structure.notes
-    assert width == "2 caches leave the width open: 16 was fed, as the config has it"
-    assert "padding stood behind the tokens, never in front" in fed
+    assert width == "2 caches leave the width open: parity fed the config's width, 16"
+    assert "parity padded on the right, never on the left" in fed
     padded = [case for case in report.cases if case.padding]
     assert {case.group for case in padded} == {"right padding", "cached steps"}
     assert all(case.batch == 1 for case in report.cases if case.past and case.sequence > 1 and case.sequence != 32)
@@ -111,12 +111,12 @@ def test_a_windowed_cache(tmp_path: Path) -> None:
     """It has its capacity from the start and takes no padding. The builder's 5.66 for √32 fails; mended it passes."""
     found = parity(GEMMA)
     assert str(found.verdict) == "failed" and {"rms_ratio", "steps_rms_ratio"} <= failing(found)
-    assert "is 5.66, near the config's factor 5.65685" in found.reason and "norm" not in found.reason
+    assert "is 5.66, but the config's factor is 5.65685" in found.reason and "norm" not in found.reason
     report = parity(changed(GEMMA, scale, tmp_path))
     assert (str(report.verdict), failing(report), report.reason) == ("passed", set(), "")
     assert report.structure is not None
-    assert "no padding was fed" in report.structure.notes[1]
-    assert report.structure.notes[2] == "caches that hold a window had 32 positions from the start"
+    assert "parity fed no padding" in report.structure.notes[1]
+    assert report.structure.notes[2] == "caches with a window had 32 positions from the start"
     assert not any(case.padding for case in report.cases)
     assert any(case.batch > 1 and case.past for case in report.cases)
 

@@ -169,7 +169,7 @@ def test_a_graph_without_a_mask_fails() -> None:
     assert list(faults(found)) == [
         "the batch axis (0) of the input past_key_values.0.key is fixed at 1",
         "the past axis (2) of the input past_key_values.0.value is fixed at 7",
-        "the graph has no input attention_mask: padded batches cannot be run",
+        "the graph has no input attention_mask, so it cannot run padded batches",
     ]
 
 

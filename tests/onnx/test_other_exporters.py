@@ -160,7 +160,7 @@ def test_a_cut_table_and_another_epsilon(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     source, checkpoint = graph_of(exporters.HERE / "mobius-opt"), exporters.HERE / "checkpoints" / "mobius-opt"
     found = api.parity(source, checkpoint, provider="cpu")
-    assert found.reason == "a norm adds 1e-06, those of the model's class 1e-05"
+    assert found.reason == "a norm of the graph has epsilon 1e-06, but the model's class has 1e-05"
     failed = {gate.name for gate in found.gates if not gate.passed}
     assert {"rms_ratio", "steps_rms_ratio"} <= failed and "weights" not in failed
     model = onnx.load(source)
@@ -182,5 +182,5 @@ def test_a_decoder_of_a_pair_is_not_run(name: str) -> None:
     result = run("parity", graph_of(exporters.HERE / name), exporters.HERE / "checkpoints" / "optimum-llama", "--json")
     found = json.loads(result.stdout)
     assert (result.exit_code, found["verdict"], found["structure"]) == (2, "not_run", None)
-    assert "is the decoder of a pair: its encoder_hidden_states come from another graph" in found["reason"]
+    assert "is the decoder of a pair: another graph computes its encoder_hidden_states" in found["reason"]
     assert "tieconv export" in found["hint"]

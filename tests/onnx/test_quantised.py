@@ -78,7 +78,7 @@ def test_a_folded_reshape_is_told(tmp_path: Path) -> None:
 def test_parity_refuses_by_what_reads_it(tmp_path: Path) -> None:
     """However few of the bytes they are: the refusal names the node and the weight, exit 2."""
     path, checkpoint = int4(tmp_path / "model.onnx"), exporters.HERE / "checkpoints" / "optimum-llama"
-    with pytest.raises(RefusedError, match="MatMulNBits /lm_head/MatMul_Q4 reads head_Q4, a quantised weight"):
+    with pytest.raises(RefusedError, match="MatMulNBits /lm_head/MatMul_Q4 reads the quantized weight head_Q4"):
         api.parity(path, checkpoint, provider="cpu")
     assert run("parity", path, checkpoint).exit_code == 2
 

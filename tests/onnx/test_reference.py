@@ -65,7 +65,7 @@ def test_nothing_is_filled_at_random(model: Path) -> None:
 @pytest.mark.parametrize("names", [None, [], [7], ["no such class!"], "LlamaForCausalLM"])
 def test_a_config_without_an_architecture(model: Path, names: object) -> None:
     """What names no class is an error with a hint, whatever the type of the value."""
-    with pytest.raises(UnreadableError, match="names no architecture"):
+    with pytest.raises(UnreadableError, match='has no "architectures" entry'):
         architecture({"architectures": names}, str(model))
 
 
@@ -76,7 +76,7 @@ def test_a_class_that_transformers_lacks(model: Path) -> None:
     changed = config(model) | {"model_type": "my_own", "auto_map": {"AutoConfig": "evil.Config"}}
     (model / "evil.py").write_text("raise SystemExit('ran')")
     (model / "config.json").write_text(json.dumps(changed))
-    with pytest.raises(UnreadableError, match=r"config\.json: transformers cannot read it"):
+    with pytest.raises(UnreadableError, match=r"transformers cannot read .*config\.json:"):
         load_config(str(model))
 
 

@@ -61,7 +61,7 @@ def test_a_fault_in_one_branch_fails(tmp_path: Path, branch: str, past: bool) ->
     assert str(report.verdict) == "failed" and {"case_ratio", "rms_ratio"} <= failing(report)
     assert ("steps_rms_ratio" in failing(report)) == past
     assert {bool(case.past) for case in report.cases if case.ratio and case.ratio > 5} == {past}
-    assert report.reason == "a norm adds 1e-05, those of the model's class 1e-06"
+    assert report.reason == "a norm of the graph has epsilon 1e-05, but the model's class has 1e-06"
 
 
 def test_both_branches_pass() -> None:
@@ -70,7 +70,7 @@ def test_both_branches_pass() -> None:
     assert (str(report.verdict), failing(report)) == ("passed", set())
     assert report.structure is not None
     (note,) = report.structure.notes
-    assert note.startswith("use_cache_branch was false for a sequence's first tokens")
+    assert note.startswith("use_cache_branch was false for the first tokens of a sequence")
     assert {(bool(case.past), bool(case.padding)) for case in report.cases} == {(p, q) for p in (0, 1) for q in (0, 1)}
 
 
@@ -80,7 +80,7 @@ def test_positions_that_count_the_padding() -> None:
     assert str(report.verdict) == "failed"
     assert {bool(case.padding) for case in report.cases if case.ratio and case.ratio > 5} == {True}
     assert report.reason == (
-        "only rows with padding in front err, and the graph takes no position_ids: it counts the padding too"
+        "only rows with left padding are wrong: the graph has no position_ids and counts the padding too"
     )
 
 
@@ -169,7 +169,7 @@ def test_what_is_no_switch(value: Value) -> None:
 
 def test_embeddings_from_elsewhere_are_not_run() -> None:
     """A graph that begins behind the embedding is half of a model."""
-    with pytest.raises(NotRunError, match="a decoder without its embedding: its inputs_embeds come from another graph"):
+    with pytest.raises(NotRunError, match="a decoder without its embedding: another graph computes its inputs_embeds"):
         bound(Value("inputs_embeds", "FLOAT", ("b", "s", 8)))
 
 

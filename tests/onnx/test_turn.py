@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.onnx.write import transposed_write as graph_turn
 from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
 

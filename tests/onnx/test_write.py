@@ -19,7 +19,7 @@ from tests.cli.run import ok, refused, run
 from tests.onnx.sessions import SHAPES, outputs, same_bits
 from tests.onnx.stored import copies, disk
 from tieconv import api
-from tieconv.checkpoint.graph import SharedMatrix
+from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.errors import RefusedError, StalePlanError, VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph import packages as graph_packages
@@ -118,7 +118,9 @@ def test_a_second_copy_in_the_session_stops_the_write(
     """Where the session's own optimised model holds the matrix twice, the command fails and writes nothing."""
     source = build("by_node", tmp_path / "two" / "model.onnx")
     matrix = SharedMatrix("model.onnx", (), "model.embed_tokens.weight", (), ("x",), "", (), 1, 1, 1, 1)
-    with pytest.raises(VerificationError, match=r"holds 2 copies of model\.embed_tokens\.weight, 1 promised"):
+    with pytest.raises(
+        VerificationError, match=r"holds 2 copies of model\.embed_tokens\.weight, but the plan promised 1"
+    ):
         graph_proof.prove(source.parent, source, "model.onnx", [matrix])
     assert not list(source.parent.glob("*proof*"))
 
@@ -168,7 +170,7 @@ def test_a_missing_package_is_one_sentence(graph: Path, monkeypatch: pytest.Monk
     result = run("dedup", graph)
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "error: an ONNX graph is read with onnx and onnx-ir, not installed here",
+        "error: reading an ONNX graph needs onnx and onnx-ir, which are not installed",
         f"hint: {install_command('onnx')}",
     ]
 
@@ -188,7 +190,7 @@ def test_refusals_of_out(graph: Path, tmp_path: Path) -> None:
     (tmp_path / "there.onnx").write_bytes(b"x")
     (tmp_path / "taken.onnx.data").write_bytes(b"x")
     assert "exists" in refused("dedup", graph, "-o", tmp_path / "there.onnx")
-    assert "does not end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
+    assert "must end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
     assert "taken.onnx.data exists" in refused("dedup", graph, "-o", tmp_path / "taken.onnx")
     assert "inside the model" in refused("dedup", graph.parent, "-o", graph.parent / "out")
     assert "--hardlink" in refused("dedup --hardlink", graph.parent, "-o", tmp_path / "out")
@@ -285,7 +287,7 @@ def onnx_tensors(path: Path) -> list[tuple[str, np.ndarray]]:
 def test_untie_of_an_untied_graph(tmp_path: Path) -> None:
     """Where no head reads the embedding there is nothing to do, and that is said."""
     result = ok("untie", build("untied", tmp_path / "model.onnx"))
-    assert "nothing to change" in result.stdout and "no matrix is read by both" in result.stdout
+    assert "nothing to change" in result.stdout and "no matrix that both" in result.stdout
 
 
 class _Huge:
@@ -312,7 +314,7 @@ def test_beyond_what_a_graph_can_hold(tmp_path: Path, monkeypatch: pytest.Monkey
     else:
         make = ir.serde.serialize_model
         monkeypatch.setattr(ir.serde, "serialize_model", lambda model: _Huge(make(model)))
-    with pytest.raises(RefusedError, match="more than a graph can") as caught:
+    with pytest.raises(RefusedError, match="size limit of a graph") as caught:
         api.plan_graph_untie(source).execute(tmp_path / "out.onnx")
     assert "save_as_external_data" in caught.value.hint
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]

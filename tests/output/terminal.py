@@ -54,5 +54,7 @@ def faults(received: bytes, *, annotates: bool = False) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in ("TRANSFORMERS_VERBOSITY", "TQDM_DISABLE")}
-    return {**kept, "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "PYTHONUTF8": "1"}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("TRANSFORMERS_VERBOSITY", "TQDM_DISABLE")
+    }
+    return {**environment, "NO_COLOR": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "100", "PYTHONUTF8": "1"}

@@ -79,20 +79,20 @@ def test_without_an_address_the_lines_are_for_a_clone(monkeypatch: pytest.Monkey
 
 
 def _files() -> list[Path]:
-    found = [path for pattern in ("*.md", "*.y*ml", "*.toml", ".*.yaml", "*.cff") for path in ROOT.glob(pattern)]
-    found += [path for folder in ("docs", ".github", "tieconv") for path in (ROOT / folder).rglob("*.*")]
-    kept = {".md", ".py", ".toml", ".yml", ".yaml", ".cff"}
+    paths = [path for pattern in ("*.md", "*.y*ml", "*.toml", ".*.yaml", "*.cff") for path in ROOT.glob(pattern)]
+    paths += [path for folder in ("docs", ".github", "tieconv") for path in (ROOT / folder).rglob("*.*")]
+    suffixes = {".md", ".py", ".toml", ".yml", ".yaml", ".cff"}
     filled = ROOT / "docs" / "pages"  # what the pages are filled from
     return [
-        path for path in found if path.suffix in kept and path.name != "CHANGELOG.md" and filled not in path.parents
+        path for path in paths if path.suffix in suffixes and path.name != "CHANGELOG.md" and filled not in path.parents
     ]
 
 
 def test_the_address_is_the_setting_s_everywhere() -> None:
     """No committed file names another repository of tieconv."""
     for path in _files():
-        found = re.findall(r"https://github\.com/[\w-]+/tieconv\b", path.read_text(encoding="utf-8"))
-        assert set(found) <= {version.REPOSITORY}, path
+        addresses = re.findall(r"https://github\.com/[\w-]+/tieconv\b", path.read_text(encoding="utf-8"))
+        assert set(addresses) <= {version.REPOSITORY}, path
 
 
 @pytest.mark.skipif(version.PUBLISHED, reason="a release is published: the lines may name it")

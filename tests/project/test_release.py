@@ -35,9 +35,9 @@ CHANGELOG = """\
 
 @pytest.fixture(scope="module")
 def problems() -> Callable[..., list[str]]:
-    found = runpy.run_path(str(SCRIPT))["problems"]
-    assert callable(found)
-    return found
+    problems_function = runpy.run_path(str(SCRIPT))["problems"]
+    assert callable(problems_function)
+    return problems_function
 
 
 def test_a_release_that_is_ready(problems: Callable[..., list[str]]) -> None:
@@ -47,7 +47,7 @@ def test_a_release_that_is_ready(problems: Callable[..., list[str]]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "changed", "changelog", "said"),
+    ("tag", "changed", "changelog", "message"),
     [
         ("v1.2.4", {}, CHANGELOG, "The tag is v1.2.4"),
         ("1.2.3", {}, CHANGELOG, "The tag is 1.2.3"),
@@ -59,11 +59,11 @@ def test_a_release_that_is_ready(problems: Callable[..., list[str]]) -> None:
     ],
 )
 def test_each_thing_that_is_missing_is_said(
-    problems: Callable[..., list[str]], tag: str, changed: dict[str, object], changelog: str, said: str
+    problems: Callable[..., list[str]], tag: str, changed: dict[str, object], changelog: str, message: str
 ) -> None:
     """One sentence, and nothing else is complained about."""
     (sentence,) = problems(tag, READY | changed, changelog)
-    assert said in sentence
+    assert message in sentence
 
 
 def test_the_script_reads_this_repository() -> None:
@@ -87,6 +87,6 @@ def test_only_the_index_and_the_signer_get_an_identity() -> None:
     """No secret anywhere; `id-token` where something is signed or published, `contents: write` for the page alone."""
     assert "secrets." not in (ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8")
     rights = {name: job["permissions"] for name, job in WORKFLOW["jobs"].items()}
-    assert {name for name, given in rights.items() if given.get("id-token")} == {"attest", "publish"}
-    assert {name for name, given in rights.items() if given.get("contents") == "write"} == {"release"}
+    assert {name for name, granted in rights.items() if granted.get("id-token")} == {"attest", "publish"}
+    assert {name for name, granted in rights.items() if granted.get("contents") == "write"} == {"release"}
     assert WORKFLOW["permissions"] == {}

@@ -36,12 +36,12 @@ class Page(HTMLParser):
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.ids |= {given[name] for name in ("id", "name") if name in given}
-        if tag == "a" and "href" in given:
-            self.links.append(given["href"])
-        if tag in _LOADED and _LOADED[tag] in given and given.get("rel") not in _NOT_FETCHED:
-            self.loaded.append(given[_LOADED[tag]])
+        attributes = {name: value or "" for name, value in attrs}
+        self.ids |= {attributes[name] for name in ("id", "name") if name in attributes}
+        if tag == "a" and "href" in attributes:
+            self.links.append(attributes["href"])
+        if tag in _LOADED and _LOADED[tag] in attributes and attributes.get("rel") not in _NOT_FETCHED:
+            self.loaded.append(attributes[_LOADED[tag]])
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ TASKS = set(re.findall(r"^#   \.ci/run (\w+)", (ROOT / ".ci" / "run").read_text(
 
 
 def loaded(path: Path) -> dict[Any, Any]:
-    found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert isinstance(document, dict)
+    return document
 
 
 def steps(path: Path) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def test_dependabot_is_what_github_documents() -> None:
     path = ROOT / ".github" / "dependabot.yml"
     result = CliRunner().invoke(check_jsonschema, ["--builtin-schema", "vendor.dependabot", str(path)])
     assert result.exit_code == 0, result.output
-    assert [one["package-ecosystem"] for one in loaded(path)["updates"]] == ["github-actions"]
+    assert [entry["package-ecosystem"] for entry in loaded(path)["updates"]] == ["github-actions"]
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
@@ -81,10 +81,13 @@ def test_each_task_of_the_run_exists() -> None:
     for path in WORKFLOWS:
         for name, job in loaded(path)["jobs"].items():
             matrix = job.get("strategy", {}).get("matrix", {})
-            given = [*matrix.get("task", []), *(one["task"] for one in matrix.get("include", []) if "task" in one)]
+            tasks = [
+                *matrix.get("task", []),
+                *(entry["task"] for entry in matrix.get("include", []) if "task" in entry),
+            ]
             text = "\n".join(step.get("run", "") for step in job.get("steps", []))
-            given += re.findall(r"\.ci/run (\w+)", text)
-            assert set(given) <= TASKS, (path.name, name)
+            tasks += re.findall(r"\.ci/run (\w+)", text)
+            assert set(tasks) <= TASKS, (path.name, name)
 
 
 def test_the_run_calls_what_exists() -> None:
@@ -122,4 +125,4 @@ def test_what_takes_long_is_scheduled() -> None:
 def test_macos_is_tried() -> None:
     """The README promises it."""
     matrix = loaded(ROOT / ".github/workflows/ci.yml")["jobs"]["run"]["strategy"]["matrix"]
-    assert "macos-latest" in {one["os"] for one in matrix["include"]} and "ubuntu-latest" in matrix["os"]
+    assert "macos-latest" in {entry["os"] for entry in matrix["include"]} and "ubuntu-latest" in matrix["os"]

@@ -161,10 +161,10 @@ def test_the_model_is_taken_out_of_a_training_checkpoint(layout: dict[str, objec
     assert result.exit_code == 0, result.output
     assert "only the model is written, and nothing of its training" in result.output
     wanted = dict(api.inspect(source).checkpoint.tensors)
-    found = load_file(out)
-    assert found.keys() == wanted.keys() >= set(layout["tensors"])  # type: ignore[attr-defined]
+    written = load_file(out)
+    assert written.keys() == wanted.keys() >= set(layout["tensors"])  # type: ignore[attr-defined]
     stored = torch.load(source, weights_only=False)[layout["key"]]
-    for name, tensor in found.items():
+    for name, tensor in written.items():
         if name in stored:
             assert torch.equal(tensor, stored[name])
     assert source.read_bytes() == before
@@ -220,20 +220,20 @@ def test_loaders_of_files_without_a_config_leave_no_hole(tmp_path: Path) -> None
     """No sentence misses a name, and safetensors is not said to need a config."""
     for name in ("gpt-j-style", "mingpt", "nanogpt-checkpoint", "gguf-vocabulary", "lora-pickled"):
         (tmp_path / name).mkdir()
-        for found in api.inspect(made(name, tmp_path / name), consumers="all").consumers:
-            assert "  " not in found.detail and " with is " not in found.detail, found
+        for prediction in api.inspect(made(name, tmp_path / name), consumers="all").consumers:
+            assert "  " not in prediction.detail and " with is " not in prediction.detail, prediction
     lone = made("gpt-j-style", tmp_path / "again")
-    (found,) = api.inspect(lone, consumers="safetensors").consumers
-    assert str(found.outcome) == "unknown" and "needs no config" in found.detail
+    (prediction,) = api.inspect(lone, consumers="safetensors").consumers
+    assert str(prediction.outcome) == "unknown" and "needs no config" in prediction.detail
 
 
 def test_gguf_is_for_llama_cpp(tmp_path: Path) -> None:
     """Of all loaders it alone is asked; another is said to be no reader of it only when it is asked for."""
     model = made("gguf-vocabulary", tmp_path)
-    (found,) = api.inspect(model, consumers="all").consumers
-    assert (found.name, found.detail) == ("llama.cpp", "the file holds no tensors")
-    (found,) = api.inspect(model, consumers="vllm>=0.29").consumers
-    assert str(found.outcome) == "unknown"
+    (prediction,) = api.inspect(model, consumers="all").consumers
+    assert (prediction.name, prediction.detail) == ("llama.cpp", "the file holds no tensors")
+    (prediction,) = api.inspect(model, consumers="vllm>=0.29").consumers
+    assert str(prediction.outcome) == "unknown"
     assert CliRunner().invoke(main, ["check", str(model), "--for", "vllm"]).exit_code == 0
 
 

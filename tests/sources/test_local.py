@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import prompt
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.local import files as local
 from tieconv.sources.local.files import FileSet, locate, open_files, open_regular
@@ -311,6 +311,6 @@ def test_what_is_no_name_of_the_hub_is_not_sought_there(name: str, tmp_path: Pat
     with pytest.raises(UnreadableError, match="no such file") as error:
         locate(name)
     assert "hf://" not in (error.value.hint or "")
-    with pytest.raises(UnreadableError) as other:
+    with pytest.raises(UnreadableError) as caught:
         locate("no-such-org/Name-1.5B")
-    assert other.value.hint == "for the model on the Hub write hf://no-such-org/Name-1.5B"
+    assert caught.value.hint == "for the model on the Hub write hf://no-such-org/Name-1.5B"

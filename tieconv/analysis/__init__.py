@@ -9,14 +9,15 @@ import numpy as np
 from tieconv.analysis import bias_section
 from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.relation import section as relation_section
-from tieconv.analysis.relation.classify import Related, relate_tables
+from tieconv.analysis.relation.classify import relate_tables
+from tieconv.analysis.relation.related import Related
 from tieconv.analysis.retie_cost import section as retie_section
 from tieconv.analysis.retie_cost.cost import Costs, costs
 from tieconv.analysis.rows import section as rows_section
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Analysis, Kinship, Section
-from tieconv.checkpoint.retie_forecast import RetieForecast
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
 from tieconv.sources.local.files import FileSet
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from tieconv.analysis.relation.linear_map import ENOUGH
 from tieconv.analysis.rows.frequency import Line, by_frequency, line
 from tieconv.checkpoint.family import Knowledge
 from tieconv.checkpoint.inspection import BiasState, Inspection
-from tieconv.checkpoint.results.analysis import Measure, Section
+from tieconv.checkpoint.json_values import stated_fields
+from tieconv.checkpoint.results.analysis import Detail, Measure, Section
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
@@ -40,9 +41,23 @@ class Explained:
     left: float
 
 
+@record
+class BiasDetail(Detail):
+    """The vector c of b ≈ U·c + k (d,) where it explains the bias, and with a text the lines on log p by series."""
+
+    fold_vector: tuple[float, ...] | None = None
+    on_log_p: dict[str, Line] | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        if self.on_log_p is None:
+            return stated_fields(self)
+        lines = {series: fitted.to_dict() for series, fitted in self.on_log_p.items()}
+        return stated_fields(self) | {"on_log_p": lines}
+
+
 def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
     """For a model without a bias as well; with a text also what stands in for one."""
-    section = _stored(subject)
+    section, explained = _stored(subject)
     if subject.bias is not None and _unknown(subject.evidence):
         section = replace(section, sentence=f"{section.sentence} {_unknown(subject.evidence)}")
     if measured is None:
@@ -59,7 +74,7 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
         ),
         measures=(*section.measures, *measured.bias, *(m for fitted in lines for m in fitted.measures)),
         series={**section.series, **series},
-        detail={**section.detail, "on_log_p": {_SERIES[fitted.name]: fitted.to_dict() for fitted in lines}},
+        detail=BiasDetail(_fold_vector(explained), {_SERIES[fitted.name]: fitted for fitted in lines}),
     )
 
 
@@ -76,20 +91,21 @@ def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
     return by_name | {_IMPLICIT: np.concatenate(products)}
 
 
-def _stored(subject: Subject) -> Section:
+def _stored(subject: Subject) -> tuple[Section, Explained | None]:
+    """What the weights alone say, and the vector of which the head makes the bias where one was looked for."""
     bias = subject.bias
     if bias is None:
-        return Section(TITLE, _unread(subject.evidence), ())
+        return Section(TITLE, _unread(subject.evidence), ()), None
     table = subject.output
     if len(bias) != table.rows:
-        return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ())
+        return Section(TITLE, f"The bias has {len(bias):,} entries and the head {table.rows:,} rows.", ()), None
     if not np.isfinite(bias).all():
         sentence, says = _not_finite(bias)
-        return Section(TITLE, sentence, (Measure(_BOUND, None, unit="nats/token", says=says),))
+        return Section(TITLE, sentence, (Measure(_BOUND, None, unit="nats/token", says=says),)), None
     spread = float(bias.max() - bias.min())
     if spread == 0 and (bias[0] == 0 or not subject.withheld):
         values_text = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
-        return Section(TITLE, f"The bias is {values_text}: stripping it changes nothing.", (_strip_bound(0.0),))
+        return Section(TITLE, f"The bias is {values_text}: stripping it changes nothing.", (_strip_bound(0.0),)), None
     judged = table.width <= WIDEST and table.rows >= ENOUGH * table.width + 2
     explained = explain(table, bias) if judged else None
     used = subject.used if subject.used is not None else np.ones(len(bias), bool)
@@ -101,7 +117,8 @@ def _stored(subject: Subject) -> Section:
         *_fold_measures(explained, table),
     )
     series = {"bias": points(bias)}
-    return Section(TITLE, _sentence(spread, explained), measures, series, _detail(explained))
+    detail = BiasDetail(_fold_vector(explained))
+    return Section(TITLE, _sentence(spread, explained), measures, series, detail), explained
 
 
 def _unknown(evidence: Inspection) -> str:
@@ -184,10 +201,10 @@ def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, 
     return (Measure(name, explained.adjusted, floor=0.0, ceiling=1.0, n=table.rows), bound)
 
 
-def _detail(explained: Explained | None) -> dict[str, object]:
+def _fold_vector(explained: Explained | None) -> tuple[float, ...] | None:
     if explained is None or explained.adjusted < FOLDS:
-        return {}
-    return {"fold_vector": [float(value) for value in explained.vector]}
+        return None
+    return tuple(float(value) for value in explained.vector)
 
 
 def _sentence(spread: float, explained: Explained | None) -> str:

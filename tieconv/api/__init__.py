@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tieconv.api.analysis import analyze as analyze
-    from tieconv.api.baselines import write_baseline as write_baseline
-    from tieconv.api.biases import plan_bias as plan_bias
     from tieconv.api.comparison import diff as diff
     from tieconv.api.demonstration import demo_table as demo_table
     from tieconv.api.demonstration import run_demo as run_demo
@@ -21,38 +19,40 @@ if TYPE_CHECKING:
     from tieconv.api.exports import export as export
     from tieconv.api.exports import parity as parity
     from tieconv.api.exports import plan_export as plan_export
-    from tieconv.api.fixes import fix as fix
-    from tieconv.api.fixes import preview_fixes as preview_fixes
-    from tieconv.api.gate import check as check
-    from tieconv.api.gate import expand as expand
-    from tieconv.api.gate import find_policy as find_policy
-    from tieconv.api.gate import run_gate as run_gate
+    from tieconv.api.findings.baselines import write_baseline as write_baseline
+    from tieconv.api.findings.fixes import fix as fix
+    from tieconv.api.findings.fixes import preview_fixes as preview_fixes
+    from tieconv.api.findings.gate import check as check
+    from tieconv.api.findings.gate import expand as expand
+    from tieconv.api.findings.gate import find_policy as find_policy
+    from tieconv.api.findings.gate import run_gate as run_gate
+    from tieconv.api.findings.remedies import plan_action as plan_action
+    from tieconv.api.findings.rule_catalogue import find_rule as find_rule
+    from tieconv.api.findings.rule_catalogue import rules as rules
+    from tieconv.api.findings.rule_catalogue import select_rules as select_rules
     from tieconv.api.graphs import is_graph as is_graph
     from tieconv.api.graphs import plan_graph_dedup as plan_graph_dedup
     from tieconv.api.graphs import plan_graph_untie as plan_graph_untie
     from tieconv.api.hub import plan_push as plan_push
     from tieconv.api.hub import push as push
-    from tieconv.api.remedies import plan_action as plan_action
+    from tieconv.api.plans.biases import plan_bias as plan_bias
+    from tieconv.api.plans.resizing import plan_resize as plan_resize
+    from tieconv.api.plans.shards import plan_reindex as plan_reindex
+    from tieconv.api.plans.storage import plan_convert as plan_convert
+    from tieconv.api.plans.storage import plan_dedup as plan_dedup
+    from tieconv.api.plans.ties import plan_retie as plan_retie
+    from tieconv.api.plans.ties import plan_set_tie as plan_set_tie
+    from tieconv.api.plans.ties import plan_untie as plan_untie
     from tieconv.api.reports import guard_report as guard_report
     from tieconv.api.reports import write_report as write_report
-    from tieconv.api.resizing import plan_resize as plan_resize
-    from tieconv.api.rule_catalogue import find_rule as find_rule
-    from tieconv.api.rule_catalogue import rules as rules
-    from tieconv.api.rule_catalogue import select_rules as select_rules
-    from tieconv.api.shards import plan_reindex as plan_reindex
-    from tieconv.api.storage import plan_convert as plan_convert
-    from tieconv.api.storage import plan_dedup as plan_dedup
-    from tieconv.api.ties import plan_retie as plan_retie
-    from tieconv.api.ties import plan_set_tie as plan_set_tie
-    from tieconv.api.ties import plan_untie as plan_untie
-    from tieconv.checkpoint.graph import GraphOutcome as GraphOutcome
     from tieconv.checkpoint.inspection import Fetched as Fetched
-    from tieconv.checkpoint.plan import Outcome as Outcome
     from tieconv.checkpoint.results.checked import CheckedModel as CheckedModel
     from tieconv.checkpoint.results.checked import CheckReport as CheckReport
     from tieconv.checkpoint.results.exported import ExportOutcome as ExportOutcome
     from tieconv.checkpoint.results.parity import Parity as Parity
     from tieconv.checkpoint.results.parity import Verdict as Verdict
+    from tieconv.checkpoint.write_plan.graph import GraphOutcome as GraphOutcome
+    from tieconv.checkpoint.write_plan.plan import Outcome as Outcome
     from tieconv.checks.interface import Rule as Rule
     from tieconv.gate.policy import Policy as Policy
     from tieconv.onnx.export.plan import PlannedExport as PlannedExport
@@ -66,8 +66,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "analyze": "api.analysis",
-    "write_baseline": "api.baselines",
-    "plan_bias": "api.biases",
+    "write_baseline": "api.findings.baselines",
+    "plan_bias": "api.plans.biases",
     "diff": "api.comparison",
     "demo_table": "api.demonstration",
     "run_demo": "api.demonstration",
@@ -75,33 +75,33 @@ _HOMES = {
     "export": "api.exports",
     "parity": "api.exports",
     "plan_export": "api.exports",
-    "fix": "api.fixes",
-    "preview_fixes": "api.fixes",
-    "check": "api.gate",
-    "expand": "api.gate",
-    "find_policy": "api.gate",
-    "run_gate": "api.gate",
+    "fix": "api.findings.fixes",
+    "preview_fixes": "api.findings.fixes",
+    "check": "api.findings.gate",
+    "expand": "api.findings.gate",
+    "find_policy": "api.findings.gate",
+    "run_gate": "api.findings.gate",
     "is_graph": "api.graphs",
     "plan_graph_dedup": "api.graphs",
     "plan_graph_untie": "api.graphs",
     "plan_push": "api.hub",
     "push": "api.hub",
-    "plan_action": "api.remedies",
+    "plan_action": "api.findings.remedies",
     "guard_report": "api.reports",
     "write_report": "api.reports",
-    "plan_resize": "api.resizing",
-    "find_rule": "api.rule_catalogue",
-    "rules": "api.rule_catalogue",
-    "select_rules": "api.rule_catalogue",
-    "plan_reindex": "api.shards",
-    "plan_convert": "api.storage",
-    "plan_dedup": "api.storage",
-    "plan_retie": "api.ties",
-    "plan_set_tie": "api.ties",
-    "plan_untie": "api.ties",
-    "GraphOutcome": "checkpoint.graph",
+    "plan_resize": "api.plans.resizing",
+    "find_rule": "api.findings.rule_catalogue",
+    "rules": "api.findings.rule_catalogue",
+    "select_rules": "api.findings.rule_catalogue",
+    "plan_reindex": "api.plans.shards",
+    "plan_convert": "api.plans.storage",
+    "plan_dedup": "api.plans.storage",
+    "plan_retie": "api.plans.ties",
+    "plan_set_tie": "api.plans.ties",
+    "plan_untie": "api.plans.ties",
+    "GraphOutcome": "checkpoint.write_plan.graph",
     "Fetched": "checkpoint.inspection",
-    "Outcome": "checkpoint.plan",
+    "Outcome": "checkpoint.write_plan.plan",
     "CheckReport": "checkpoint.results.checked",
     "CheckedModel": "checkpoint.results.checked",
     "ExportOutcome": "checkpoint.results.exported",

@@ -35,8 +35,8 @@ def plan_export(
     is measured. Raises `RefusedError` for a model with a finding of level error, `UnreadableError` for what
     transformers does not load, `MissingPackageError` without the packages.
     """
-    from tieconv.checkpoint.graph import HeadForm
     from tieconv.checkpoint.results.exported import PRECISIONS
+    from tieconv.checkpoint.write_plan.graph import HeadForm
 
     _check_choice("precision", precision, tuple(PRECISIONS))
     _check_choice("provider", provider, ("auto", "cpu", "cuda"))

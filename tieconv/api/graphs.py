@@ -14,7 +14,7 @@ from tieconv.text import shown
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tieconv.checkpoint.model_files import Listing
+    from tieconv.checkpoint.files.model_files import Listing
     from tieconv.onnx.write.plan import PlannedGraphs
 
 
@@ -44,7 +44,7 @@ def plan_graph_dedup(path: str | Path = ".", *, head_form: str | None = None) ->
     bit of what a session computes, and a matrix for which none does stays. Raises `UnsafePathError` for external data
     outside the graph's directory or linked, `RefusedError` where the packages that read graphs are missing.
     """
-    from tieconv.checkpoint.graph import HeadForm
+    from tieconv.checkpoint.write_plan.graph import HeadForm
     from tieconv.onnx.graph.packages import require_graph_packages
 
     require_graph_packages()
@@ -71,7 +71,7 @@ def _readable(path: str | Path) -> Listing:
 
     Raises as reading does, and `RefusedError`.
     """
-    from tieconv.checkpoint.model_files import REFUSED_BY_READER
+    from tieconv.checkpoint.files.cautions import REFUSED_BY_READER
     from tieconv.formats import read_checkpoint
     from tieconv.sources.local.files import open_files
 

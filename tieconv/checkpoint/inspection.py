@@ -7,19 +7,19 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
+from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.json_values import Printed, plain
-from tieconv.checkpoint.model_files import Adapter, Checkpoint
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
-INSPECT_SCHEMA = "tieconv.inspect/1"
-
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding
     from tieconv.checkpoint.prediction import Prediction
-    from tieconv.checkpoint.relation.proved import Relation
     from tieconv.checkpoint.storage_use import StorageUse
+from tieconv.checkpoint.tie_group import Duplicate, Tie
+
+INSPECT_SCHEMA = "tieconv.inspect/1"
 
 
 class Depth(StrEnum):
@@ -37,77 +37,6 @@ class BiasState(StrEnum):
     ZERO = "zero"
     NONZERO = "nonzero"
     UNREAD = "unread"
-
-
-@record
-class Member:
-    """One name of a tie group; ``loads_as`` where the loader gives it another name."""
-
-    name: str
-    stored: bool
-    relation: Relation
-    loads_as: str | None = None
-
-    @property
-    def state(self) -> State:
-        return self.relation.state
-
-    def to_dict(self) -> dict[str, object]:
-        """One entry of a group's ``members``."""
-        return {
-            "name": self.name,
-            "stored": self.stored,
-            "state": str(self.state),
-            "detail": self.relation.to_dict(),
-            **({} if self.loads_as is None else {"loads_as": self.loads_as}),
-        }
-
-
-@record
-class Tie:
-    """Names that the architecture makes one parameter.
-
-    ``declared`` says whether the config makes this group tied, ``consistent`` whether the stored
-    tensors agree with that (``None`` where a needed comparison was not made). ``canonical`` is the
-    name that is, or should be, stored.
-    """
-
-    role: Role
-    canonical: str
-    canonical_stored: bool
-    declared: bool
-    consistent: bool | None
-    gated: bool
-    bytes_wasted: int
-    members: tuple[Member, ...]
-
-    @property
-    def stored_members(self) -> tuple[Member, ...]:
-        return tuple(member for member in self.members if member.stored)
-
-    def to_dict(self) -> dict[str, object]:
-        """One entry of ``ties``."""
-        return {
-            "role": str(self.role),
-            "canonical": self.canonical,
-            "declared": self.declared,
-            "consistent": self.consistent,
-            "bytes_wasted": self.bytes_wasted,
-            "members": [member.to_dict() for member in self.members],
-        }
-
-
-@record
-class Duplicate:
-    """Tensors outside the tie groups that hold the same values; ``kind`` is a `State` value."""
-
-    kind: State
-    tensors: tuple[str, ...]
-    bytes_wasted: int
-
-    def to_dict(self) -> dict[str, object]:
-        """One entry of ``duplicates``."""
-        return {"kind": str(self.kind), "tensors": list(self.tensors), "bytes_wasted": self.bytes_wasted}
 
 
 @record

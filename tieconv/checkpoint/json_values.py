@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 def plain(value: object) -> object:
@@ -15,6 +20,12 @@ def plain(value: object) -> object:
     if isinstance(value, float) and not isfinite(value):
         return str(value)
     return value
+
+
+def stated_fields(value: DataclassInstance) -> dict[str, object]:
+    """Each field of a record by its name, JSON-ready, but those that have their default."""
+    values = ((entry, getattr(value, entry.name)) for entry in fields(value))
+    return {entry.name: plain(content) for entry, content in values if content != entry.default}
 
 
 class Printed:

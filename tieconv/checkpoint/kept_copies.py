@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from tieconv.checkpoint.model_files import WeightFile
+from tieconv.checkpoint.files.weight_file import WeightFile
 
 KEY = "tieconv.keep"
 """The metadata key. Its value is a JSON list of the tensor names that are stored twice on purpose."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import assert_never
 
-from tieconv.checkpoint.inspection import Member
 from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
 from tieconv.checkpoint.relation.proved import (
     Cast,
@@ -22,6 +21,7 @@ from tieconv.checkpoint.relation.proved import (
     Transposed,
     Unread,
 )
+from tieconv.checkpoint.tie_group import Member
 from tieconv.text import count, shown
 
 _RANGES = 4

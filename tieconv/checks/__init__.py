@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
-from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.quantised import LEAVES
+from tieconv.checkpoint.tie_group import Tie
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.finding import Finding

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Tie
 
 WRAPPER = "base_model.model."
 _PARTS = ("lora_", "hada_", "lokr_", "ia3_", "oft_", "boft_", "vera_", "randlora_", "fourierft_", "vblora_", "waveft_")
@@ -17,14 +18,14 @@ _USUAL = frozenset(
 def part_of(name: str) -> str | None:
     """The module that a tensor such as ``q_proj.lora_A.weight`` changes; ``None`` for a plain parameter."""
     segments = name.removeprefix(WRAPPER).split(".")
-    place = next((i for i, segment in enumerate(segments) if segment.startswith(_PARTS)), 0)
-    return ".".join(segments[:place]) or None
+    first_part = next((i for i, segment in enumerate(segments) if segment.startswith(_PARTS)), 0)
+    return ".".join(segments[:first_part]) or None
 
 
 def changed(inspection: Inspection) -> tuple[str, ...]:
     """Modules that the adapter changes by adding to them."""
-    found = (part_of(name) for name in inspection.checkpoint.tensors)
-    return tuple(dict.fromkeys(module for module in found if module))
+    modules = (part_of(name) for name in inspection.checkpoint.tensors)
+    return tuple(dict.fromkeys(module for module in modules if module))
 
 
 def replaced(inspection: Inspection) -> tuple[str, ...]:

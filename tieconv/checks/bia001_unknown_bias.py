@@ -63,8 +63,8 @@ def _content(bias: OutputBias) -> str:
 
 
 def _remedy(inspection: Inspection) -> Remedy | None:
-    found = evidence.head_tie(inspection)
-    if found is None or found[0].consistent is not True or evidence.disputed(inspection):
+    head_tie = evidence.head_tie(inspection)
+    if head_tie is None or head_tie[0].consistent is not True or evidence.disputed(inspection):
         return None
     verb = remedies.retie if inspection.config.effective else remedies.untie
     return verb(inspection, ("--bias", "strip"), safe=True)

@@ -27,7 +27,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import BiasState, Inspection, Tie
+from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
@@ -60,9 +61,11 @@ def _outcome(inspection: Inspection) -> str:
     from tieconv.loaders.loaded import Absence
 
     says = {Absence.ZERO: "starts it at zero", Absence.UNSET: "leaves it without values"}
-    found = {version: bias.absence for version, bias in head_bias(inspection).items() if bias.absence in says}
-    told = [f"transformers {version} {says[absence]}" for version, absence in found.items() if absence is not None]
-    return " and ".join(told) or "transformers reads the other name"
+    absences = {version: bias.absence for version, bias in head_bias(inspection).items() if bias.absence in says}
+    clauses = [
+        f"transformers {version} {says[absence]}" for version, absence in absences.items() if absence is not None
+    ]
+    return " and ".join(clauses) or "transformers reads the other name"
 
 
 RULE = Rule("BIA002", "half-a-bias-pair", Level.ERROR, __doc__ or "", find)

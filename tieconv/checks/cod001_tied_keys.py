@@ -38,11 +38,11 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each declaration."""
     used = "auto_map" in inspection.checkpoint.config_values
     native = inspection.family.knowledge is Knowledge.TABLE
-    told = ", where it is told to run this code," if used and native else ""
+    condition = ", where it is told to run this code," if used and native else ""
     loads = inspection.config.effective
     for caution in evidence.cautions(inspection, "code.tied-keys-list"):
         yield RULE.finding(
-            f"{caution.message}, at which transformers 5 stops{told} {'' if loads else 'when it saves the model '}"
+            f"{caution.message}, at which transformers 5 stops{condition} {'' if loads else 'when it saves the model '}"
             f"('list' object has no attribute 'keys'){_patch(inspection, caution.tensors)}",
             level=Level.NOTE if native or not used else Level.ERROR if loads else Level.WARNING,
         )

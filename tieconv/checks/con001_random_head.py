@@ -31,8 +31,8 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each set of tensors."""
-    for found in predictions.grouped(inspection, Outcome.RANDOM):
-        yield RULE.finding(predictions.told(found), found[0].tensors, remedy=_remedy(inspection))
+    for group in predictions.grouped(inspection, Outcome.RANDOM):
+        yield RULE.finding(predictions.message(group), group[0].tensors, remedy=_remedy(inspection))
 
 
 def _remedy(inspection: Inspection) -> Remedy | None:

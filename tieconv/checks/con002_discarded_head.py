@@ -31,9 +31,9 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each set of tensors."""
-    for found in predictions.grouped(inspection, Outcome.DISCARDED):
+    for group in predictions.grouped(inspection, Outcome.DISCARDED):
         remedy = remedies.set_untied(inspection, safe=True)
-        yield RULE.finding(predictions.told(found), found[0].tensors, remedy=remedy)
+        yield RULE.finding(predictions.message(group), group[0].tensors, remedy=remedy)
 
 
 RULE = Rule("CON002", "loader-discards-head", Level.ERROR, __doc__ or "", find)

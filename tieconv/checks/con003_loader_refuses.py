@@ -31,9 +31,9 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each set of tensors."""
-    for found in predictions.grouped(inspection, Outcome.ERROR):
-        remedy = _remedy(inspection, found[0])
-        yield RULE.finding(predictions.told(found), found[0].tensors, remedy=remedy)
+    for group in predictions.grouped(inspection, Outcome.ERROR):
+        remedy = _remedy(inspection, group[0])
+        yield RULE.finding(predictions.message(group), group[0].tensors, remedy=remedy)
 
 
 def _remedy(inspection: Inspection, prediction: Prediction) -> Remedy | None:

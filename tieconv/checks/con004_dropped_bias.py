@@ -31,11 +31,11 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each set of biases."""
-    found: dict[tuple[str, ...], list[Prediction]] = {}
+    by_biases: dict[tuple[str, ...], list[Prediction]] = {}
     for prediction in inspection.consumers:
         if prediction.dropped:
-            found.setdefault(prediction.dropped, []).append(prediction)
-    for dropped, alike in found.items():
+            by_biases.setdefault(prediction.dropped, []).append(prediction)
+    for dropped, alike in by_biases.items():
         verb = evidence.clause(dropped, "is", "are")
         message = f"{predictions.loaders(alike)}: {verb} not used"
         yield RULE.finding(message, dropped, level=_level(inspection, dropped), remedy=_remedy(inspection, dropped))

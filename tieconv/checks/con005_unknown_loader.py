@@ -29,11 +29,11 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
-    for found in predictions.grouped(inspection, Outcome.UNKNOWN):
-        if len(found) == 1:
-            yield RULE.finding(predictions.told(found))
+    for group in predictions.grouped(inspection, Outcome.UNKNOWN):
+        if len(group) == 1:
+            yield RULE.finding(predictions.message(group))
         else:
-            yield RULE.finding(f"{predictions.loaders(found)}: what they do with this model is not known")
+            yield RULE.finding(f"{predictions.loaders(group)}: what they do with this model is not known")
 
 
 RULE = Rule("CON005", "loader-unknown", Level.NOTE, __doc__ or "", find)

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from tieconv.architectures.flag_levels import FLAG, levels, reading_v4
 from tieconv.checkpoint import phrases
 from tieconv.checkpoint.family import Knowledge, Tying
+from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.finding import Level
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.model_files import Caution
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.text import shown
 
 __all__ = ["FLAG", "levels", "reading_v4"]
@@ -35,10 +36,10 @@ def levels_disagree(inspection: Inspection) -> bool:
 
 def versions_differ(inspection: Inspection) -> bool:
     """Whether transformers 4 and 5 tie differently because a level that one of them reads has no flag."""
-    older = reading_v4(inspection)
-    if levels_disagree(inspection) or not _flag_decides(inspection) or older is None:
+    tied_in_v4 = reading_v4(inspection)
+    if levels_disagree(inspection) or not _flag_decides(inspection) or tied_in_v4 is None:
         return False
-    return older is not inspection.config.effective
+    return tied_in_v4 is not inspection.config.effective
 
 
 def disputed(inspection: Inspection) -> bool:
@@ -75,8 +76,8 @@ def head_member(inspection: Inspection, tie: Tie) -> Member | None:
 
 def head_tie(inspection: Inspection) -> tuple[Tie, Member] | None:
     """The group of the output embedding, and its entry there."""
-    found = ((tie, head_member(inspection, tie)) for tie in inspection.ties)
-    return next(((tie, member) for tie, member in found if member is not None), None)
+    head_members = ((tie, head_member(inspection, tie)) for tie in inspection.ties)
+    return next(((tie, member) for tie, member in head_members if member is not None), None)
 
 
 def reference(tie: Tie) -> str:
@@ -106,10 +107,10 @@ def is_empty(inspection: Inspection, name: str) -> bool:
 def shapes_differ(inspection: Inspection, tie: Tie, member: Member) -> bool:
     """Whether a stored member has another shape than the group's reference; both hold elements."""
     tensors = inspection.checkpoint.tensors
-    one, two = tensors.get(member.name), tensors.get(reference(tie))
-    if one is None or two is None or not one.elements or not two.elements:
+    record, canonical_record = tensors.get(member.name), tensors.get(reference(tie))
+    if record is None or canonical_record is None or not record.elements or not canonical_record.elements:
         return False
-    return one.shape != two.shape
+    return record.shape != canonical_record.shape
 
 
 def is_quantised(inspection: Inspection, name: str) -> bool:
@@ -134,11 +135,11 @@ def cautions(inspection: Inspection, code: str) -> Iterator[Caution]:
 
 def refused_formats(inspection: Inspection) -> dict[str, list[str]]:
     """The safetensors files whose metadata transformers 4 refuses, by the format that it names; empty for none."""
-    found: dict[str, list[str]] = {}
+    files_by_format: dict[str, list[str]] = {}
     for file in inspection.checkpoint.files if inspection.checkpoint.format == "safetensors" else ():
         if file.refused_format is not None:
-            found.setdefault(file.refused_format, []).append(file.name)
-    return found
+            files_by_format.setdefault(file.refused_format, []).append(file.name)
+    return files_by_format
 
 
 # --- phrases ---------------------------------------------------------------------------------------------
@@ -158,14 +159,14 @@ def listed(names: Iterable[str]) -> str:
     return " and ".join(filter(None, (", ".join(head[:-1]), *head[-1:])))
 
 
-def verb(names: Sequence[str], one: str, many: str) -> str:
-    """``one`` for a single name, else ``many``."""
-    return one if len(names) == 1 else many
+def verb(names: Sequence[str], singular: str, plural: str) -> str:
+    """``singular`` for a single name, else ``plural``."""
+    return singular if len(names) == 1 else plural
 
 
-def clause(names: Sequence[str], one: str, many: str) -> str:
+def clause(names: Sequence[str], singular: str, plural: str) -> str:
     """The names as a subject with its verb: ``a is``, ``a and b are``."""
-    return f"{listed(names)} {verb(names, one, many)}"
+    return f"{listed(names)} {verb(names, singular, plural)}"
 
 
 def says(inspection: Inspection, tied: bool) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.finding import Action, Remedy
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.inspection import Duplicate, Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import Cast, Transposed
+from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checks.graph_sharing import shared
 
@@ -37,7 +38,7 @@ class Answer:
     why: str = ""
 
     @property
-    def told(self) -> str:
+    def message_end(self) -> str:
         """The end of the finding's message."""
         return f"; dedup keeps both: {self.why}" if self.why else ""
 
@@ -49,12 +50,12 @@ def pair(tie: Tie, member: Member) -> dict[str, bool]:
     return {tie.canonical: False, member.name: turned}
 
 
-def group(inspection: Inspection, found: Duplicate) -> dict[str, bool]:
+def group(inspection: Inspection, copies: Duplicate) -> dict[str, bool]:
     """The copies of one matrix, and whether each is stored the other way round than the first."""
-    first, *rest = found.tensors
+    first, *rest = copies.tensors
     shape = inspection.checkpoint.tensors[first].shape
     turned = {name: inspection.checkpoint.tensors[name].shape != shape for name in rest}
-    square = found.kind is State.TRANSPOSED and len(set(shape)) == 1
+    square = copies.kind is State.TRANSPOSED and len(set(shape)) == 1
     return {first: False, **{name: turned[name] or square for name in rest}}
 
 

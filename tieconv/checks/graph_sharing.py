@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.graph_structure import OLDEST_IR, OLDEST_OPSET, GraphRecord, MatrixUse
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
@@ -34,7 +34,7 @@ class _Read:
 def shared(tensors: Mapping[str, TensorRecord], graph: GraphRecord, copies: Mapping[str, bool]) -> Outcome:
     """What `dedup` makes of ``copies``: names, and whether each is stored the other way round than the first."""
     records = [tensors[name] for name in copies]
-    why = _whole_graph(graph) or next((reason for one in records if (reason := _alone(graph, one))), "")
+    why = _whole_graph(graph) or next((reason for copy in records if (reason := _alone(graph, copy))), "")
     if why:
         return Outcome(why)
     shapes = {record.shape if len(record.shape) != _MATRIX else tuple(sorted(record.shape)) for record in records}

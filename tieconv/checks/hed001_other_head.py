@@ -39,13 +39,13 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         return
     legacy = bool(config.get("legacy", True))
     stored = {value: _first(inspection, start) for value, start in _HEADS.items()}
-    other = stored[not legacy]
-    if other and not stored[legacy]:
+    unread_head = stored[not legacy]
+    if unread_head and not stored[legacy]:
         value = str(not legacy).lower()
         yield RULE.finding(
-            f"the prediction head is stored as {evidence.listed([other])}, which transformers reads only with "
+            f"the prediction head is stored as {evidence.listed([unread_head])}, which transformers reads only with "
             f'"legacy": {value}: as it is, the head starts random',
-            (other,),
+            (unread_head,),
         )
 
 

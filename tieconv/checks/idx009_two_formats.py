@@ -40,9 +40,9 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
     for caution in evidence.cautions(inspection, "layout.two-formats"):
-        way = "commands that write refuse, unless --drop-other-formats says to leave the other out"
+        next_step = "commands that write refuse, unless --drop-other-formats says to leave the other out"
         level, outcome = _compared(inspection)
-        message = f"{caution.message}{outcome}; {way}"
+        message = f"{caution.message}{outcome}; {next_step}"
         yield RULE.finding(message, caution.tensors, level=level, remedy=remedies.dedup(inspection))
 
 

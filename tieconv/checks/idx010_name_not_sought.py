@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.architectures.draft_models import is_draft
+from tieconv.checkpoint.files.model_files import WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import WEIGHTS_KEY, Checkpoint, Layout
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
 from tieconv.loaders.files_opened import opened

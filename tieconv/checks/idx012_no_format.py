@@ -33,14 +33,14 @@ from tieconv.text import shown
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding for each format."""
-    found = evidence.refused_formats(inspection) if inspection.checkpoint.config is not None else {}
-    for named, files in found.items():
-        it = "the file" if len(files) == 1 else "them"
-        what = f"the format {shown(named)}" if named else "no format"
+    files_by_format = evidence.refused_formats(inspection) if inspection.checkpoint.config is not None else {}
+    for named, files in files_by_format.items():
+        file_or_files = "the file" if len(files) == 1 else "them"
+        stored_format = f"the format {shown(named)}" if named else "no format"
         yield RULE.finding(
-            f"the metadata of {evidence.listed(files)} {evidence.verb(files, 'names', 'name')} {what}: "
-            f"transformers 4 refuses {it}",
-            remedy=remedies.add_format(inspection, safe=not any(found)),
+            f"the metadata of {evidence.listed(files)} {evidence.verb(files, 'names', 'name')} {stored_format}: "
+            f"transformers 4 refuses {file_or_files}",
+            remedy=remedies.add_format(inspection, safe=not any(files_by_format)),
         )
 
 

@@ -27,7 +27,7 @@ class Rule:
     find: Callable[[Inspection], Iterable[Finding]]
 
     @property
-    def told(self) -> str:
+    def help_text(self) -> str:
         """The documentation without the numbers of cases, which only the pages that list them can resolve."""
         return _CASES.sub("", self.documentation)
 

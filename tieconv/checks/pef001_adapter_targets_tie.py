@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.files.model_files import Adapter
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Adapter
 from tieconv.checks import adapters, evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import shown

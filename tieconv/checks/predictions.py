@@ -13,11 +13,11 @@ def grouped(inspection: Inspection, outcome: Outcome) -> Iterator[list[Predictio
     """The predictions of an outcome, those about the same tensors together."""
     if inspection.family.output_head is None:
         return
-    found: dict[tuple[str, ...], list[Prediction]] = {}
+    by_tensors: dict[tuple[str, ...], list[Prediction]] = {}
     for prediction in inspection.consumers:
         if prediction.outcome is outcome:
-            found.setdefault(prediction.tensors, []).append(prediction)
-    yield from found.values()
+            by_tensors.setdefault(prediction.tensors, []).append(prediction)
+    yield from by_tensors.values()
 
 
 def loaders(predictions: Iterable[Prediction]) -> str:
@@ -25,11 +25,11 @@ def loaders(predictions: Iterable[Prediction]) -> str:
     return listed(f"{prediction.name} {prediction.version}" for prediction in predictions)
 
 
-def told(predictions: list[Prediction]) -> str:
+def message(predictions: list[Prediction]) -> str:
     """The loaders, and the first one's sentence; each sentence where no tensors say that they mean the same."""
     if predictions[0].tensors:
         return f"{loaders(predictions)}: {predictions[0].detail}"
-    said: dict[str, list[Prediction]] = {}
+    by_detail: dict[str, list[Prediction]] = {}
     for prediction in predictions:
-        said.setdefault(prediction.detail, []).append(prediction)
-    return "; ".join(f"{loaders(found)}: {detail}" for detail, found in said.items())
+        by_detail.setdefault(prediction.detail, []).append(prediction)
+    return "; ".join(f"{loaders(alike)}: {detail}" for detail, alike in by_detail.items())

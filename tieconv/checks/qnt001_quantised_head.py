@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.quantised import quantised_twin
@@ -34,18 +34,18 @@ from tieconv.checks.interface import Rule
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
-    found, embedding = evidence.head_tie(inspection), inspection.head.input_embedding
-    if found is None or embedding is None or embedding.dtype not in FLOATS or not found[0].declared:
+    head_tie, embedding = evidence.head_tie(inspection), inspection.head.input_embedding
+    if head_tie is None or embedding is None or embedding.dtype not in FLOATS or not head_tie[0].declared:
         return
     tensors = inspection.checkpoint.tensors
-    codes = quantised_twin(found[1].name, tensors)
+    codes = quantised_twin(head_tie[1].name, tensors)
     if codes is None or quantised_twin(embedding.name, tensors):
         return
     yield RULE.finding(
-        f"{evidence.listed([found[1].name])} is stored as quantised codes ({evidence.listed([codes])}), and "
+        f"{evidence.listed([head_tie[1].name])} is stored as quantised codes ({evidence.listed([codes])}), and "
         f"{evidence.says(inspection, True)} to {evidence.listed([embedding.name])}: which of the two gives the "
         "logits depends on the loader",
-        (found[1].name, codes, embedding.name),
+        (head_tie[1].name, codes, embedding.name),
         level=evidence.certain(inspection, Level.WARNING),
     )
 

@@ -132,5 +132,5 @@ def run_all(inspection: Inspection) -> tuple[Finding, ...]:
     """What all rules find, the worst first, then by rule."""
     graphs = bool(inspection.checkpoint.graphs)
     rules = [rule for rule in RULES if not graphs or rule.code.startswith(_OF_GRAPHS)]
-    found = [finding for rule in rules for finding in rule.find(inspection)]
-    return tuple(sorted(found, key=lambda finding: (_ORDER[finding.level], finding.rule)))
+    findings = [finding for rule in rules for finding in rule.find(inspection)]
+    return tuple(sorted(findings, key=lambda finding: (_ORDER[finding.level], finding.rule)))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import PurePath
 
 from tieconv.architectures.wrappers import unwrapping
-from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Role, Tying
+from tieconv.checkpoint.files.cautions import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Action, Remedy
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.model_files import BLOCKING, NOT_ALONE, TWO_FORMATS, Caution, Checkpoint, Layout
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence
 from tieconv.text import shown
 
@@ -60,7 +62,7 @@ def bias(inspection: Inspection, verb: str, *options: Option, safe: bool) -> Rem
 def resize(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv resize`, or ``None`` where it would refuse: no config, no plain tables, names that share a storage."""
     checkpoint, source = inspection.checkpoint, _source(inspection)
-    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(one) for one in checkpoint.cautions)
+    blocked = checkpoint.read_only or checkpoint.special or any(_blocks(caution) for caution in checkpoint.cautions)
     aliased = any(member.state is State.ALIASED for tie in inspection.ties for member in tie.members)
     if source is None or blocked or aliased or checkpoint.config is None or checkpoint.layout is Layout.FILE:
         return None

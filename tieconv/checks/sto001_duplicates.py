@@ -26,7 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Duplicate, Inspection, State
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Duplicate
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 from tieconv.text import count, size
@@ -43,23 +44,23 @@ _WORDS = {
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
-    large = [found for found in inspection.duplicates if found.bytes_wasted >= SMALLEST]
-    wasted = sum(found.bytes_wasted for found in large)
+    large = [duplicate for duplicate in inspection.duplicates if duplicate.bytes_wasted >= SMALLEST]
+    wasted = sum(duplicate.bytes_wasted for duplicate in large)
     if wasted < TOGETHER:
         return
-    large.sort(key=lambda found: -found.bytes_wasted)
+    large.sort(key=lambda duplicate: -duplicate.bytes_wasted)
     rest = len(large) - _LISTED
     more = f"; and {count(rest, 'more group')}" if rest > 0 else ""
     yield RULE.finding(
         f"{size(wasted)} {'is' if len(large) == 1 else 'are'} stored more than once outside the tied groups: "
         f"{'; '.join(map(_phrase, large[:_LISTED]))}{more}",
-        dict.fromkeys(name for found in large for name in found.tensors),
+        dict.fromkeys(name for duplicate in large for name in duplicate.tensors),
     )
 
 
-def _phrase(found: Duplicate) -> str:
-    word = _WORDS.get(found.kind, str(found.kind))
-    return f"{evidence.listed(found.tensors)} are {word} ({size(found.bytes_wasted)})"
+def _phrase(duplicate: Duplicate) -> str:
+    word = _WORDS.get(duplicate.kind, str(duplicate.kind))
+    return f"{evidence.listed(duplicate.tensors)} are {word} ({size(duplicate.bytes_wasted)})"
 
 
 RULE = Rule("STO001", "duplicates", Level.NOTE, __doc__ or "", find)

@@ -32,7 +32,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
@@ -40,9 +41,9 @@ from tieconv.checks.interface import Rule
 def find(inspection: Inspection) -> Iterator[Finding]:
     """One finding for each tied group that stores different values."""
     for tie in evidence.declared_tied(inspection):
-        odd = [member for member in tie.members if _differs(inspection, tie, member)]
-        if odd:
-            yield _report(inspection, tie, odd)
+        differing = [member for member in tie.members if _differs(inspection, tie, member)]
+        if differing:
+            yield _report(inspection, tie, differing)
 
 
 def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
@@ -53,28 +54,28 @@ def _differs(inspection: Inspection, tie: Tie, member: Member) -> bool:
     return member.state in evidence.UNEQUAL and not disputed
 
 
-def _report(inspection: Inspection, tie: Tie, odd: list[Member]) -> Finding:
+def _report(inspection: Inspection, tie: Tie, differing: list[Member]) -> Finding:
     canonical = evidence.reference(tie)
-    figures = " and ".join(evidence.difference(member, canonical) for member in odd)
+    figures = " and ".join(evidence.difference(member, canonical) for member in differing)
     cause = evidence.says(inspection, True) if tie.gated else f"{evidence.label(inspection)} always ties them"
     return RULE.finding(
-        f"{cause}, but {figures}: {_outcome(odd)}",
-        (canonical, *(member.name for member in odd)),
-        level=evidence.certain(inspection, _level(odd)),
+        f"{cause}, but {figures}: {_outcome(differing)}",
+        (canonical, *(member.name for member in differing)),
+        level=evidence.certain(inspection, _level(differing)),
         remedy=remedies.set_untied(inspection, safe=True) if tie.gated else None,
     )
 
 
-def _outcome(odd: list[Member]) -> str:
-    if all(member.state is State.CAST for member in odd):
+def _outcome(differing: list[Member]) -> str:
+    if all(member.state is State.CAST for member in differing):
         return "transformers ties them or not, depending on the dtype that it loads them in"
     return "transformers 4 silently discards the copy, transformers 5 keeps it with a warning"
 
 
-def _level(odd: list[Member]) -> Level:
-    if all(member.relation.sign_of_zero_only for member in odd):
+def _level(differing: list[Member]) -> Level:
+    if all(member.relation.sign_of_zero_only for member in differing):
         return Level.NOTE
-    return Level.WARNING if all(member.state is State.CAST for member in odd) else Level.ERROR
+    return Level.WARNING if all(member.state is State.CAST for member in differing) else Level.ERROR
 
 
 RULE = Rule("TIE001", "different-values", Level.ERROR, __doc__ or "", find)

@@ -30,8 +30,9 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.kept_copies import KEY, marked
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import size
@@ -43,7 +44,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     for tie in evidence.declared_tied(inspection):
         copies = [member.name for member in tie.members if _is_copy(inspection, member)]
         if copies and tie.role is not Role.OUTPUT_BIAS:
-            yield _report(inspection, tie, copies, kept=wanted.issuperset(copies))
+            yield _report(inspection, tie, copies, is_wanted=wanted.issuperset(copies))
 
 
 def _is_copy(inspection: Inspection, member: Member) -> bool:
@@ -52,22 +53,22 @@ def _is_copy(inspection: Inspection, member: Member) -> bool:
     return equal and not member.relation.holds_nan
 
 
-def _report(inspection: Inspection, tie: Tie, copies: list[str], *, kept: bool) -> Finding:
+def _report(inspection: Inspection, tie: Tie, copies: list[str], *, is_wanted: bool) -> Finding:
     canonical = evidence.reference(tie)
     wasted = size(sum(inspection.checkpoint.tensors[name].nbytes for name in copies))
-    one = len(copies) == 1
-    are = f"{evidence.listed(copies)} {'is a byte-identical copy' if one else 'are byte-identical copies'}"
-    the, verb = ("copy", "wastes") if one else ("copies", "waste")
+    is_single = len(copies) == 1
+    are = f"{evidence.listed(copies)} {'is a byte-identical copy' if is_single else 'are byte-identical copies'}"
+    the, verb = ("copy", "wastes") if is_single else ("copies", "waste")
     why = (
-        f"The metadata entry {KEY} says that the {the} of {wasted} {'is' if one else 'are'} wanted."
-        if kept
+        f"The metadata entry {KEY} says that the {the} of {wasted} {'is' if is_single else 'are'} wanted."
+        if is_wanted
         else f"The model is tied, so the {the} {verb} {wasted}."
     )
     return RULE.finding(
         f"{are} of {evidence.listed([canonical])}. {why}",
         (canonical, *copies),
-        level=Level.NOTE if kept else None,
-        remedy=None if kept else remedies.merge(inspection, tie),
+        level=Level.NOTE if is_wanted else None,
+        remedy=None if is_wanted else remedies.merge(inspection, tie),
     )
 
 

@@ -28,17 +28,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding; TIE007 and TIE008 report heads whose tying depends on the reader."""
-    found = evidence.head_tie(inspection)
-    if found is None or not evidence.is_missing(inspection, found[1]):
+    head_tie = evidence.head_tie(inspection)
+    if head_tie is None or not evidence.is_missing(inspection, head_tie[1]):
         return
-    tie, head = found
+    tie, head = head_tie
     outcome = "transformers fills it with random numbers"
     if evidence.unheeded_false(inspection):
         yield _report(inspection, tie, head.name, outcome.replace("transformers", "transformers 4"))

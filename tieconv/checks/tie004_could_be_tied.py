@@ -25,7 +25,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import size

@@ -29,7 +29,8 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, Tie
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
@@ -41,13 +42,13 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             stored = [member.name for member in tie.stored_members]
             from tieconv.loaders.load import TRANSFORMERS_4, load  # few models have such a tie
 
-            older = load(inspection, TRANSFORMERS_4)
-            read = tie.role is Role.WORD_EMBEDDING and older.source(tie.canonical) is not None
-            found = "transformers looks at both, and other loaders miss" if read else "transformers 4.57 leaves"
+            loaded_by_v4 = load(inspection, TRANSFORMERS_4)
+            read = tie.role is Role.WORD_EMBEDDING and loaded_by_v4.source(tie.canonical) is not None
+            loaders_fail = "transformers looks at both, and other loaders miss" if read else "transformers 4.57 leaves"
             yield RULE.finding(
                 f"{evidence.clause(stored, 'is', 'are')} stored, but not "
                 f"{evidence.listed([tie.canonical])}, the name that a tied model keeps: "
-                f"{found} it{'' if read else ' without values, and other loaders miss it'}",
+                f"{loaders_fail} it{'' if read else ' without values, and other loaders miss it'}",
                 (tie.canonical, *stored),
                 level=evidence.certain(inspection, Level.WARNING if read and len(stored) == 1 else Level.ERROR),
                 remedy=_remedy(inspection, tie),

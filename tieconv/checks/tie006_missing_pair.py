@@ -44,21 +44,21 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if supplied or any(evidence.is_quantised(inspection, name) for name in names):
         return
     pair = " nor ".join(evidence.listed([name]) for name in names)
-    what = f"neither {pair} is stored: transformers fills both with random numbers"
+    message = f"neither {pair} is stored: transformers fills both with random numbers"
     changed = unwrapping(inspection.checkpoint.tensors) if inspection.wrapped_ties else {}
     if not changed:
-        yield RULE.finding(f"{what}{_elsewhere(inspection, names)}", names)
+        yield RULE.finding(f"{message}{_elsewhere(inspection, names)}", names)
         return
     total = len(inspection.checkpoint.tensors)
     share = f"all {count(total, 'tensor name')}" if len(changed) == total else f"{len(changed):,} of {total:,} names"
     wrappers = wrappers_of(changed)
     left = f"{' and '.join(wrappers)} left {'its prefix' if len(wrappers) == 1 else 'their prefixes'} in {share}"
-    yield RULE.finding(f"{what}. {left}.", names, remedy=remedies.strip_prefix(inspection))
+    yield RULE.finding(f"{message}. {left}.", names, remedy=remedies.strip_prefix(inspection))
 
 
 def _elsewhere(inspection: Inspection, names: list[str]) -> str:
-    found = [name for name in inspection.checkpoint.tensors if name.endswith(tuple(f".{name}" for name in names))]
-    return f" ({evidence.clause(found, 'has', 'have')} another prefix)" if found else ""
+    elsewhere = [name for name in inspection.checkpoint.tensors if name.endswith(tuple(f".{name}" for name in names))]
+    return f" ({evidence.clause(elsewhere, 'has', 'have')} another prefix)" if elsewhere else ""
 
 
 RULE = Rule("TIE006", "missing-pair", Level.ERROR, __doc__ or "", find)

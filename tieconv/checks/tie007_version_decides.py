@@ -30,23 +30,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, Member
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
-    found = evidence.head_tie(inspection)
-    if found is None or not evidence.versions_differ(inspection):
+    head_tie = evidence.head_tie(inspection)
+    if head_tie is None or not evidence.versions_differ(inspection):
         return
-    head = found[1]
+    head = head_tie[1]
     tied, untied = (5, 4) if inspection.config.effective else (4, 5)
     level, outcome, remedy = _judge(inspection, head, tied, untied)
     if evidence.levels(inspection):
         # Transformers 5 goes by what is declared; where that is wrong other rules say so.
-        newer = inspection.config.effective
-        if not evidence.fits(inspection, head, newer) or evidence.fits(inspection, head, not newer):
+        tied_in_v5 = inspection.config.effective
+        if not evidence.fits(inspection, head, tied_in_v5) or evidence.fits(inspection, head, not tied_in_v5):
             return
         level = Level.NOTE
     yield RULE.finding(
@@ -59,13 +60,13 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 def _cause(inspection: Inspection) -> str:
     """Which level of the config is missing for which version."""
-    found, level = evidence.levels(inspection), inspection.family.level_v4 or ""
-    if not found:
+    levels, level = evidence.levels(inspection), inspection.family.level_v4 or ""
+    if not levels:
         return f"no level of the config declares {evidence.FLAG}, and the defaults of transformers 4 and 5 differ"
     path = f"{level}.{evidence.FLAG}".lstrip(".")
-    if level in found:
+    if level in levels:
         return f"transformers 4 reads {path}, and transformers 5 reads a level that the config does not declare"
-    declared = ", ".join(f"{other}.{evidence.FLAG}".lstrip(".") for other in found)
+    declared = ", ".join(f"{declaring_level}.{evidence.FLAG}".lstrip(".") for declaring_level in levels)
     return f"transformers 5 reads {declared}, transformers 4 reads {path}, which the config does not declare"
 
 

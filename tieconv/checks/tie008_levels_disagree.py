@@ -29,7 +29,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
-from tieconv.checkpoint.inspection import Inspection, Member
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checks import evidence, remedies
 from tieconv.checks.interface import Rule
 from tieconv.text import shown
@@ -37,10 +38,10 @@ from tieconv.text import shown
 
 def find(inspection: Inspection) -> Iterator[Finding]:
     """At most one finding."""
-    found = evidence.head_tie(inspection)
-    if found is None or not evidence.levels_disagree(inspection):
+    head_tie = evidence.head_tie(inspection)
+    if head_tie is None or not evidence.levels_disagree(inspection):
         return
-    head = found[1]
+    head = head_tie[1]
     level, outcome, remedy = _judge(inspection, head)
     yield RULE.finding(
         f"{_values(inspection)}, and which one counts depends on the reader; {outcome}",

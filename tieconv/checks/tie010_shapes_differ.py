@@ -27,8 +27,9 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import Finding, Level
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.proved import OtherShape
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checks import evidence
 from tieconv.checks.interface import Rule
 

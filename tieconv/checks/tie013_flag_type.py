@@ -43,8 +43,8 @@ def find(inspection: Inspection) -> Iterator[Finding]:
 
 
 def _remedy(inspection: Inspection) -> Remedy | None:
-    found = evidence.head_tie(inspection)
-    if found is None or not found[0].consistent or not found[0].canonical_stored:
+    head_tie = evidence.head_tie(inspection)
+    if head_tie is None or not head_tie[0].consistent or not head_tie[0].canonical_stored:
         return None
     verb = remedies.retie if inspection.config.effective else remedies.untie
     return verb(inspection, safe=True)

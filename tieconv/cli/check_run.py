@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tieconv.api import is_pattern
-from tieconv.api.baselines import write_baseline
-from tieconv.api.gate import expand, find_policy, run_gate
+from tieconv.api.findings.baselines import write_baseline
+from tieconv.api.findings.gate import expand, find_policy, run_gate
 from tieconv.api.reports import guard_report, write_report
 from tieconv.cli.check_arguments import Arguments
 from tieconv.cli.progress import count_progress
@@ -103,7 +103,7 @@ def _remedied(
     arguments: Arguments, policy: Policy, report: CheckReport, models: dict[str, CheckedModel]
 ) -> tuple[CheckReport, tuple[Outcome | GraphOutcome, ...]]:
     """Apply the safe remedies if the user gave a target, otherwise return their plans."""
-    from tieconv.api.fixes import fix, preview_fixes  # imports the writing code
+    from tieconv.api.findings.fixes import fix, preview_fixes  # imports the writing code
 
     if not arguments.result.writes:
         return preview_fixes(report)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint
 from tieconv.checkpoint.results.comparison import (
     Comparison,
     ConfigDifference,

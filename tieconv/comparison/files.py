@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import Checkpoint, Layout
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.results.comparison import Contrast, FileDifference
 from tieconv.sources.digest import same_hash
 from tieconv.sources.local.files import open_regular

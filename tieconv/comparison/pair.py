@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import frexp
 
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import BiasState, State
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, Checkpoint, TensorRecord
 from tieconv.checkpoint.relation.proved import Identical, OtherBytes, Scaled
 from tieconv.checkpoint.results.comparison import Contrast, ForwardScale, OnlyHere, Shapes, Values
 from tieconv.comparison.parameters import Source
-from tieconv.inspection.equality import equal
-from tieconv.inspection.relation import relate
+from tieconv.inspection.equality.compare_bytes import equal
+from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.tensor_values import bias_summary
 from tieconv.inspection.view_reader import readable
 from tieconv.sources.digest import same_hash

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import TensorRecord
 
 
 @dataclass(frozen=True, slots=True)

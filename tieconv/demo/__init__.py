@@ -1,1 +1,1 @@
-"""A toy that shows what tying does: a generated corpus, small models tied and untied, and their tables aligned."""
+"""Show what tying does: generate a text, train tied and untied toy models, and align their tables."""

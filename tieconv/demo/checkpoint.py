@@ -1,4 +1,4 @@
-"""Write a toy as the directory that every loader reads: weights, config, tokenizer, card."""
+"""Write a toy as a directory that every loader reads: weights, config, tokenizer, model card."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ license: apache-2.0
 library_name: transformers
 tags: [toy, weight-tying]
 ---
-A toy of `tieconv demo` ({kind}), trained in about a minute on a generated text of made-up words.
-Text, words and weights come from the program alone, under its licence (Apache-2.0).
+`tieconv demo` trained this toy ({kind}) in about a minute.
+The training text is generated from made-up words.
+tieconv makes the text, the words and the weights itself. Its licence (Apache-2.0) applies to them.
 """
 
 
 def save(model: Any, words: tuple[str, ...], directory: Path) -> None:
-    """Into a directory that does not exist yet."""
+    """Write the model into ``directory``, which must not exist yet."""
     directory.mkdir()
     with quiet(need("transformers", "torch", "the demo")):
         model.save_pretrained(directory)
@@ -32,7 +33,7 @@ def save(model: Any, words: tuple[str, ...], directory: Path) -> None:
 
 
 def tokenizer(words: tuple[str, ...]) -> dict[str, object]:
-    """A word-level tokenizer.json: the row of a word is its place, and a word that is unknown is the rarest."""
+    """Return a word-level tokenizer.json. A word's id is its index; an unknown word gets the rarest word's id."""
     return {
         "version": "1.0",
         "truncation": None,

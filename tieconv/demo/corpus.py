@@ -1,9 +1,9 @@
-"""A generated text: a grammar of made-up words, whose every word is this project's own (Apache-2.0).
+"""Generate a text from a grammar of made-up words. Every word is made by this project (Apache-2.0).
 
-A word has two roles that know nothing of each other: what may stand before it, and what may follow it. An input table
-learns the second (the word is given, what comes next?), an output table the first (the context is given, which word?),
-so that the two tables have something to disagree about. Within a role words are Zipf-distributed, and each passage
-has a topic that favours its own words, as in a natural text.
+A word has two independent roles: which words may precede it, and which may follow it. An input table learns the second
+role: the word is given, and the model predicts the next one. An output table learns the first: the context is given,
+and the model chooses the word. So the two tables have something to disagree about. Within a role, word frequencies
+follow Zipf's law. Each passage has a topic that favours its words, as in a natural text.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from tieconv.checkpoint.value_type import record
 Array = npt.NDArray[Any]
 
 ROLES = 16
-"""Kinds of neighbours on either side."""
+"""Number of roles on either side of a word."""
 
 TOPICS = 8
-"""What a passage can be about."""
+"""Number of topics that a passage can have."""
 
 PASSAGE = 64
-"""Words of one topic."""
+"""Words per topic."""
 
 FAVOUR = 6.0
-"""How much likelier a word of the passage's topic is."""
+"""How many times likelier a word of the passage's topic is."""
 
 _GRAIN = 1 << 14  # a distribution is kept as this many equally likely draws
 _SYLLABLES = [
@@ -37,7 +37,7 @@ _SYLLABLES = [
 
 @record
 class Grammar:
-    """Who may follow whom: ``follows`` (words,) the role that a word asks for next, ``draws`` of (topic, role)."""
+    """Which word may follow which: ``follows`` (words,) is the role that each word asks for next."""
 
     words: tuple[str, ...]
     follows: Array
@@ -46,7 +46,7 @@ class Grammar:
 
 
 def grammar(words: int, seed: int = 0) -> Grammar:
-    """The grammar of so many words, the likeliest first."""
+    """Return a grammar of ``words`` words, the likeliest first."""
     chance = np.random.default_rng(seed)
     before, after, topic = (chance.integers(0, kinds, words) for kinds in (ROLES, ROLES, TOPICS))
     before[:ROLES] = np.arange(ROLES)  # no role is empty
@@ -61,7 +61,7 @@ def grammar(words: int, seed: int = 0) -> Grammar:
 
 
 def sample(made: Grammar, streams: int, length: int, seed: int = 0) -> Array:
-    """(streams, length) word numbers; the same for the same seed."""
+    """Return (streams, length) word numbers, the same for the same seed."""
     chance = np.random.default_rng(seed)
     text = np.empty((streams, length), np.int64)
     role = chance.integers(0, ROLES, streams)
@@ -75,13 +75,13 @@ def sample(made: Grammar, streams: int, length: int, seed: int = 0) -> Array:
 
 
 def _quantiles(weights: Array) -> Array:
-    """The distribution as `_GRAIN` equally likely draws."""
+    """Return the distribution as `_GRAIN` equally likely draws."""
     edges = np.cumsum(weights) / weights.sum()
     return np.minimum(np.searchsorted(edges, (np.arange(_GRAIN) + 0.5) / _GRAIN), len(weights) - 1)
 
 
 def _names(words: int, chance: np.random.Generator) -> tuple[str, ...]:
-    """So many different words, short ones first as in most languages."""
+    """Return ``words`` different words, short ones first as in most languages."""
     names: dict[str, None] = {}
     while len(names) < words:
         syllables = 1 + min(3, len(names) // 30)

@@ -1,4 +1,4 @@
-"""The generated text of a run: what is trained on, what is held out, and how often each word occurs."""
+"""Generate the text of a run: a training part, a held-out part, and the count of each word."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _STREAMS = 256
 
 @record
 class Text:
-    """``train`` and ``held_out`` are (passages, `CONTEXT`) word numbers, ``counts`` (`WORDS`,) of the training text."""
+    """Word numbers for training and for testing.
+
+    ``train`` and ``held_out`` are (passages, `CONTEXT`); ``counts`` (`WORDS`,) count the training words.
+    """
 
     words: tuple[str, ...]
     train: Array
@@ -22,13 +25,13 @@ class Text:
 
     @property
     def unigram(self) -> float:
-        """Nats per word of a model that knows how often words occur and nothing else."""
+        """Nats per word of a model that knows only how often each word occurs."""
         chances = (self.counts + 0.5) / (self.counts + 0.5).sum()
         return float(-np.log(chances)[self.held_out[:, 1:]].mean())
 
 
 def generate(steps: int, seed: int) -> Text:
-    """The text that so many steps read once; the same for the same seed."""
+    """Return a text that ``steps`` steps read once, the same for the same seed."""
     made = grammar(WORDS, seed)
     passages = HELD_OUT + steps * BATCH
     each = -(-passages // _STREAMS) * CONTEXT

@@ -1,4 +1,4 @@
-"""The demo's table in plain text: each measure, its chance floor, its ceilings, and the reference run beside."""
+"""Print the demo's table: each measure with its chance level, its ceiling, and the reference run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PAIRS = ("E→U", "E→T", "U→T", "E→E'", "U→U'")
 
 
 def render(analysis: Analysis) -> str:
-    """A table of (measure; pair of tables), followed by what it says."""
+    """Return a table of measures by pairs of tables, followed by the conclusions."""
     return "\n".join(_lines(analysis))
 
 
@@ -26,8 +26,9 @@ def _lines(analysis: Analysis) -> Iterator[str]:
         if name in REFERENCE:
             yield f"{'  reference':14}" + "".join(f"{cell:>18}" for cell in _reference(name))
     yield ""
-    yield "E, U: input and output table of the untied toy; E', U': of a second seed (the ceiling); T: the tied table."
-    yield "In brackets: chance, from a permutation of the tokens. reference: a larger toy on natural text."
+    yield "E and U are the input and output table of the untied toy. E' and U' are of a second seed (the ceiling)."
+    yield "T is the table of the tied toy. A figure in brackets is the chance level: the tokens are permuted."
+    yield "The reference rows are from a larger toy, trained on natural text."
     yield ""
     yield from (section.sentence for section in analysis.sections if section.title in ("Alignment", "Training"))
 

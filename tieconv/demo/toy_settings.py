@@ -1,4 +1,4 @@
-"""How large the toy is, and what it is told beside: the reference run on natural text."""
+"""Settings of the toy, and the figures of a reference run on natural text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 WORDS = 1984
 VOCABULARY = 2048
-"""Rows of the tables: the words, and padding that no text ever uses."""
+"""Rows of the tables: the words, and padding rows that no text uses."""
 
 WIDTH = 64
 LAYERS = 2
@@ -14,14 +14,14 @@ HEADS = 4
 BATCH = 16
 CONTEXT = 64
 HELD_OUT = 256
-"""Passages of `CONTEXT` words that no step sees."""
+"""Passages of `CONTEXT` words that no training step reads."""
 
 STEPS = 1000
 RATE = 3e-3
 DECAY = 0.1
 
 MODELS: Mapping[str, tuple[bool, int]] = {"tied": (True, 0), "untied": (False, 1), "untied-second": (False, 2)}
-"""Directory → (tied, seed of the weights and of the order of the text)."""
+"""Directory → (tied, seed of the weights and of the text's order)."""
 
 
 REFERENCE: Mapping[str, tuple[float, ...]] = {
@@ -32,13 +32,14 @@ REFERENCE: Mapping[str, tuple[float, ...]] = {
     "norms": (-0.448, -0.390, 0.971, 0.897, 0.979),
     "cka": (0.029, 0.042, 0.958, 0.283, 0.958),
 }
-"""E→U, E→T, U→T, E→E' and U→U' of a larger toy on natural text.
+"""Figures for E→U, E→T, U→T, E→E' and U→U' of a larger toy on natural text.
 
-A Llama of 2 layers and width 96, BPE of 4096, 11.6 million tokens, 1500 steps of 2048.
+The toy is a Llama of 2 layers and width 96 with a BPE of 4096 tokens. It read 11.6 million tokens in 1500 steps of
+2048.
 """
 
 REFERENCE_FLOORS: Mapping[str, tuple[float, float, float]] = {
     "procrustes": (0.106, 0.104, 0.090),
     "least squares": (0.136, 0.132, 0.128),
 }
-"""What a permutation of its tokens gave, for E→U, E→T and U→T."""
+"""Figures for E→U, E→T and U→T after a permutation of the reference run's tokens."""

@@ -1,4 +1,4 @@
-"""Train the toys, write them, read them back, and align their tables. Imports numpy; torch where it trains."""
+"""Train the toys, write them, read them back, and align their tables. Imports numpy, and torch to train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tieconv.analysis.alignment.plane import plane
 from tieconv.analysis.alignment.token_tables import Table
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Table as StoredTable
-from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
+from tieconv.checkpoint.results.analysis import Analysis, Detail, Measure, Section
+from tieconv.checkpoint.value_type import record
 from tieconv.demo import toy_settings
 from tieconv.demo.generated_text import Text, generate
 from tieconv.errors import DestinationError, RefusedError
@@ -31,21 +32,31 @@ from tieconv.text import shown
 _NEEDED = ("torch", "transformers", "safetensors")
 
 
+@record
+class TrainingText(Detail):
+    """Words in the vocabulary, tokens of training text, and rows of the table without a word."""
+
+    words: int
+    trained_on: int
+    rows_of_padding: int
+
+
 def run(
     out: Path, *, steps: int = toy_settings.STEPS, seed: int = 0, step_done: Callable[[], None] = lambda: None
 ) -> Analysis:
-    """Three toys and a report in the directory ``out``, whole or not at all.
+    """Write three toys and a report to the directory ``out``, completely or not at all.
 
-    ``step_done`` is called after each step: three times ``steps``. Raises `RefusedError` where torch is missing,
-    `DestinationError` where ``out`` exists or cannot be made.
+    ``step_done`` is called after each step: three times ``steps`` in all. Raises `RefusedError` if torch is missing,
+    and `DestinationError` if ``out`` exists or cannot be made.
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
+        verb = "is" if len(missing) == 1 else "are"
         raise RefusedError(
-            f"the demo trains with {', '.join(missing)}, which is not installed", install_command("torch")
+            f"the demo needs {' and '.join(missing)}, which {verb} not installed", install_command("torch")
         )
     if os.path.lexists(out):
-        raise DestinationError(f"{shown(out)} exists", "name a directory that does not: -o OUT")
+        raise DestinationError(f"{shown(out)} already exists", "give a directory that does not exist: -o OUT")
     text = generate(steps, seed)
 
     def write(directory: Path) -> Analysis:
@@ -59,10 +70,12 @@ def run(
 
 
 def _whole(out: Path, write: Callable[[Path], Analysis]) -> Analysis:
-    """Write to a hidden directory beside ``out`` that takes its name in the end."""
+    """Write to a hidden directory beside ``out``, and rename it at the end."""
     final = Path(os.path.realpath(out.absolute().parent), out.name)
     if not final.parent.is_dir():
-        raise DestinationError(f"{shown(out)} cannot be made: no such file or directory", "name another one with -o")
+        raise DestinationError(
+            f"{shown(out)} cannot be made: no such file or directory", "give another directory with -o"
+        )
 
     def publish(staging: Staging) -> Analysis:
         os.mkdir(staging.new)
@@ -89,7 +102,7 @@ def _train(
 
 
 def _analysis(out: Path, directory: Path, text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Analysis:
-    """From the files as they were written."""
+    """Analyze the files as they were written."""
     with ExitStack() as stack:
         tied, untied, second = (
             _named(stack.enter_context(opened(directory / name)), str(out / name)) for name in toy_settings.MODELS
@@ -103,13 +116,13 @@ def _analysis(out: Path, directory: Path, text: Text, losses: dict[str, tuple[tu
 
 
 def _named(subject: Subject, name: str) -> Subject:
-    """The model under the name that it will have."""
+    """Return the model under its final name."""
     evidence = subject.evidence
     return replace(subject, evidence=replace(evidence, checkpoint=replace(evidence.checkpoint, source=name)))
 
 
 def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Section:
-    """Where the words of the text lie in a table, by how often they occur."""
+    """Return a map of the words in a table, coloured by how often they occur."""
     chances = (text.counts + 0.5) / (text.counts + 0.5).sum()
     table = table_of(subject, stored, role)
     words = Table(role, len(text.words), table.width, table.read)
@@ -119,7 +132,7 @@ def _map(subject: Subject, stored: StoredTable, role: str, text: Text) -> Sectio
 
 
 def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) -> Section:
-    """How far the toys got; chance here is a model that knows word frequencies alone."""
+    """Return the toys' losses. The chance figure is the loss of a model that knows only word frequencies."""
     chance = text.unigram
     measures = tuple(
         Measure(
@@ -129,24 +142,20 @@ def _training(text: Text, losses: dict[str, tuple[tuple[float, ...], float]]) ->
             None,
             text.held_out[:, 1:].size,
             "nats per word",
-            "lower is better; the chance figure knows word frequencies alone",
+            "lower is better; chance is the loss of a model that knows only word frequencies",
         )
         for name, (_, held_out) in losses.items()
     )
     return Section(
         "Training",
-        f"Held out, the tied toy has {losses['tied'][1]:.2f} nats per word and the untied one "
-        f"{losses['untied'][1]:.2f}; word frequencies alone give {chance:.2f}.",
+        f"On held-out text the tied toy loses {losses['tied'][1]:.2f} nats per word and the untied toy "
+        f"{losses['untied'][1]:.2f}. Word frequencies alone give {chance:.2f}.",
         measures,
         {f"loss {name}": _smooth(curve) for name, (curve, _) in losses.items()},
-        {
-            "words": len(text.words),
-            "trained_on": int(text.train.size),
-            "rows_of_padding": toy_settings.VOCABULARY - len(text.words),
-        },
+        TrainingText(len(text.words), int(text.train.size), toy_settings.VOCABULARY - len(text.words)),
     )
 
 
 def _smooth(losses: tuple[float, ...], points: int = 200) -> tuple[float, ...]:
-    """At most so many means of consecutive steps."""
+    """Return at most ``points`` means of consecutive steps."""
     return tuple(float(part.mean()) for part in np.array_split(np.array(losses), min(points, len(losses))))

@@ -20,7 +20,7 @@ _WARM = 50  # steps until the full learning rate
 
 @record
 class Trained:
-    """A model, the training loss of each step, and its loss on the held-out text, in nats per word."""
+    """A model, the training loss of each step, and the loss on the held-out text, in nats per word."""
 
     model: Any
     losses: tuple[float, ...]
@@ -28,7 +28,7 @@ class Trained:
 
 
 def train(text: Text, *, tied: bool, seed: int, steps: int, step_done: Callable[[], None] = lambda: None) -> Trained:
-    """``steps`` steps of AdamW; the same weights for the same arguments on the same machine."""
+    """Train for ``steps`` steps of AdamW. The same arguments give the same weights on the same machine."""
     with _alone(seed):
         model: Any = LlamaForCausalLM(config(tied))
         losses = tuple(_steps(model, text.train, seed, steps, step_done))
@@ -36,7 +36,7 @@ def train(text: Text, *, tied: bool, seed: int, steps: int, step_done: Callable[
 
 
 def config(tied: bool) -> LlamaConfig:
-    """The toy's config; no word begins or ends a text."""
+    """Return the toy's config, without tokens that begin or end a text."""
     return LlamaConfig(
         vocab_size=toy_settings.VOCABULARY,
         hidden_size=toy_settings.WIDTH,
@@ -53,7 +53,7 @@ def config(tied: bool) -> LlamaConfig:
 
 @contextmanager
 def _alone(seed: int) -> Iterator[None]:
-    """One thread, and random numbers that leave the caller's alone."""
+    """Use one thread, and keep the caller's random numbers unchanged."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -83,7 +83,7 @@ def _steps(model: Any, passages: Array, seed: int, steps: int, step_done: Callab
 
 
 def _rate(step: int, steps: int) -> float:
-    """A linear warm-up, then a cosine down to a tenth."""
+    """Return the share of the learning rate: a linear warm-up, then a cosine down to a tenth."""
     return min(1.0, (step + 1) / _WARM) * (0.55 + 0.45 * cos(pi * step / steps))
 
 

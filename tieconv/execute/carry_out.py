@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tieconv.checkpoint.files.model_files import FileState
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import FileState
-from tieconv.checkpoint.output import OutputWeights
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.write_plan.output import OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes

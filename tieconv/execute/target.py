@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from tieconv.checkpoint.model_files import Layout
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import DestinationError
 from tieconv.text import shown
 

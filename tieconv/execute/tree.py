@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.files.model_files import FileState
 
 _DIRECTORY = -1 << 63
 """Stands for the time of a directory, which its entries change."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.git_files import LARGEST
+from tieconv.checkpoint.files.git_files import LARGEST
 from tieconv.formats.safetensors.model import SAFETENSORS
 
 if TYPE_CHECKING:
-    from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+    from tieconv.checkpoint.files.interface import Files
+    from tieconv.checkpoint.files.model_files import Checkpoint, Listing
     from tieconv.formats.interface import Format
 
     FORMATS: tuple[Format, ...]

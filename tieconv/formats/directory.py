@@ -6,8 +6,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.model_files import NOT_ALONE, Caution, Checkpoint, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.files.cautions import NOT_ALONE, Caution
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG, read_config
@@ -15,7 +18,10 @@ from tieconv.formats.interface import prepare
 from tieconv.formats.weight_set import Naming, WeightSet, require_regular, with_orphans
 from tieconv.text import count, path_word, shown
 
-ReadOne = Callable[[Files, str], tuple[WeightFile, tuple[Caution, ...]]]
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import Files
+
+ReadOne = Callable[["Files", str], tuple[WeightFile, tuple[Caution, ...]]]
 """Reads the header of one weight file, and says what is odd about it."""
 
 

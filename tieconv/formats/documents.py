@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import Caution, Document, Files
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Document
 from tieconv.formats.json.strict import loads
 from tieconv.text import shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import Files
 
 CONFIG = "config.json"
 CONFIG_LIMIT = 16_000_000

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Listing
 from tieconv.errors import UnreadableError
 from tieconv.formats import side_by_side
 from tieconv.formats.dcp.model import DCP

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Document, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats import index as index_format
 from tieconv.formats.documents import read_bytes

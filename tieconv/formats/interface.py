@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.checkpoint.files.model_files import Checkpoint, Listing
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import Files
 
 
 class Format(Protocol):

@@ -10,7 +10,9 @@ import ast
 import warnings
 from collections.abc import Iterator
 
-from tieconv.checkpoint.model_files import Caution, Files, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Listing
 from tieconv.text import shown
 
 DECLARATION = "_tied_weights_keys"

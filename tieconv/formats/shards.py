@@ -6,18 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NoReturn
 
-from tieconv.checkpoint.model_files import (
-    BLOCKING,
-    SEVERAL,
-    TRAINING,
-    Caution,
-    Checkpoint,
-    Document,
-    Files,
-    Layout,
-    Listing,
-    WeightFile,
-)
+from tieconv.checkpoint.files.cautions import BLOCKING, SEVERAL, TRAINING, Caution
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats import index as index_format

@@ -6,7 +6,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tieconv.checkpoint.model_files import TWO_FORMATS, Caution, Files, FileState, Listing, WeightFile
+from tieconv.checkpoint.files.cautions import TWO_FORMATS, Caution
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats import index as index_format
 from tieconv.formats.directory import Model, not_alone

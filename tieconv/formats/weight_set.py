@@ -5,11 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.model_files import Caution, Document, Files, Layout, Listing
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Document, Layout, Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.limits import INDEX_SUFFIX
 from tieconv.text import count, shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import Files
 
 
 @record

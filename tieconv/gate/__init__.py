@@ -1,1 +1,1 @@
-"""The gate: which findings count, which are waived and why, and the safe remedies applied."""
+"""Decide which findings count, record why others are waived, and apply safe remedies."""

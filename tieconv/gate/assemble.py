@@ -1,4 +1,4 @@
-"""A policy from what the user asked for, the settings file and the baseline."""
+"""Make a policy from the command's options, the settings file and the baseline."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DEFAULT_LEVEL = Level.WARNING
 
 
 def find_settings(models: Iterable[str], start: str | None = None) -> tuple[Settings, tuple[str, ...]]:
-    """The nearest settings at or above ``start`` (the working directory), and those passed over.
+    """Return the nearest settings at or above ``start`` (the working directory), and the files it skipped.
 
-    A file that lies in a model that is checked is passed over: what is judged does not set the terms.
+    It skips a settings file inside a model that is checked. A model must not set the rules for its own check.
     """
     inside = {os.path.realpath(model) for model in models}
     skipped = []
@@ -41,10 +41,10 @@ def find_settings(models: Iterable[str], start: str | None = None) -> tuple[Sett
 
 
 def load_settings(path: str) -> Settings:
-    """The settings of a file that the user names. Raises `SettingsError`."""
+    """Return the settings in the file at ``path``. Raises `SettingsError`."""
     settings = _read(path)
     if settings is None:
-        raise SettingsError(f"{shown(path)} has no [tool.tieconv]", "add the section, or name another file")
+        raise SettingsError(f"{shown(path)} has no [tool.tieconv]", "add the section, or give another file")
     return settings
 
 
@@ -53,7 +53,7 @@ def _read(path: str) -> Settings | None:
 
 
 def load_baseline(path: str) -> Baseline:
-    """The baseline in the file at ``path``. Raises `SettingsError`."""
+    """Return the baseline in the file at ``path``. Raises `SettingsError`."""
     return parse(read_text(path, MAX_SIZE), path)
 
 
@@ -68,9 +68,9 @@ def make_policy(
     baseline: str | None = None,
     without_baseline: bool = False,
 ) -> Policy:
-    """What the user asked for goes before the settings; what is ignored there stays ignored.
+    """Return the policy. An option overrides its setting, but ``ignore`` adds to the ignored rules.
 
-    ``without_baseline`` passes over the baseline that the settings name.
+    ``without_baseline`` skips the baseline that the settings give.
     """
     chosen = selectors(select, "--select") or settings.select or (ALL,)
     ignored = (*settings.ignore, *selectors(ignore, "--ignore"))

@@ -1,4 +1,4 @@
-"""Findings that were there when the gate was put up: they do not count, new ones do."""
+"""Read and write baselines: findings that existed when the gate was introduced do not count, new ones do."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tieconv.text import shown
 
 SCHEMA = "tieconv.baseline/1"
 MAX_SIZE = 16 << 20
-"""Bytes of a baseline: more than 50,000 findings."""
+"""Largest baseline in bytes: more than 50,000 findings."""
 _DEPTHS = tuple(Depth)
 
 
 @record
 class Entry:
-    """One known finding. ``model`` is relative to the baseline file; figures of the message do not count."""
+    """One known finding. ``model`` is relative to the baseline file. Numbers in the message are not compared."""
 
     model: str
     rule: str
@@ -34,48 +34,48 @@ class Entry:
 
 @record
 class Baseline:
-    """The entries of the file at ``path``, and how much was read to find them."""
+    """The entries of the file at ``path``, and the depth at which they were found."""
 
     path: str
     depth: Depth
     entries: tuple[Entry, ...]
 
     def relative(self, model: str) -> str:
-        """How the file names the model at the absolute path ``model``."""
+        """Return how the file writes the model at the absolute path ``model``."""
         return relative(model, self.path)
 
     def of(self, source: str) -> Counter[Entry]:
-        """The entries about one model; one that stands twice covers two findings."""
+        """Return the entries of one model. An entry that is listed twice covers two findings."""
         model = self.relative(source)
         return Counter(entry for entry in self.entries if entry.model == model)
 
 
 def relative(model: str, path: str) -> str:
-    """The model at the absolute path ``model`` as the baseline file at ``path`` names it."""
+    """Return how the baseline file at ``path`` writes the model at the absolute path ``model``."""
     if "://" in model:
         return model
     return os.path.relpath(model, os.path.dirname(os.path.abspath(path))).replace(os.sep, "/")
 
 
 def entry_of(model: str, finding: CheckedFinding) -> Entry:
-    """What a baseline holds of a finding."""
+    """Return the baseline entry of a finding."""
     return Entry(model, finding.finding.rule, finding.file, tuple(sorted(finding.finding.tensors)))
 
 
 def covers(now: Depth, then: Depth) -> bool:
-    """Whether as much is read now as then, so that what is not found is gone."""
+    """Return whether ``now`` reads at least as much as ``then``. If so, a finding that is missing is fixed."""
     return _DEPTHS.index(now) >= _DEPTHS.index(then)
 
 
 def render(depth: Depth, entries: Iterable[Entry]) -> str:
-    """The file: sorted, so that two versions differ in what changed."""
+    """Return the text of the file. Entries are sorted, so a text diff shows only what changed."""
     ordered = sorted(entries, key=lambda entry: (entry.model, entry.rule, entry.file, entry.tensors))
     document = {"schema": SCHEMA, "depth": str(depth), "entries": [asdict(entry) for entry in ordered]}
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
 
 
 def parse(text: str, path: str) -> Baseline:
-    """The baseline in ``text``. Raises `SettingsError` where it is none."""
+    """Return the baseline in ``text``. Raises `SettingsError` if it is not a baseline."""
     try:
         document: Mapping[str, Any] = loads(text.encode(), path, limit=MAX_SIZE, lenient=True)
         if document["schema"] != SCHEMA:
@@ -84,7 +84,7 @@ def parse(text: str, path: str) -> Baseline:
     except (ValueError, TypeError, KeyError, UnreadableError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise SettingsError(
-            f"{shown(path)} is no baseline of {SCHEMA}: {shown(reason)}",
+            f"{shown(path)} is not a {SCHEMA} file: {shown(reason)}",
             "write one with --write-baseline FILE",
             "baseline.malformed",
         ) from error

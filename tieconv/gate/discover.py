@@ -1,4 +1,4 @@
-"""Models below a directory, and models that a pattern names."""
+"""Find the models below a directory, and the models that match a pattern."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ _WEIGHTS = re.compile(
     r"|.*\.(safetensors|bin)\.index\.json",
     re.IGNORECASE | re.DOTALL,
 )
-"""Names of files that make a directory a model; a `.pt` or `.bin` of another name may be anything."""
+"""Names of files that make a directory a model. Other `.pt` and `.bin` files may hold anything."""
 
 MOST = 100_000
-"""Directories that are entered below one argument."""
+"""Most directories that one argument may have below it."""
 
 
 def models_of(source: str, *, recursive: bool) -> tuple[str, ...]:
-    """Return the models that an argument of `check` stands for.
+    """Return the models that an argument of `check` selects.
 
-    A pattern stands for what it matches. A directory without weights of its own stands for the models below it; with
-    ``recursive`` so does one that is a model itself, beside that model. Dot-directories, virtual environments and
-    links to directories are passed over. Raises `UnreadableError` for a pattern that nothing matches and for a
-    directory with too many directories below it.
+    A pattern selects the models that match it. A directory with weights selects itself; one without weights selects the
+    models below it. With ``recursive``, a directory with weights also selects the models below it. Hidden directories,
+    virtual environments and symlinks to directories are skipped.
+
+    Raises `UnreadableError` if a pattern matches no model, or if a directory has too many subdirectories.
     """
     if has_magic(source) and not os.path.lexists(source):
         return _matching(source)
@@ -62,11 +63,11 @@ def _below(root: str) -> Iterator[str]:
         subdirectories[:] = sorted(name for name in subdirectories if not _is_skipped(os.path.join(directory, name)))
         if any(_WEIGHTS.fullmatch(name) for name in files):
             yield os.path.normpath(directory)
-    yield from (os.path.normpath(error.filename) for error in closed)  # reading it says why
+    yield from (os.path.normpath(error.filename) for error in closed)  # inspecting it reports why
 
 
 def _is_skipped(directory: str) -> bool:
-    """Return whether nobody keeps a model there, or a link leads out of the tree."""
+    """Return whether the search skips a directory: hidden, a cache, a virtual environment or a symlink."""
     name = os.path.basename(directory)
     hidden = name.startswith(".") or name in ("__pycache__", "node_modules")
     return hidden or os.path.islink(directory) or os.path.lexists(os.path.join(directory, "pyvenv.cfg"))
@@ -77,4 +78,4 @@ def _holds_weights(directory: str) -> bool:
         with os.scandir(directory) as entries:
             return any(_WEIGHTS.fullmatch(entry.name) for entry in entries)
     except OSError:
-        return True  # what may not be listed is told by what reads it
+        return True  # inspecting the directory reports why it cannot be listed

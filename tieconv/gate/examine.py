@@ -1,4 +1,4 @@
-"""Models in, a report out: examined one by one, then judged by the policy."""
+"""Inspect models one by one and judge their findings by the policy."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _UNKNOWN_LOADER = "consumers.unknown"
 
 
 def examine(inspect: Inspect, path: str) -> CheckedModel:
-    """The findings of one model in their places, or why there are none: one model never hides another.
+    """Return the findings of one model with their files, or the failure. One failure does not stop the other models.
 
-    Raises what is about the request and so about all models alike: a `RefusedError`, a loader that is not known.
+    Raises what concerns all models alike: a `RefusedError`, or an unknown loader.
     """
     try:
         inspection = inspect(path)
@@ -37,7 +37,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
         reason = (error.strerror or str(error)).lower()
         where = shown(error.filename or path)
         return CheckedModel(path, failure=Failure(f"{where}: {reason}", "check the path, its permissions and the disk"))
-    except Exception as error:  # noqa: BLE001 - a bug is told with the model that it was met in
+    except Exception as error:  # noqa: BLE001 - a bug is reported with its model
         return CheckedModel(
             path, failure=Failure(f"{shown(path)}: unexpected {type(error).__name__}: {shown(error)}", _BUG)
         )
@@ -49,7 +49,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
 
 
 def _unread(inspection: Inspection) -> tuple[str, ...]:
-    """The tied names that nobody can call sound: too little of them was read."""
+    """Return the tied names whose equality is unknown because too few of their bytes were read."""
     return tuple(member.name for tie in inspection.ties for member in tie.members if member.state is State.UNREAD)
 
 
@@ -61,7 +61,10 @@ def check_models(
     tick: Callable[[CheckedModel], object],
     record: RunFile | None = None,
 ) -> tuple[CheckReport, dict[str, CheckedModel]]:
-    """The report, and its models by their places. A model that is given twice, or that ``record`` has, is read once."""
+    """Return the report, and its models by location. Each model is read once.
+
+    A model that is given twice, or that ``record`` already holds, is not read again.
+    """
     places = by_place(paths)
     models: dict[str, CheckedModel] = {}
     for location, model in zip(places, _examined(inspect, list(places.values()), jobs, record), strict=True):
@@ -85,7 +88,7 @@ def _examined(inspect: Inspect, paths: list[str], jobs: int, record: RunFile | N
 
 
 def by_place(paths: Iterable[str]) -> dict[str, str]:
-    """Each path by its place, the first that leads there."""
+    """Return each path by its location; of several paths to one location, the first."""
     places: dict[str, str] = {}
     for path in paths:
         places.setdefault(place_of(path), path)
@@ -93,7 +96,7 @@ def by_place(paths: Iterable[str]) -> dict[str, str]:
 
 
 def place_of(path: str) -> str:
-    """An absolute path without links above its last name: what patterns and baselines are matched against."""
+    """Return the absolute path with resolved parent directories. Patterns and baselines use this form."""
     if "://" in path:
         return path
     parent, name = os.path.split(os.path.abspath(path))
@@ -101,7 +104,10 @@ def place_of(path: str) -> str:
 
 
 def outputs(places: dict[str, str], out: str) -> Iterator[str]:
-    """Where each fixed model goes: OUT for one, OUT/NAME for several. Raises `DestinationError` for equal names."""
+    """Yield where each fixed model is written: OUT for one model, OUT/NAME for several.
+
+    Raises `DestinationError` if two models have the same name.
+    """
     if len(places) == 1:
         yield out
         return

@@ -1,4 +1,4 @@
-"""The file of a model that a finding is about: where somebody would look, or change something."""
+"""Find the file of a model that a finding is about: where a user would look, or change something."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _OF_THE_ADAPTER = frozenset({"PEF001", "PEF002"})
 
 
 def file_of(inspection: Inspection, finding: Finding) -> str:
-    """A name relative to the model: that of its first stored tensor, of the index, of the config.
+    """Return the file, relative to the model: that of the first stored tensor, the index, or the config.
 
-    The same for the same fault, whatever figures the message holds.
+    The same fault gives the same file, whatever numbers the message holds.
     """
     checkpoint = inspection.checkpoint
     weights = checkpoint.files[0].name if checkpoint.files else ""

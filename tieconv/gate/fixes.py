@@ -1,4 +1,4 @@
-"""Safe remedies applied, one at a time, each to what the one before it left."""
+"""Apply safe remedies one at a time, each to the result of the one before it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Protocol
 
 from tieconv.checkpoint.finding import REVIEW_FIRST, Action
-from tieconv.checkpoint.graph import GraphOutcome
-from tieconv.checkpoint.plan import Outcome
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, Failure, Fix
+from tieconv.checkpoint.write_plan.graph import GraphOutcome
+from tieconv.checkpoint.write_plan.plan import Outcome
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
 from tieconv.execute.publish.owned import owning
@@ -22,7 +22,7 @@ from tieconv.execute.tree import remove
 from tieconv.planned import PlannedWrite
 
 MOST = 8
-"""Remedies applied to one model: more than any model needs, fewer than a loop takes."""
+"""Remedies that are applied to one model at most, so that a loop ends."""
 
 _SIDES = {"retie": "tied", "set-tie true": "tied", "untie": "untied", "set-tie false": "untied"}
 
@@ -32,10 +32,10 @@ Counts = Callable[[CheckedFinding], bool]
 
 
 class Planned(Protocol):
-    """A plan of a checkpoint or of graphs; the latter is written in one step of its own."""
+    """A plan of a checkpoint or of graphs. The plan of graphs is written in a separate step."""
 
     def outcome(self) -> Outcome | GraphOutcome:
-        """The plan as it stands, not executed."""
+        """Return the plan without executing it."""
         ...
 
     def clear(self, out: str | Path | None = None) -> None:
@@ -43,11 +43,11 @@ class Planned(Protocol):
         ...
 
     def check(self, out: str | Path | None = None) -> None:
-        """Every refusal that needs no writing."""
+        """Raise every refusal that is known before writing."""
         ...
 
     def execute(self, out: str | Path | None = None, *, in_place: bool = False) -> Outcome | GraphOutcome:
-        """Write and prove it, all or nothing."""
+        """Write the result and verify it, all or nothing."""
         ...
 
 
@@ -58,8 +58,8 @@ Plan = Callable[[Action], Planned]
 class Fixer:
     """Applies the safe remedies of the findings that count.
 
-    ``out`` is the path of the new model, ``None`` to replace the model itself; ``source`` is the model as it was named.
-    ``notes`` say what could not be kept of replaced files.
+    ``out`` is the path of the new model, or ``None`` to replace the model itself. ``source`` is the model as the user
+    wrote it. ``notes`` list what could not be kept of replaced files.
     """
 
     look: Look
@@ -74,14 +74,14 @@ class Fixer:
     notes: list[str] = field(default_factory=list)
 
     def run(self, model: CheckedModel) -> CheckedModel:
-        """The model after its remedies; with a `Failure` where one could not be written."""
+        """Return the model after its remedies, with a `Failure` if one could not be written."""
         if model.failure is not None:
             return model
         self.source = model.source
         try:
             after, output = self._in_place(model) if self.out is None else self._beside(model, self.out)
         except TieconvError as error:
-            written = tuple(self.done) if self.out is None else ()  # beside the model it is all or nothing
+            written = tuple(self.done) if self.out is None else ()  # with -o the write is all or nothing
             return replace(model, failure=Failure(error.message, error.hint), fixes=written)
         return replace(after, fixes=(*self.done, *self._left(after)), output=output)
 
@@ -98,7 +98,7 @@ class Fixer:
         return now, model.source if self.applied else None
 
     def _beside(self, model: CheckedModel, out: str) -> tuple[CheckedModel, str | None]:
-        """Each step reads what the last one wrote; all of them lie in one hidden directory beside OUT."""
+        """Write OUT in steps in one hidden directory beside OUT. Each step reads the result of the last one."""
         planned = self._next(model)
         if planned is None:
             return model, None
@@ -134,7 +134,7 @@ class Fixer:
         return at
 
     def _next(self, model: CheckedModel) -> Planned | None:
-        """The next remedy that may be applied, its plan made."""
+        """Return the plan of the next remedy that may be applied."""
         for action, rules in actions(model, self.counts):
             key = (action.verb, action.options)
             reason = self._reason_against(action, model)
@@ -150,31 +150,31 @@ class Fixer:
         return None
 
     def _on_named_model(self, action: Action, model: CheckedModel) -> Action:
-        """The action on the model that the user named: a later step reads what the one before it left."""
+        """Return the action on the model that the user named. A later step reads an intermediate result."""
         if os.path.normpath(model.source) == os.path.normpath(self.source):
             return action
         return replace(action, source=self.source)
 
     def _finished(self) -> None:
-        """What was planned is written."""
+        """Record that the planned remedy is written."""
         if self.now is not None:
             self.done.append(self.now)
 
     def _reason_against(self, action: Action, model: CheckedModel) -> str:
         if len(self.applied) >= MOST:
-            return f"{MOST} remedies were applied already"
+            return f"{MOST} remedies are already applied"
         if not model.is_target(action):
-            return "it is about another model"
+            return "the remedy is about another model"
         for earlier in self.applied:
             if (earlier.verb, earlier.options) == (action.verb, action.options):
-                return "it was applied already, and the finding is still there"
+                return "the remedy was applied, but the finding remains"
             sides = {_SIDES.get(earlier.verb, ""), _SIDES.get(action.verb, "")} - {""}
             if len(sides) > 1:
-                return f"it would undo {earlier.verb}, which was applied"
+                return f"the remedy would undo {earlier.verb}, which is already applied"
         return ""
 
     def _left(self, model: CheckedModel) -> Iterator[Fix]:
-        """The remedies of findings that still count, and why they were not applied."""
+        """Yield the remedies of findings that still count, and why they were not applied."""
         for entry in filter(self.counts, model.findings):
             remedy = entry.finding.remedy
             if remedy is None:
@@ -183,11 +183,11 @@ class Fixer:
                 yield Fix(remedy.command, (entry.finding.rule,), REVIEW_FIRST.strip("()"))
             elif remedy.action is not None:
                 key = (remedy.action.verb, remedy.action.options)
-                yield Fix(remedy.command, (entry.finding.rule,), self.refused.get(key, "it was not applied"))
+                yield Fix(remedy.command, (entry.finding.rule,), self.refused.get(key, "the remedy was not applied"))
 
 
 def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple[str, ...]]]:
-    """The safe remedies of the findings that count, each once, and the rules that ask for it."""
+    """Yield the safe remedies of the findings that count, each once, with the rules that ask for it."""
     rules_of: dict[Action, list[str]] = {}
     for entry in filter(counts, model.findings):
         remedy = entry.finding.remedy
@@ -198,13 +198,13 @@ def actions(model: CheckedModel, counts: Counts) -> Iterator[tuple[Action, tuple
 
 
 def preview(model: CheckedModel, counts: Counts, plan: Plan) -> tuple[CheckedModel, tuple[Outcome | GraphOutcome, ...]]:
-    """The plans of the remedies that would be tried first, and why others would not be."""
+    """Return the model with its refused remedies, and the plans of those that would be tried first."""
     outcomes: list[Outcome | GraphOutcome] = []
     refused: list[Fix] = []
     for action, rules in actions(model, counts):
         try:
             if not model.is_target(action):
-                raise RefusedError("it is about another model")
+                raise RefusedError("the remedy is about another model")
             outcomes.append(plan(action).outcome())
         except RefusedError as error:
             refused.append(Fix(action.command, rules, error.message))

@@ -1,4 +1,4 @@
-"""Many models at once, told in the order in which they were asked for."""
+"""Check many models at once, and return the results in the order of the arguments."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 def each(work: Callable[[str], T], paths: Sequence[str], jobs: int) -> Iterator[T]:
-    """``work(path)`` for each path, in order, by at most ``jobs`` processes; ``work`` must survive pickling.
+    """Yield ``work(path)`` for each path, in order, from at most ``jobs`` processes. ``work`` must survive pickling.
 
-    Processes, because most of the time goes into parsing headers in Python, which threads do one at a time.
+    It uses processes because parsing headers is Python code, which threads run one at a time.
     """
     jobs = min(jobs, len(paths))
     if jobs <= 1:
@@ -31,18 +31,16 @@ def each(work: Callable[[str], T], paths: Sequence[str], jobs: int) -> Iterator[
         mine = set(multiprocessing.active_children()) - others
         try:
             yield from done
-        except BaseException:  # nobody waits for a model that is being read
+        except BaseException:  # the caller stopped: do not wait for models that are being read
             for process in mine:
                 process.terminate()
             raise
     except BrokenProcessPool:
-        raise TieconvError(
-            "a process that checked models was killed", "is memory short? try --jobs 1", "jobs.killed"
-        ) from None
+        raise TieconvError("a worker process was killed", "if memory is short, use --jobs 1", "jobs.killed") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _answer_signals() -> None:
-    """An interrupt ends a worker without a traceback; the parent says what happened."""
+    """Let an interrupt end a worker without a traceback; the parent reports it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The rules by code and by name, and what an unknown one was likely meant to be."""
+"""Find rules by code or name, and suggest similar rules for an unknown word."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def rules() -> tuple[Rule, ...]:
-    """Every rule, in the order of the documentation."""
-    from tieconv.checks.registry import RULES  # forty modules, which a plain run does without
+    """Return every rule, in the order of the documentation."""
+    from tieconv.checks.registry import RULES  # forty modules that a run without rules need not import
 
     return RULES
 
 
 def find_rule(word: str) -> Rule:
-    """The rule with this code or name. Raises `SettingsError` with those that look like it."""
+    """Return the rule with this code or name. Raises `SettingsError` with similar rules."""
     for rule in rules():
         if word.upper() == rule.code or word.lower() == rule.name:
             return rule
@@ -28,13 +28,13 @@ def find_rule(word: str) -> Rule:
 
 
 def unknown(word: str, where: str = "") -> SettingsError:
-    """The error for a word that no rule's code or name is."""
+    """Return the error for a word that is neither a rule's code nor its name."""
     prefix = f"{where}: " if where else ""
     return SettingsError(f"{prefix}{shown(word, 60) or 'an empty word'} is not a rule", _meant(word), "rule.unknown")
 
 
 def close(word: str, words: Iterable[str]) -> list[str]:
-    """The ``words`` that are nearest to ``word``, at most three."""
+    """Return the ``words`` that are most similar to ``word``, at most three."""
     from difflib import get_close_matches
 
     return get_close_matches(word[:60], list(words), 3, 0.6)
@@ -47,9 +47,9 @@ def _meant(word: str) -> str:
     likely += [named[name] for name in close(word.lower(), named)]
     likely += [rule for name, rule in named.items() if len(word) > 2 and word.lower() in name]
     if not likely:
-        return "tieconv rules lists them"
+        return "list all rules with: tieconv rules"
     unique = dict.fromkeys(f"{rule.code} ({rule.name})" for rule in likely)
-    return f"did you mean {' or '.join(list(unique)[:3])}? tieconv rules lists all"
+    return f"did you mean {' or '.join(list(unique)[:3])}? List all rules with: tieconv rules"
 
 
 def _spelled(word: str, codes: Iterable[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Path patterns as in a `.gitignore`: `*` and `?` stay within one name, `**` does not."""
+"""Match path patterns as in a `.gitignore`: `*` and `?` stay within one name, `**` does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from functools import lru_cache
 
 
 def matches(pattern: str, path: str, base: str) -> bool:
-    """Whether ``pattern``, relative to the directory ``base``, names the absolute ``path`` or a directory above it."""
+    """Return whether ``pattern`` matches the absolute ``path`` or a directory above it.
+
+    A relative pattern starts at the directory ``base``.
+    """
     if "://" not in path:
         if os.path.isabs(pattern):
             pattern = os.path.normpath(pattern)

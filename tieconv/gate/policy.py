@@ -1,4 +1,4 @@
-"""What counts: selection, settings and baseline applied to the findings of models."""
+"""Decide what counts: apply selection, settings and baseline to the findings of models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tieconv.text import count, shell_word, shown
 
 @record
 class Policy:
-    """Everything that decides whether a finding counts. Models are told by their absolute paths."""
+    """Everything that decides whether a finding counts. Models are identified by absolute path."""
 
     selection: Selection
     settings: Settings
@@ -30,7 +30,7 @@ class Policy:
     baseline: Baseline | None = None
 
     def judge(self, model: CheckedModel, location: str) -> CheckedModel:
-        """The model without the findings that are not selected, the others with their waivers."""
+        """Return the model with only the selected findings, each with its waiver."""
         known = self.baseline.of(location) if self.baseline else Counter[Entry]()
         selected = [entry for entry in model.findings if self.selection.runs(entry.finding.rule)]
         return replace(model, findings=tuple(self._judged(entry, location, known) for entry in selected))
@@ -63,9 +63,9 @@ class Policy:
                 yield number, ignore
 
     def notes(self, models: Mapping[str, CheckedModel]) -> Iterator[str]:
-        """What the settings and the baseline hold in vain, for the models (by place) that were read."""
+        """Yield notes on settings and baseline entries that match nothing. ``models`` are keyed by location."""
         read = {location: model for location, model in models.items() if model.failure is None}
-        if self.depth is not Depth.HEADER:  # where nothing was compared, nothing is known to be gone
+        if self.depth is not Depth.HEADER:  # without a comparison no finding is known to be fixed
             yield from self._unused(read)
             yield from _uncompared(read)
         fixed = sum(self._fixed(location, model) for location, model in read.items())
@@ -73,7 +73,7 @@ class Policy:
             entries = f"{count(fixed, 'entry')} of".replace("entrys", "entries")
             verb = "is" if fixed == 1 else "are"
             path = shell_word(self.baseline.path)
-            yield f"{entries} the baseline {verb} fixed: rewrite it with --write-baseline {path}"
+            yield f"{entries} the baseline {verb} fixed: update the baseline with --write-baseline {path}"
 
     def _unused(self, read: Mapping[str, CheckedModel]) -> Iterator[str]:
         used: set[tuple[int, str]] = set()
@@ -87,12 +87,12 @@ class Policy:
             for selector in ignore.ignore:
                 if number in met and (number, selector) not in used and self._could_run(selector):
                     yield (
-                        f"{shown(self.settings.path)}: the ignore of {selector} for {shown(ignore.model)} is unused: "
-                        f"no finding that it covers"
+                        f"{shown(self.settings.path)}: ignoring {selector} for {shown(ignore.model)} has no effect: "
+                        "no finding matches"
                     )
 
     def _could_run(self, selector: str) -> bool:
-        """Whether a rule that the selector covers is run: what is not looked for is not known to be gone."""
+        """Return whether a rule that the selector covers runs. If none runs, an unused entry proves nothing."""
         from tieconv.gate.known import rules
 
         codes = [rule.code for rule in rules() if longest((selector,), rule.code)]
@@ -109,10 +109,10 @@ class Policy:
         return (known - Counter(baselines.entry_of(name, entry) for entry in model.findings)).total()
 
     def debt(self, models: Mapping[str, CheckedModel], path: str, old: Baseline | None) -> str:
-        """The baseline file at ``path`` that waives what is open or was waived by a baseline.
+        """Return the text of a baseline at ``path``: findings that count, or that a baseline waived.
 
-        Entries of ``old``, the file's former content, stay where nobody looked again: for other models, for rules
-        that did not run, and where more was read to find them.
+        It keeps entries of ``old``, the file's former content, that this run could not confirm as fixed. These are
+        entries of other models, of rules that did not run, and of a deeper inspection.
         """
         names = {location: baselines.relative(location, path) for location in models}
         now = Counter(
@@ -136,9 +136,9 @@ class Policy:
 
 
 def _uncompared(read: Mapping[str, CheckedModel]) -> Iterator[str]:
-    """That no finding says little of models of which samples were read: what was not compared, and what compares it."""
+    """Yield a note on tied tensors of which only samples were read, with the option that compares all bytes."""
     unread = [model for model in read.values() if model.unread]
     if unread:
         more = f" and of {count(len(unread) - 1, 'more model')}" if unread[1:] else ""
         names = ", ".join(shown(name) for name in unread[0].unread[:3])
-        yield f"{names} of {shown(unread[0].source)}{more}: equal or not was not read; --depth full compares every byte"
+        yield f"{names} of {shown(unread[0].source)}{more}: not compared; compare every byte with --depth full"

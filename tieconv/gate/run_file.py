@@ -1,4 +1,4 @@
-"""The file of a run over many models: one line a model as it is done, so that the next run goes on where it ended."""
+"""Read and write the file of a run over many models. Each finished model is one line, so a later run can resume."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ RUN_SCHEMA = "tieconv.run/1"
 
 
 class RunFile:
-    """What an earlier run found, by the model's source, and a place for what this one does.
+    """The results of an earlier run by the model's source, to which this run adds its own.
 
-    ``asked`` says how models are looked at: findings of a run that looked in another way do not count. Models that
-    could not be read are tried again.
+    ``asked`` holds the options of the run; results of a run with other options do not count. Models that could not be
+    read are tried again.
     """
 
     def __init__(self, path: str, asked: Mapping[str, object]) -> None:
@@ -45,15 +45,15 @@ class RunFile:
             try:
                 entry = json.loads(line)
                 if entry["schema"] != RUN_SCHEMA:
-                    raise ValueError(f"no {RUN_SCHEMA}")
+                    raise ValueError(f"not a {RUN_SCHEMA}")
                 [model] = read(json.dumps(entry["report"])).models
                 model = _with_actions(model, entry["actions"])
             except (ValueError, KeyError, TypeError) as error:
                 if number == len(lines) and number > 1:  # a run that was killed while it wrote
                     continue
                 raise SettingsError(
-                    f"{shown(self._path)} is no file of a run: line {number} cannot be read",
-                    "name another file, or remove this one",
+                    f"{shown(self._path)} is not a {RUN_SCHEMA} file: line {number} cannot be read",
+                    "give another file, or remove this one",
                     "run.malformed",
                 ) from error
             if entry.get("asked") == self._asked and model.failure is None:
@@ -61,7 +61,7 @@ class RunFile:
         return models
 
     def add(self, model: CheckedModel) -> None:
-        """Append a model; what stands there stays. Raises `DestinationError`."""
+        """Append a model after the existing lines. Raises `DestinationError`."""
         entry = {
             "schema": RUN_SCHEMA,
             "asked": self._asked,
@@ -72,7 +72,7 @@ class RunFile:
         try:
             with open(self._path, "ab") as file:
                 _check_own(self._path, os.fstat(file.fileno()))
-                if not self._whole:  # the rest of a line that a killed run left
+                if not self._whole:  # an unfinished line of a killed run
                     file.truncate(self._end)
                     self._whole = True
                 file.write(data)
@@ -84,23 +84,23 @@ class RunFile:
 
 
 def _check_own(path: str, status: os.stat_result) -> None:
-    """Raise `DestinationError` for a second name of another file, which would grow with this one."""
+    """Raise `DestinationError` for a hard link, whose other names would change too."""
     if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
         raise DestinationError(
-            f"{shown(path)} is a hard link to another file, so nothing is appended to it",
-            "name another file",
+            f"tieconv does not append to {shown(path)}: it is a hard link to another file",
+            "give another file",
             "out.text",
         )
 
 
 def _action_of(entry: CheckedFinding) -> list[object] | None:
-    """The remedy as data, which the report leaves out and the summary counts."""
+    """Return the remedy as data: the report leaves it out, but the summary counts it."""
     action = entry.finding.remedy.action if entry.finding.remedy else None
     return [action.verb, action.source, [list(option) for option in action.options]] if action else None
 
 
 def _with_actions(model: CheckedModel, actions: list[Any]) -> CheckedModel:
-    """``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
+    """Return ``model`` with the actions that `_action_of` wrote. Raises ``ValueError`` or ``TypeError`` for others."""
     findings = (_with_action(entry, action) for entry, action in zip(model.findings, actions, strict=True))
     return replace(model, findings=tuple(findings))
 

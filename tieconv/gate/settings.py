@@ -1,4 +1,4 @@
-"""The settings of the gate: `tieconv.toml`, or `[tool.tieconv]` of a `pyproject.toml`."""
+"""Parse the settings of the gate: `tieconv.toml`, or `[tool.tieconv]` of a `pyproject.toml`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECTION = ("tool", "tieconv")
 
 @record
 class ModelIgnore:
-    """Rules that do not count for the models that ``model``, a pattern, names; and the ``reason``."""
+    """Rules that do not count for the models that match the pattern ``model``, with the ``reason``."""
 
     model: str
     ignore: tuple[str, ...]
@@ -28,7 +28,7 @@ class ModelIgnore:
 
 @record
 class Settings:
-    """What a settings file says; ``None`` where it is silent. ``path`` is the file, empty where there is none."""
+    """The values of a settings file; ``None`` for a setting that is absent. ``path`` is empty without a file."""
 
     path: str = ""
     select: tuple[str, ...] | None = None
@@ -41,18 +41,19 @@ class Settings:
 
     @property
     def folder(self) -> str:
-        """What paths and patterns in it are relative to."""
+        """The directory that paths and patterns in the file are relative to."""
         return os.path.dirname(self.path)
 
 
 def parse_settings(text: str, path: str) -> Settings | None:
-    """The settings in the TOML ``text`` of the file at ``path``; ``None`` for a `pyproject.toml` without a section.
+    """Return the settings in the TOML ``text`` of the file at ``path``.
 
-    Raises `SettingsError` with the key and the file for anything that is not understood.
+    Returns ``None`` for a `pyproject.toml` without the section. Raises `SettingsError` with the key and the file for
+    anything that is not understood.
     """
     own = os.path.basename(path) != SHARED
     if not own and SECTION[-1] not in text:
-        return None  # most have no section, and are not worth a parser
+        return None  # most files have no section: do not import a parser
     document = _toml(text, path)
     if own:
         return _settings(_Table(path, "", document))
@@ -72,14 +73,16 @@ def _toml(text: str, path: str) -> dict[str, object]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{shown(path)} is no TOML: {shown(error)}", "mend the line", "settings.toml") from error
+        raise SettingsError(
+            f"{shown(path)} is not valid TOML: {shown(error)}", "correct the line", "settings.toml"
+        ) from error
     except RecursionError as error:
-        raise SettingsError(f"{shown(path)} nests too deep", "flatten it", "settings.toml") from error
+        raise SettingsError(f"{shown(path)} has too many nested tables", "use fewer levels", "settings.toml") from error
 
 
 @record
 class _Table:
-    """A table of the file at ``path``; ``prefix`` is how its keys are told."""
+    """A table of the file at ``path``. ``prefix`` precedes its keys in messages."""
 
     path: str
     prefix: str
@@ -92,28 +95,28 @@ class _Table:
                 suggestions = close(key, known)
                 hint = f"did you mean {suggestions[0]}?" if suggestions else f"the settings are {', '.join(known)}"
                 name = f"{self.prefix}{shown(key, 60)}"
-                raise SettingsError(f"{shown(self.path)}: {name} is no setting", hint, "settings.key")
+                raise SettingsError(f"{shown(self.path)}: unknown setting {name}", hint, "settings.key")
 
     def text(self, key: str, *choices: str) -> str | None:
-        """A string that is not empty, one of ``choices`` where there are any; ``None`` where it is absent."""
+        """Return a string that is not empty, or ``None`` if the key is absent. ``choices`` limit the values."""
         if key not in self.values:
             return None
         value = self.values[key]
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(key, "must be a text that is not empty")
+            raise self.wrong(key, "must be a string that is not empty")
         if choices and value not in choices:
             raise self.wrong(key, f"must be one of {', '.join(choices)}")
         return value
 
     def required(self, key: str, why: str) -> str:
-        """As `text`, but it must be there."""
+        """Return a string as `text` does. Raise if the key is absent."""
         value = self.text(key)
         if value is None:
             raise self.wrong(key, why)
         return value
 
     def selectors(self, key: str) -> tuple[str, ...] | None:
-        """A list of rule codes and prefixes; ``None`` where it is absent."""
+        """Return a list of rule codes and prefixes, or ``None`` if the key is absent."""
         if key not in self.values:
             return None
         value = self.values[key]
@@ -122,14 +125,14 @@ class _Table:
         return selectors(value, f"{shown(self.path)}: {self.prefix}{key}")
 
     def tables(self, key: str) -> tuple[_Table, ...]:
-        """A list of tables; empty where it is absent."""
+        """Return a list of tables; empty if the key is absent."""
         value = self.values.get(key, [])
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
             raise self.wrong(key, f"must be tables: [[{self.prefix}{key}]]")
         return tuple(_Table(self.path, f"{self.prefix}{key}[{index}].", entry) for index, entry in enumerate(value, 1))
 
     def wrong(self, key: str, problem: str) -> SettingsError:
-        """The error for the value of ``key``."""
+        """Return the error for the value of ``key``."""
         return _wrong(self.path, f"{self.prefix}{key}", problem)
 
 

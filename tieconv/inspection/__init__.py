@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import ConfigView, Depth, Duplicate, Head, Inspection, Shadow, State, Tie
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import ConfigView, Depth, Head, Inspection, Shadow, State
+from tieconv.checkpoint.tie_group import Duplicate, Tie
 from tieconv.inspection.blocks import is_costly, is_sampled
 from tieconv.inspection.declared import gated, with_shared_storage
 from tieconv.inspection.effect import effect
@@ -17,6 +19,7 @@ from tieconv.inspection.ties import survey
 from tieconv.inspection.understood import understand
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import ByteReader
     from tieconv.checkpoint.storage_use import StorageUse
 
 
@@ -33,7 +36,7 @@ def inspect_checkpoint(
     ``embed`` and ``head`` name the input and the output embedding where the architecture is unknown.
     """
     if checkpoint.graphs:
-        from tieconv.inspection.graph_ties import inspect_graphs  # most models are no graphs
+        from tieconv.inspection.graph.ties import inspect_graphs  # most models are no graphs
 
         return inspect_graphs(checkpoint, reader, depth)
     tensors = checkpoint.tensors
@@ -135,7 +138,7 @@ def _duplicates(
         candidates = _without_proved(candidates, ties)
     if len(candidates) < 2:
         return ()
-    from tieconv.inspection.duplicates import find_duplicates
+    from tieconv.inspection.equality.duplicates import find_duplicates
 
     groups = [frozenset(member.name for member in tie.stored_members) for tie in ties]
     return find_duplicates(reader, candidates, known=groups)

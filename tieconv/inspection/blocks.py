@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from tieconv.checkpoint.model_files import ByteRange, ByteReader
+from tieconv.checkpoint.files.weight_file import ByteRange
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import ByteReader
 
 BLOCK = 256 * 1024
 """Bytes per read of a byte-for-byte comparison: two such buffers stay in a core's cache."""

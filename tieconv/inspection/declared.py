@@ -8,7 +8,8 @@ from dataclasses import replace
 from tieconv.architectures import effective, gate
 from tieconv.architectures.own_flag import own_flag
 from tieconv.checkpoint.family import Family, Knowledge, Role
-from tieconv.checkpoint.inspection import ConfigView, Declared, State, Tie
+from tieconv.checkpoint.inspection import ConfigView, Declared, State
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.errors import UnreadableError
 from tieconv.text import shown
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tieconv.architectures.flag_levels import FLAG, cannot_build, levels, reading_v4
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Member
 from tieconv.text import shown
 
 _DIFFERENT = frozenset({State.TRANSPOSED, State.SCALED, State.NEAR, State.DISTINCT})

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tieconv.architectures import locate
 from tieconv.checkpoint.family import Family, Tying
-from tieconv.checkpoint.inspection import (
-    BiasState,
-    Depth,
-    Head,
-    OutputBias,
-    OutputHead,
-    TensorView,
-    Tie,
-)
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import BiasState, Depth, Head, OutputBias, OutputHead, TensorView
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.inspection.blocks import is_sampled
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import ByteReader
 
 
 def view_head(

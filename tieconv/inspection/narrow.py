@@ -11,7 +11,8 @@ from tieconv.architectures import find, locate
 from tieconv.architectures.named_by_user import with_names
 from tieconv.architectures.stored_names import known_names
 from tieconv.checkpoint.family import Family, Knowledge
-from tieconv.checkpoint.model_files import Files, FileState, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import FileState, Listing
 from tieconv.formats.documents import CONFIG, read_bytes, read_config
 from tieconv.formats.index import LIMIT, read_index
 from tieconv.formats.safetensors.model import SAFETENSORS

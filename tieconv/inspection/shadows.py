@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Depth, Shadow
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
-from tieconv.inspection.equality import equal
+from tieconv.inspection.equality.compare_bytes import equal
 
 
 def find_shadows(

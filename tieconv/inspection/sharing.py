@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.relation.interface import Aliased
 from tieconv.checkpoint.relation.proved import Transposed
 from tieconv.checkpoint.value_type import record

@@ -7,8 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from math import gcd
 
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord, WeightFile
 from tieconv.checkpoint.storage_use import Overlap, Slack, StorageUse
 from tieconv.inspection.blocks import stream
 from tieconv.inspection.sharing import sharing

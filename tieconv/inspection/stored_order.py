@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tieconv.checkpoint.dtypes import FLOATS
-from tieconv.checkpoint.model_files import Checkpoint
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.model_files import Checkpoint
 
 
 def same_order(a: Checkpoint, b: Checkpoint, names: Collection[str]) -> bool:

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from tieconv.architectures import locate, spelled
 from tieconv.checkpoint.family import Family, TieGroup
-from tieconv.checkpoint.inspection import Depth, Member, State, Tie
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import Depth, State
 from tieconv.checkpoint.relation.interface import Absent, Canonical
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.inspection.blocks import is_sampled
 
 if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import ByteReader
     from tieconv.checkpoint.relation.proved import Relation
 
 EQUAL = frozenset({State.ALIASED, State.IDENTICAL})
@@ -92,10 +94,10 @@ def _relation(reference: TensorRecord, tensor: TensorRecord, reader: ByteReader,
 
         return Unread()
     if depth is Depth.CANDIDATES and is_sampled(reader):
-        from tieconv.inspection.sampled import relate_sampled
+        from tieconv.inspection.equality.sampled import relate_sampled
 
         return relate_sampled(reader, reference, tensor)
-    from tieconv.inspection.relation import relate  # a tied model compares nothing
+    from tieconv.inspection.equality.relation import relate  # a tied model compares nothing
 
     return relate(reader, reference, tensor)
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from tieconv.architectures import find
 from tieconv.architectures.draft_models import WHY, is_draft
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Role, TieGroup, Tying
+from tieconv.checkpoint.files.model_files import Checkpoint
 from tieconv.checkpoint.inspection import ConfigView
-from tieconv.checkpoint.model_files import Checkpoint
 from tieconv.inspection.declared import view_config
 
 _EMBEDDING, _HEAD, _BIAS = "token_embd.weight", "output.weight", "output.bias"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.sources.strided import REQUEST_COST, ReadAt, StridedRange, dense, gather
 
 BAND = 8 * 1024 * 1024

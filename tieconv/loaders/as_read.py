@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from tieconv.architectures import spelled
 from tieconv.checkpoint.family import Family, Role
-from tieconv.checkpoint.inspection import BiasState, Head, Inspection, Member, OutputBias, State, Tie
+from tieconv.checkpoint.inspection import BiasState, Head, Inspection, OutputBias, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.relation.interface import Absent, Canonical
 from tieconv.checkpoint.relation.proved import Unread
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Verdict
 from tieconv.loaders.questions import listed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import OPENED, WEIGHTS_KEY, Checkpoint
+from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint
 
 NAMEABLE = (".safetensors", ".safetensors.index.json")
 """How a name ends that the config may give under `transformers_weights`."""

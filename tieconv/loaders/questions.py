@@ -9,10 +9,12 @@ from tieconv.architectures import locate, spelled
 from tieconv.architectures.flag_levels import FLAG as FLAG
 from tieconv.architectures.flag_levels import text_config
 from tieconv.checkpoint.family import Knowledge, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, State
-from tieconv.checkpoint.model_files import BLOCKING, Layout
+from tieconv.checkpoint.files.cautions import BLOCKING
+from tieconv.checkpoint.files.model_files import Layout
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import release_tables
 from tieconv.loaders.interface import Verdict, error, unknown

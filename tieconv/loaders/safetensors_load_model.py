@@ -6,8 +6,8 @@ names.
 
 from __future__ import annotations
 
+from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Consumer, Verdict, error, unknown

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
 from tieconv.checkpoint.family import FlagMeaning, Role
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member
+from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.checkpoint.relation.interface import Absent
+from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
 from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables

@@ -13,8 +13,8 @@ from __future__ import annotations
 from functools import partial
 
 from tieconv.architectures.flag_levels import reading_v4
+from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Layout
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from tieconv.checkpoint.files.cautions import TWO_FORMATS
+from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import OPENED, TWO_FORMATS, WEIGHTS_KEY, Layout
 from tieconv.loaders import questions as facts
 from tieconv.loaders.files_opened import NAMEABLE, opened, stops_at_index
 from tieconv.loaders.interface import Verdict, error, unknown

@@ -1,1 +1,1 @@
-"""ONNX graphs: read, shared, written and proved. Nothing here is imported before a command meets a graph."""
+"""Read, share, write and verify ONNX graphs. A command imports this package only when it reads a graph."""

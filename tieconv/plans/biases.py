@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.checkpoint.proof import AllZero
+from tieconv.checkpoint.write_plan.proof import AllZero
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, inspect_hint, refuse
 from tieconv.text import shown

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 
-from tieconv.checkpoint.inspection import Inspection, State, Tie
-from tieconv.checkpoint.operation import (
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Tie
+from tieconv.checkpoint.write_plan.operation import (
     AverageTensor,
     CopyTensor,
     DropTensor,
@@ -22,8 +23,8 @@ from tieconv.checkpoint.operation import (
     ShareTensor,
     TrimStorage,
 )
-from tieconv.checkpoint.output import OutputText
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan.output import OutputText
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.base_prefix import give_prefix, needs_prefix
 from tieconv.plans.config import set_flag
 from tieconv.plans.edited_files import files_of, with_text

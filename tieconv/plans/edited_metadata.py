@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from tieconv.checkpoint import kept_copies
-from tieconv.checkpoint.model_files import WeightFile
-from tieconv.checkpoint.operation import SetMetadata
+from tieconv.checkpoint.files.weight_file import WeightFile
+from tieconv.checkpoint.write_plan.operation import SetMetadata
 from tieconv.plans.edits import Edits
 
 

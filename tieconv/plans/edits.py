@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieconv.checkpoint.dtypes import nbytes
-from tieconv.checkpoint.model_files import ByteRange, Checkpoint, TensorRecord
-from tieconv.checkpoint.operation import (
+from tieconv.checkpoint.files.dtypes import nbytes
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan.operation import (
     AverageTensor,
     CopyTensor,
     DropTensor,
@@ -19,8 +20,16 @@ from tieconv.checkpoint.operation import (
     ShareTensor,
     TrimStorage,
 )
-from tieconv.checkpoint.output import Averaged, InlineBytes, OutputStorage, OutputTensor, Padded, Scaled, Zeros
-from tieconv.checkpoint.proof import AllZero, Equal, Proof
+from tieconv.checkpoint.write_plan.output import (
+    Averaged,
+    InlineBytes,
+    OutputStorage,
+    OutputTensor,
+    Padded,
+    Scaled,
+    Zeros,
+)
+from tieconv.checkpoint.write_plan.proof import AllZero, Equal, Proof
 
 
 @dataclass

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels_read, reading_v4, text_config
 from tieconv.checkpoint.family import FlagMeaning, Knowledge, Tying
-from tieconv.checkpoint.inspection import Inspection, Member, Tie
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.loaders.load import TRANSFORMERS_4, load, releases
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, refuse

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NoReturn
 
 from tieconv.architectures import compose
-from tieconv.checkpoint.dtypes import FLOATS
 from tieconv.checkpoint.family import Tying
+from tieconv.checkpoint.files.cautions import BLOCKING, way_out
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.model_files import Layout
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.model_files import BLOCKING, Layout, way_out
 from tieconv.checkpoint.quantised import quantised_twin
 from tieconv.errors import RefusedError
 from tieconv.text import command, shell_word, shown

@@ -1,6 +1,7 @@
-"""The checkpoint as a torch model on the CPU: its logits in a precision of choice, or with its two tables exchanged.
+"""Load a checkpoint as a torch model on the CPU, and compute its logits.
 
-The only room below `tieconv.onnx` that imports torch and transformers.
+The logits may be in a chosen precision, or with other input and output tables. Of all packages below `tieconv.onnx`,
+only this one imports torch and transformers.
 """
 
 from tieconv.reference.model import Batch, Reference, architecture, load, load_config

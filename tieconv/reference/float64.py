@@ -1,4 +1,4 @@
-"""Float64 that stays float64: models that compute a norm or a softmax "in float32" would round it away."""
+"""Keep float64 values in float64, even in models that compute a norm or a softmax in float32."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch.overrides import TorchFunctionMode
 
 
 class KeepFloat64(TorchFunctionMode):  # type: ignore[misc]
-    """Inside, a float64 tensor asked for as float32 stays what it is.
+    """A mode in which a cast from float64 to float32 has no effect.
 
-    Modelling code writes ``x.float()`` and ``softmax(x, dtype=torch.float32)`` to gain precision over 16 bits; on a
-    float64 reference the same words would lose it. What starts as float32 or as an integer (rotary angles, T5's
-    buckets) is computed as the model defines it.
+    Modelling code writes ``x.float()`` and ``softmax(x, dtype=torch.float32)`` to gain precision over 16 bits. On a
+    float64 reference the same code would lose precision. Values that start as float32 or as integers (rotary angles,
+    T5's buckets) are computed as the model defines them.
     """
 
     def __torch_function__(

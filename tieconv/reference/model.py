@@ -1,4 +1,4 @@
-"""Loading a checkpoint with the class that its config names, and its logits for a batch."""
+"""Load a checkpoint with the class that its config specifies, and compute logits for a batch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PURPOSE = "the torch reference"
 
 @record
 class Batch:
-    """Token ids (batch × sequence, int64) with their mask, 1 for a token and 0 for padding.
+    """Token ids (batch × sequence, int64) and their mask: 1 for a token, 0 for padding.
 
-    ``decoder_ids`` are there for an encoder-decoder, ``types`` for a model with token types. Without ``placed`` the
-    model numbers the positions itself.
+    ``decoder_ids`` are set for an encoder-decoder, ``types`` for a model with token types. Without ``placed`` the model
+    numbers the positions itself.
     """
 
     ids: Any
@@ -39,21 +39,21 @@ class Batch:
 
     @property
     def answered(self) -> Any:
-        """The token ids that logits are made of: the decoder's, where there is one."""
+        """The token ids that the logits belong to: the decoder's, if the model has a decoder."""
         return self.ids if self.decoder_ids is None else self.decoder_ids
 
     def until(self, end: int) -> Batch:
-        """The first ``end`` tokens of each row."""
+        """Return the first ``end`` tokens of each row."""
         types = None if self.types is None else self.types[:, :end]
         return replace(self, ids=self.ids[:, :end], mask=self.mask[:, :end], types=types)
 
 
 @dataclass(eq=False)
 class Reference:
-    """A torch model on the CPU that gives logits.
+    """A torch model on the CPU that computes logits.
 
-    ``dtype`` is the name of its precision (``float64``), ``missing`` the parameters that the checkpoint left out and
-    ``unused`` the stored tensors that the class does not read, as transformers names them.
+    ``dtype`` is the name of its precision (``float64``). ``missing`` are the parameters that the checkpoint lacks.
+    ``unused`` are the stored tensors that the class does not read. Both have the names that transformers gives them.
     """
 
     model: Any
@@ -67,19 +67,19 @@ class Reference:
 
     @property
     def matrices(self) -> list[Any]:
-        """Parameters and buffers with two axes or more, stored or computed by the class."""
+        """Parameters and buffers with at least two axes, whether stored or computed by the class."""
         return [tensor for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.ndim > 1]
 
     @property
     def epsilons(self) -> frozenset[float]:
-        """What the norms of the class add before the root."""
+        """The epsilon values of the class's norms, which they add before the square root."""
         names = ("eps", "variance_epsilon", "epsilon")
         values = (getattr(module, name, None) for module in self.model.modules() for name in names)
         return frozenset(value for value in values if isinstance(value, float))
 
     @property
     def offsets(self) -> dict[str, int]:
-        """By parameter, how many rows of a position table stand before that of position 0: no token looks them up."""
+        """By parameter, the number of rows before position 0 in a position table. No token reads these rows."""
         modules = self.model.named_modules()
         tables = (
             (name, getattr(module, "offset", None)) for name, module in modules if hasattr(module, "embedding_dim")
@@ -87,7 +87,7 @@ class Reference:
         return {f"{name}.weight": rows for name, rows in tables if isinstance(rows, int)}
 
     def inputs(self, batch: Batch, start: int = 0) -> dict[str, Any]:
-        """The keyword arguments of the forward pass from position ``start`` on; the mask covers all positions."""
+        """Return the keyword arguments of the forward pass from position ``start``. The mask covers all positions."""
         if batch.decoder_ids is not None:
             return {"input_ids": batch.ids, "attention_mask": batch.mask, "decoder_input_ids": batch.decoder_ids}
         arguments = {"input_ids": batch.ids[:, start:], "attention_mask": batch.mask}
@@ -98,33 +98,33 @@ class Reference:
         return arguments
 
     def logits(self, batch: Batch) -> Any:
-        """Logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
+        """Return the logits (batch × sequence × vocabulary) of one pass over the whole batch, without a cache."""
         with self._exactly():
             return self.forward(batch)
 
     def forward(self, batch: Batch) -> Any:
-        """As `logits`, as torch computes it by itself: gradients may flow."""
+        """Return the same as `logits`, but in the precision that torch chooses. Gradients can flow."""
         more = {"use_cache": False} if "use_cache" in self._accepts else {}
         return self.call(**self.inputs(batch), **more).logits
 
     def call(self, **inputs: Any) -> Any:
-        """What the class's own forward pass returns. Raises `UnreadableError` where it fails: no code here is in it."""
+        """Return what the class's forward pass returns. Raises `UnreadableError` if it fails."""
         try:
             return self.model(**inputs)
         except MemoryError:
             raise
-        except Exception as error:  # a config can make the class's code raise what it likes
+        except Exception as error:  # a config can make the class's code raise any exception
             config, name = self.model.config, type(self.model).__name__
             path = os.path.join(shown(getattr(config, "name_or_path", "") or "the model"), "config.json")
             lines = str(error).strip().splitlines() or [""]
             raise UnreadableError(
-                f"{path}: the forward pass of {name} fails with it: {type(error).__name__}: {shown(lines[0], 200)}",
+                f"{path}: {name} cannot run with this config: {type(error).__name__}: {shown(lines[0], 200)}",
                 "compare the sizes in config.json with the shapes of the tensors: tieconv inspect",
                 "reference.forward",
             ) from error
 
     def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[Any]:
-        """Logits of consecutive ``pieces`` of the sequence, each computed from the cache of those before."""
+        """Yield the logits of consecutive ``pieces`` of the sequence, each from the cache of the earlier ones."""
         from transformers import DynamicCache
 
         cache, start = DynamicCache(config=self.model.config), 0
@@ -146,31 +146,31 @@ class Reference:
 
 
 def load_config(directory: str) -> Any:
-    """The config of the language model in ``directory`` as transformers reads it; raises `UnreadableError`."""
+    """Return the config of the language model in ``directory`` as transformers reads it. Raises `UnreadableError`."""
     return load_whole_config(directory).get_text_config(decoder=True)
 
 
 def load_whole_config(directory: str) -> Any:
-    """As `load_config`, that of every part: an encoder, a decoder, a vision tower."""
+    """Return the config of all parts of the model: encoder, decoder and vision tower. Raises `UnreadableError`."""
     transformers = need("transformers", "onnx", _PURPOSE)
     try:
         with quiet(transformers):
             return transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
     except MemoryError:
         raise
-    except Exception as error:  # transformers' classes raise what they like on a config that they do not expect
+    except Exception as error:  # transformers raises any exception on a config that it does not expect
         raise UnreadableError(
-            f"{shown(os.path.join(directory, 'config.json'))}: transformers cannot read it: {shown(error)}",
-            "code that comes with a checkpoint is never run: install a transformers that knows the model type",
+            f"transformers cannot read {shown(os.path.join(directory, 'config.json'))}: {shown(error)}",
+            "tieconv never runs code from a checkpoint: install a transformers release with this model type",
             "reference.config",
         ) from error
 
 
 def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
-    """The model in ``directory``, every parameter in ``dtype``: ``float64``, ``float32``, ``float16`` or ``bfloat16``.
+    """Return the model in ``directory`` with every parameter in ``dtype``.
 
-    Raises `UnreadableError` where transformers has no such class or cannot load it, `RefusedError` where it would
-    have to fill parameters with random values.
+    ``dtype`` is ``float64``, ``float32``, ``float16`` or ``bfloat16``. Raises `UnreadableError` if transformers has no
+    such class or cannot load it. Raises `RefusedError` if transformers would fill parameters with random values.
     """
     torch = need("torch", "onnx", _PURPOSE)
     transformers = need("transformers", "onnx", _PURPOSE)
@@ -179,7 +179,7 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
     if cls is None or not hasattr(cls, "from_pretrained"):
         raise UnreadableError(
             f"{shown(directory)}: transformers {transformers.__version__} has no class {shown(name)}",
-            "code that comes with a checkpoint is never run: install a transformers that knows the class",
+            "tieconv never runs code from a checkpoint: install a transformers release with this class",
             "reference.class",
         )
     with quiet(transformers):
@@ -189,10 +189,10 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
             )
         except MemoryError:
             raise
-        except Exception as error:  # as above
+        except Exception as error:  # as in `load_whole_config`
             raise UnreadableError(
-                f"{shown(directory)}: transformers cannot load it as {shown(name)}: {shown(error)}",
-                f"look at what the checkpoint holds: {command('inspect', str(directory))}",
+                f"transformers cannot load {shown(directory)} as {shown(name)}: {shown(error)}",
+                f"list the tensors of the checkpoint: {command('inspect', str(directory))}",
                 "reference.load",
             ) from error
     missing = tuple(sorted(map(str, info["missing_keys"])))
@@ -200,30 +200,30 @@ def load(directory: str, config: Mapping[str, object], dtype: str) -> Reference:
     if missing or mismatched:
         raise RefusedError(
             f"{shown(directory)}: transformers would fill {shown((missing + mismatched)[0])} with random values",
-            f"look at what the checkpoint holds: {command('inspect', str(directory))}",
+            f"list the tensors of the checkpoint: {command('inspect', str(directory))}",
             "reference.missing",
         )
     unused = tuple(sorted(map(str, info["unexpected_keys"])))
     if dtype == "float64" and getattr(model, "_can_set_experts_implementation", lambda: False)():
-        model.set_experts_implementation("eager")  # torch's grouped product of experts has no float64
+        model.set_experts_implementation("eager")  # torch's grouped matrix product of experts does not support float64
     return Reference(model.eval().to("cpu"), dtype, missing, unused)
 
 
 def architecture(config: Mapping[str, object], directory: str) -> str:
-    """The class that the config names; `UnreadableError` where it names none."""
+    """Return the class that the config specifies. Raises `UnreadableError` if it specifies none."""
     named = config.get("architectures")
     if isinstance(named, list) and named and isinstance(named[0], str) and named[0].isidentifier():
         return named[0]
     raise UnreadableError(
-        f"{shown(os.path.join(directory, 'config.json'))} names no architecture",
-        'add "architectures": ["LlamaForCausalLM"], or the class that the model is',
+        f'{shown(os.path.join(directory, "config.json"))} has no "architectures" entry',
+        'add the class of the model, for example "architectures": ["LlamaForCausalLM"]',
         "reference.class",
     )
 
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Without the progress bar and the advice that transformers prints while it loads."""
+    """Hide the progress bar and the advice that transformers prints while it loads."""
     logging = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

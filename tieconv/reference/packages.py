@@ -1,4 +1,4 @@
-"""Optional packages: one sentence and the pip command where one is missing."""
+"""Import optional packages, or raise an error with the pip command that installs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tieconv.text import shown
 
 
 def need(module: str, extra: str, purpose: str) -> Any:
-    """The module; `MissingPackageError` with the pip command where it is not installed or cannot be imported."""
+    """Return the module. Raises `MissingPackageError` with the pip command if it is missing or its import fails."""
     hint = install_command(extra)
     try:
         return import_module(module)
@@ -24,10 +24,10 @@ def need(module: str, extra: str, purpose: str) -> Any:
 
 
 def require(purpose: str, extra: str, *modules: str) -> None:
-    """As `need`, for each of the modules."""
+    """Import each of the modules. Raises `MissingPackageError` with the pip command if one is missing."""
     for module in modules:
         need(module, extra, purpose)
 
 
 def _broken(module: str, purpose: str, error: Exception, hint: str) -> MissingPackageError:
-    return MissingPackageError(f"{purpose} needs the package {module}, whose import fails: {shown(error)}", hint)
+    return MissingPackageError(f"{purpose} needs the package {module}, but its import fails: {shown(error)}", hint)

@@ -1,4 +1,4 @@
-"""A language model, its two tables apart and exchangeable, and the windows of a text for it."""
+"""Load a language model whose input and output table can be exchanged, with windows of a text for it."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from tieconv.reference.windows import EXTRA, PURPOSE, Reading, positions, readin
 from tieconv.text import count, shown
 
 WINDOW = 128
-"""Tokens of the text that are read at once."""
+"""Tokens of the text that the model reads at once."""
 
 WINDOWS = 32
-"""Windows that are taken from the text, spread over it evenly."""
+"""Windows that are taken from the text, at even distances."""
 
 LEAST = 256
-"""Predicted tokens below which nothing is claimed."""
+"""Fewest predicted tokens from which figures are reported."""
 
 
 @record
 class Apart:
-    """A model in float32 on the CPU, its tables (V, d) apart, and the text.
+    """A model in float32 on the CPU with separate tables (V, d), and the text.
 
-    ``tied`` names what the class ties to the input table, an encoder's and a decoder's own among them, and
-    ``reading`` is how a window is fed; ``windows`` are those that the model reads, (n, `WINDOW`) ids, or fewer where it
-    has fewer positions; ``counts`` how often each id stands in the whole text, (V,).
+    ``tied`` lists what the class ties to the input table, for example the tables of an encoder and a decoder.
+    ``reading`` says how a window is fed to the model. ``windows`` are the windows that the model reads: (n, `WINDOW`)
+    ids, or fewer if the model has fewer positions. ``counts`` (V,) says how often each id occurs in the whole text.
     """
 
     reference: Reference
@@ -42,7 +42,7 @@ class Apart:
 
     @property
     def torch(self) -> Any:
-        """The package, for rooms that do not import it."""
+        """The package, for modules that do not import it."""
         return need("torch", EXTRA, PURPOSE)
 
     @property
@@ -51,25 +51,28 @@ class Apart:
 
     @property
     def predicted(self) -> int:
-        """Tokens that are predicted over all windows."""
+        """Number of tokens that are predicted over all windows."""
         return int(self.windows.shape[0] * self.reading.predicted(self.windows.shape[1]))
 
     def log_probabilities(self, window: Any) -> Any:
-        """The predictions of one window, (n, V) float32: those of `targets`."""
+        """Return the predictions of `targets` in one window, (n, V) float32."""
         fed = self.reading.fed(window)
         return self.reference.forward(fed.batch)[0, fed.places].float().log_softmax(-1)
 
     def targets(self, window: Any) -> Any:
-        """The ids that are predicted of a window, (n,)."""
+        """Return the ids of a window that the model predicts, (n,)."""
         return self.reading.fed(window).targets
 
     def places(self, window: Any) -> Any:
-        """Where in the sequence that the head is applied to they are predicted: an index."""
+        """Return an index of the predicted positions in the sequence that the head reads."""
         return self.reading.fed(window).places
 
     @contextmanager
     def tables(self, embed: Any, head: Any) -> Iterator[None]:
-        """The model with these tables in place of its own, as one that ties them reads the first at every input."""
+        """Put these tables into the model for the duration of the context.
+
+        A model that ties its inputs reads ``embed`` at every input.
+        """
         inputs, output = self._tied(), self.model.get_output_embeddings()
         weights = [(module, module.weight) for module in (*inputs, output)]
         _put(inputs, output, embed, head)
@@ -80,7 +83,7 @@ class Apart:
                 module.weight = weight
 
     def _tied(self) -> list[Any]:
-        """The modules that look up the input table, or one that the class ties to it."""
+        """Return the modules that read the input table, or a table that the class ties to it."""
         named = ((module, f"{name}.weight") for name, module in self.model.named_modules())
         tied = [module for module, name in named if any(name.endswith((f".{suffix}", suffix)) for suffix in self.tied)]
         output = self.model.get_output_embeddings()
@@ -90,13 +93,13 @@ class Apart:
 def load_apart(
     directory: str, architecture: str, tables: tuple[Any, Any], text: str, tied: tuple[str, ...] = ()
 ) -> Apart:
-    """The model of ``directory``, no code of its own run, with ``tables`` (two float arrays, V × d) as its own.
+    """Return the model in ``directory`` with ``tables``: two float arrays (V × d). No code from the checkpoint runs.
 
-    ``tied`` are the names of the tensors that the class ties to the first of them.
+    ``tied`` are the names of the tensors that the class ties to the first table.
 
-    Raises `MissingPackageError` where torch or transformers is missing, `RefusedError` where the class predicts
-    no tokens of a text or has other tables, `UnreadableError` where model or tokenizer cannot be loaded or the text is
-    too short.
+    Raises `MissingPackageError` if torch or transformers is missing. Raises `RefusedError` if the class predicts no
+    tokens of a text, or has other tables. Raises `UnreadableError` if the model or the tokenizer cannot be loaded, or
+    if the text is too short.
     """
     require(PURPOSE, EXTRA, "torch", "transformers")
     tokenizer = _tokenizer(directory)
@@ -114,22 +117,22 @@ def load_apart(
 
 
 def _try(directory: str, untied: Apart) -> None:
-    """Run one window. Raises `UnreadableError` where the class cannot, by rules of its own on lengths."""
+    """Run one window. Raises `UnreadableError` if the class rejects the length of the window."""
     try:
         with untied.torch.inference_mode():
             untied.log_probabilities(untied.windows[0])
     except (UnreadableError, IndexError, RuntimeError, ValueError, TypeError) as error:
-        why = error.__cause__ or error  # the forward pass names the config, which may be fine for shorter texts
+        why = error.__cause__ or error  # the forward pass blames the config, which may work for shorter texts
         raise UnreadableError(
             f"{shown(directory)}: the model cannot be run on {count(untied.windows.shape[1], 'token')} of text: "
             f"{shown(' '.join(str(why).split()), 200)}",
-            "analyse it without --text",
+            "run analyze without --text",
             "analyze.run",
         ) from error
 
 
 def parameter(values: Any) -> Any:
-    """A numpy array as a float32 parameter without a gradient."""
+    """Return a numpy array as a float32 parameter without a gradient."""
     torch = need("torch", EXTRA, PURPOSE)
     return torch.nn.Parameter(torch.from_numpy(values.astype("f4")), requires_grad=False)
 
@@ -139,7 +142,7 @@ def _exchange(directory: str, untied: Apart) -> None:
     if output is None or first.weight.shape != untied.embed.shape:
         raise RefusedError(
             f"{shown(directory)}: the model that transformers builds has other tables than the checkpoint stores",
-            "analyse it without --text",
+            "run analyze without --text",
             "analyze.tables",
         )
     torch = untied.torch
@@ -148,7 +151,7 @@ def _exchange(directory: str, untied: Apart) -> None:
 
 
 def _inputs(model: Any, more: list[Any]) -> list[Any]:
-    """The modules that look up the input table itself, and ``more``: each once."""
+    """Return the modules that read the input table, and ``more``, each once."""
     first, output = model.get_input_embeddings(), model.get_output_embeddings()
     shared = [module for module in model.modules() if getattr(module, "weight", None) is first.weight]
     modules = [first, *(module for module in (*shared, *more) if module is not output)]
@@ -168,7 +171,7 @@ def _tokenizer(directory: str) -> Any:
     except Exception as error:
         why = shown(" ".join(str(error).split()), 200)
         raise UnreadableError(
-            f"{shown(directory)}: its tokenizer cannot be loaded by transformers: {why}",
+            f"transformers cannot load the tokenizer of {shown(directory)}: {why}",
             "put tokenizer.json and tokenizer_config.json beside the weights",
             "analyze.tokenizer",
         ) from error
@@ -179,7 +182,7 @@ def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -
     largest = max((*ids, *added))
     if largest >= rows:
         raise UnreadableError(
-            f"{shown(directory)}: the tokenizer gives id {largest:,} for this text, and the tables have {rows:,} rows",
+            f"{shown(directory)}: the tokenizer gives id {largest:,}, but the tables have only {rows:,} rows",
             "put the tokenizer that the model was trained with beside the weights",
             "analyze.tokenizer-rows",
         )
@@ -187,11 +190,13 @@ def _counts(directory: str, ids: list[int], added: tuple[int, ...], rows: int) -
 
 
 def _windows(ids: list[int], reading: Reading, most: int) -> Any:
-    """The windows that are read, (n, ``most`` or fewer) ids, no two alike: what a text repeats counts once."""
+    """Return the windows that the model reads, (n, ``most`` or fewer) ids. Equal windows count once."""
     torch = need("torch", EXTRA, PURPOSE)
     if most < 1 or not reading.predicted(most):
         raise RefusedError(
-            "the model has too few positions to predict a token of a text", "analyse it without --text", "analyze.short"
+            "the model has too few positions to predict a token of a text",
+            "run analyze without --text",
+            "analyze.short",
         )
     length, enough = min(most, len(ids)), max(WINDOWS, -(-LEAST // reading.predicted(most)))
     whole = len(ids) // length if length else 0
@@ -200,10 +205,10 @@ def _windows(ids: list[int], reading: Reading, most: int) -> Any:
         why = f"the text has {count(len(ids), 'token')}"
         least = -(-LEAST // reading.predicted(most)) * most
         if len(rows) < whole:
-            why += f" and repeats itself: {count(len(rows), 'window')} of {length} in place of {whole:,}"
+            why += f" and repeats itself: {count(len(rows), 'different window')} of {length} tokens, not {whole:,}"
         raise UnreadableError(
-            f"{why}, too few to measure anything by",
-            f"give a text of some {most * enough:,} tokens; the least is {least:,}",
+            f"{why}, too few for a measurement",
+            f"give a text of about {most * enough:,} tokens; at least {least:,} are needed",
             "analyze.text-short",
         )
     if len(rows) > enough:

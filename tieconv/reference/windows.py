@@ -1,4 +1,4 @@
-"""How a model reads a window of a text, and which of its tokens it predicts: causal, masked or encoder-decoder."""
+"""Feed a window of a text to a model, and choose which tokens it predicts: causal, masked or encoder-decoder."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tieconv.reference.packages import need
 from tieconv.text import shown
 
 EVERY = 7
-"""A masked model predicts one of so many tokens: about the 15 % that BERT was trained with."""
+"""A masked model predicts one of this many tokens: about the 15 % that BERT was trained with."""
 
 _FROM_PADDING = ("roberta", "roberta-xl", "camembert", "mpnet", "data2vec-text", "longformer", "esm", "ibert")
-"""How the model types end that number positions from that of the padding token on."""
+"""Ends of model types that number positions from the padding token's id on."""
 
 EXTRA, PURPOSE = "torch", "--text, which runs the model,"
-"""The extra that `--text` needs, and what for."""
+"""The extra that `--text` needs, and the purpose for the error message."""
 
 
 @record
 class Fed:
-    """One window as the model gets it. ``places`` index the logits that predict ``targets``, ids: (n,)."""
+    """One window as the model gets it. ``places`` index the logits that predict the ids ``targets`` (n,)."""
 
     batch: Batch
     places: Any
@@ -30,23 +30,23 @@ class Fed:
 
 
 class Reading(Protocol):
-    """How windows of ids, one (length,) tensor each, are read."""
+    """How the model reads windows of ids, each one (length,) tensor."""
 
     @property
     def added(self) -> tuple[int, ...]:
-        """The ids that reading puts to those of the text."""
+        """The ids that are added to those of the text."""
         ...
 
     def fed(self, window: Any) -> Fed:
-        """The window as a batch of one."""
+        """Return the window as a batch of one."""
         ...
 
     def predicted(self, length: int) -> int:
-        """How many tokens of a window of ``length`` are predicted."""
+        """Return how many tokens of a window of ``length`` are predicted."""
         ...
 
     def longest(self, places: int) -> int:
-        """The longest window of a model that has so many positions."""
+        """Return the longest window of a model that has ``places`` positions."""
         ...
 
 
@@ -68,7 +68,7 @@ class Causal:
 
 @record
 class Masked:
-    """Every seventh token is masked and predicted from all the others, between the tokens that begin and end a text."""
+    """Every seventh token is masked and predicted from all others. Special tokens begin and end the text."""
 
     mask: int
     prefix: tuple[int, ...]
@@ -95,7 +95,7 @@ class Masked:
 
 @record
 class EncoderDecoder:
-    """The encoder reads the first half of a window, the decoder predicts the second, token by token."""
+    """The encoder reads the first half of a window, and the decoder predicts the second half."""
 
     start: int
     suffix: tuple[int, ...]
@@ -119,7 +119,10 @@ class EncoderDecoder:
 
 
 def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
-    """How the class reads a text. Raises `RefusedError` where it is no language model, or lacks a token for it."""
+    """Return how the class reads a text.
+
+    Raises `RefusedError` if the class is not a language model, or if it lacks a token that the measurement needs.
+    """
     if architecture.endswith(("ForCausalLM", "LMHeadModel")):
         return Causal()
     if architecture.endswith("ForMaskedLM"):
@@ -129,13 +132,13 @@ def reading_of(directory: str, architecture: str, tokenizer: Any) -> Reading:
         if getattr(config, "is_encoder_decoder", False):
             return _encoder_decoder(directory, config, tokenizer)
     raise _refusal(
-        f"{shown(architecture or directory)} predicts no tokens of a text: it is no causal, masked or encoder-decoder "
-        "language model, which is what --text measures"
+        f"{shown(architecture or directory)} predicts no tokens of a text. --text needs a causal, masked or "
+        "encoder-decoder language model"
     )
 
 
 def positions(directory: str) -> int | None:
-    """How many positions a model has by its config; ``None`` where it says nothing of them."""
+    """Return how many positions a model has, or ``None`` if its config does not say."""
     config = load_config(directory)
     number = getattr(config, "max_position_embeddings", None)
     if not isinstance(number, int) or number < 1:
@@ -148,7 +151,7 @@ def positions(directory: str) -> int | None:
 def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:
     if tokenizer.mask_token_id is None:
         raise _refusal(
-            f"{shown(directory)}: its tokenizer has no mask token, by which {shown(architecture)} is measured"
+            f"the tokenizer of {shown(directory)} has no mask token, which --text needs for {shown(architecture)}"
         )
     return Masked(tokenizer.mask_token_id, _ids(tokenizer.cls_token_id), _ids(tokenizer.sep_token_id))
 
@@ -156,18 +159,18 @@ def _masked(directory: str, architecture: str, tokenizer: Any) -> Masked:
 def _encoder_decoder(directory: str, config: Any, tokenizer: Any) -> EncoderDecoder:
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
-        raise _refusal(f"{shown(directory)}: its config names no decoder_start_token_id, which a decoder begins with")
+        raise _refusal(f"the config of {shown(directory)} has no decoder_start_token_id, which the decoder starts with")
     return EncoderDecoder(start, _ids(tokenizer.eos_token_id))
 
 
 def _reads_ids(architecture: str) -> bool:
-    """Whether the class reads ids, not sound or pictures."""
+    """Return whether the class reads ids rather than sound or pictures."""
     cls = getattr(need("transformers", EXTRA, PURPOSE), architecture, None)
     return cls is None or getattr(cls, "main_input_name", "input_ids") == "input_ids"
 
 
 def _refusal(why: str) -> RefusedError:
-    return RefusedError(why, "analyse it without --text", "analyze.not-language")
+    return RefusedError(why, "run analyze without --text", "analyze.not-language")
 
 
 def _ids(token: int | None) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
 
 SPAN_LIMIT = 8 * 1024 * 1024

@@ -24,15 +24,15 @@ def _saved(case: ties.Case) -> Build:
 
 def cases() -> dict[str, tuple[Build, str | None]]:
     """Each case's builder, and the loader that it is inspected for."""
-    found: dict[str, tuple[Build, str | None]] = {}
+    by_name: dict[str, tuple[Build, str | None]] = {}
     for rule in RULES:
         build = builder(rule.code, "bad")
         assert build is not None
-        found[f"{rule.code} bad fixture"] = (build, asked(rule.code))
+        by_name[f"{rule.code} bad fixture"] = (build, asked(rule.code))
     for name, (config, tensors, _) in test_levels.CASES.items():
-        found[f"level: {name}"] = (_saved((config, tensors)), None)
-    found["TIE012 Mistral's own format"] = (_mistral, None)
-    return found | {name: (_saved(case), None) for name, case in ties.CASES.items()}
+        by_name[f"level: {name}"] = (_saved((config, tensors)), None)
+    by_name["TIE012 Mistral's own format"] = (_mistral, None)
+    return by_name | {name: (_saved(case), None) for name, case in ties.CASES.items()}
 
 
 def _mistral(folder: Path) -> Path:
@@ -43,7 +43,7 @@ def _mistral(folder: Path) -> Path:
     return folder
 
 
-def told(build: Build, loader: str | None, folder: Path) -> list[dict[str, object]]:
+def messages(build: Build, loader: str | None, folder: Path) -> list[dict[str, object]]:
     """Every finding with its level, message, tensors and remedy; the model's path is MODEL."""
     findings = api.inspect(build(folder / "model"), consumers=loader).findings
     return [
@@ -64,7 +64,7 @@ def main() -> None:
     every = {}
     for name, (build, loader) in cases().items():
         with tempfile.TemporaryDirectory() as folder:
-            every[name] = told(build, loader, Path(folder))
+            every[name] = messages(build, loader, Path(folder))
     RECORD.write_text(json.dumps(every, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

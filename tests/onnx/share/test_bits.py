@@ -19,7 +19,7 @@ from fixtures.onnx_graphs import Graph, build, values
 from tests.conftest import ROOT
 from tests.onnx.sessions import outputs, same_bits, session
 from tieconv import api
-from tieconv.checkpoint.graph import MEASURED_RUNTIMES, RUNTIMES
+from tieconv.checkpoint.write_plan.graph import MEASURED_RUNTIMES, RUNTIMES
 from tieconv.onnx.share.rounding import FUSED_F64
 
 V = 96
@@ -142,8 +142,8 @@ def differing(source: Path, out: Path) -> list[tuple[int, int]]:
 def told(source: Path, form: str | None = "gemm") -> list[str]:
     """What the plan says of roundings: each note names the releases of ONNX Runtime on which it was measured."""
     plan = api.plan_graph_dedup(source.parent, head_form=form).plan
-    notes = [note for note in plan.notes if "may round otherwise" in note]
-    assert all(note.startswith(f"{RUNTIMES} may round otherwise") for note in notes)
+    notes = [note for note in plan.notes if "may round the last bits differently" in note]
+    assert all(note.startswith(f"{RUNTIMES} may round the last bits differently") for note in notes)
     return notes
 
 
@@ -301,7 +301,7 @@ def test_a_matrix_on_the_left_is_said(tmp_path: Path) -> None:
     graph.output("logits", ["b", V, "s"], TensorProto.FLOAT)
     source = graph.save(tmp_path / "in" / "model.onnx")
     assert told(source) == [
-        f"{RUNTIMES} may round otherwise, in the last bits, beside a MatMul with the matrix on its left"
+        f"{RUNTIMES} may round the last bits differently next to a MatMul with the matrix as its left operand"
     ]
 
 

@@ -17,7 +17,8 @@ from tieconv.analysis.alignment.linear import MAPS, Linear, Moments, expected, l
 from tieconv.analysis.alignment.local import NEIGHBOURS, Local, Sample, draw, local, overlap, pearson, spearman
 from tieconv.analysis.alignment.token_tables import Array, Joined, Table, join
 from tieconv.analysis.alignment.verdict import Contest, verdict
-from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
+from tieconv.checkpoint.json_values import stated_fields
+from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
 from tieconv.checkpoint.value_type import record
 
 TITLE = "Alignment"
@@ -53,6 +54,32 @@ class _Figure:
     floor: float
     error: float  # standard error of the value
     formula: float | None = None  # the floor of unrelated Gaussian tables
+
+
+@record
+class AlignmentDetail(Detail):
+    """Which role the tied table plays (``shape``), over which tokens, and what the verdict rests on.
+
+    ``tables`` names the table behind each letter. ``gaussian_floor`` and ``standard_error`` hold a figure by measure,
+    by pair of tables.
+    """
+
+    shape: str
+    tables: dict[str, str]
+    tokens: int
+    left_out: int
+    joined_by: str
+    neighbours: int
+    gaussian_floor: dict[str, dict[str, float]]
+    standard_error: dict[str, dict[str, float]]
+    evidence: tuple[Contest, ...]
+
+    @property
+    def legend(self) -> str:
+        return "; ".join(f"{key}: {name}" for key, name in self.tables.items())
+
+    def to_dict(self) -> dict[str, object]:
+        return stated_fields(self) | {"evidence": [contest.to_dict() for contest in self.evidence]}
 
 
 def align(
@@ -135,30 +162,30 @@ def _correlation(
 
 
 def _section(joined: Joined, views: list[Local], sample: Sample, figures: dict[str, dict[str, _Figure]]) -> Section:
-    contests = [_contest(name, figures) for name in ("knn", "rsa", "norms")]
+    contests = tuple(_contest(name, figures) for name in ("knn", "rsa", "norms"))
     shape, sentence = verdict(contests)
     return Section(
         TITLE,
         sentence,
         tuple(_measures(joined, sample, figures)),
         dict(_series(joined, views)),
-        {
-            "shape": shape,
-            "tables": {key: table.name for key, table in zip(("T", "E", "U", "E'", "U'"), joined.tables, strict=False)},
-            "tokens": joined.count,
-            "left_out": joined.dropped,
-            "joined_by": joined.by,
-            "neighbours": views[0].neighbours.shape[1],
-            "gaussian_floor": {
+        AlignmentDetail(
+            shape=shape,
+            tables={key: table.name for key, table in zip(("T", "E", "U", "E'", "U'"), joined.tables, strict=False)},
+            tokens=joined.count,
+            left_out=joined.dropped,
+            joined_by=joined.by,
+            neighbours=views[0].neighbours.shape[1],
+            gaussian_floor={
                 pair: {name: figure.formula for name, figure in row.items() if figure.formula is not None}
                 for pair, row in figures.items()
             },
-            "standard_error": {
+            standard_error={
                 pair: {name: figure.error for name, figure in row.items() if figure.error}
                 for pair, row in figures.items()
             },
-            "evidence": [contest.to_dict() for contest in contests],
-        },
+            evidence=contests,
+        ),
     )
 
 

@@ -8,7 +8,17 @@ import numpy as np
 
 from tieconv.analysis.alignment.linear import moments
 from tieconv.analysis.alignment.token_tables import FEWEST, Array, Table, directed_rows
-from tieconv.checkpoint.results.analysis import POINTS, Measure, Section
+from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
+from tieconv.checkpoint.value_type import record
+
+
+@record
+class Shown(Detail):
+    """The table of a map, how many tokens have a direction, and how many of them the map shows."""
+
+    table: str
+    tokens: int
+    tokens_shown: int
 
 
 def plane(
@@ -38,7 +48,7 @@ def plane(
         _sentence(table.name, energies),
         (_spread(energies, joined.count, table.width),),
         {name: tuple(float(f"{value:.5g}") for value in points) for name, points in series.items()},
-        {"table": table.name, "tokens": joined.count, "tokens_shown": len(chosen)},
+        Shown(table.name, joined.count, len(chosen)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import hypot
 
 from tieconv.checkpoint.value_type import record
@@ -60,7 +61,7 @@ class Contest:
         return top - floor if self._relative and top is not None else 1.0
 
 
-def verdict(contests: list[Contest]) -> tuple[str, str]:
+def verdict(contests: Sequence[Contest]) -> tuple[str, str]:
     """(``output``, ``input``, ``mixed`` or ``none``, the sentence that says it)."""
     won = {side: [c.measure for c in contests if c.winner == side] for side in ("output", "input")}
     if not won["output"] and not won["input"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tieconv.analysis.certificate.measured_releases import default_ids
-from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.files.interface import Files
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
 from tieconv.formats.json.strict import loads

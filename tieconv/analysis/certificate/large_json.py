@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, cast
 
 from tieconv.analysis.certificate.allowance import Allowance
-from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.files.interface import Files
 from tieconv.formats.json.members import BEHIND_NUMBERS, Items, Members, Pread
 from tieconv.formats.json.strict import collector_paused, loads, refuse
 from tieconv.formats.limits import WINDOW

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from tieconv.analysis.certificate.allowance import MAX_SETTINGS, Allowance, too_large
 from tieconv.analysis.certificate.large_json import Batch, LargeJson
-from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.files.interface import Files
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes

@@ -12,9 +12,10 @@ import numpy as np
 
 from tieconv.analysis.certificate.config_values import WithheldError, class_values, number
 from tieconv.analysis.model.tables import Array
-from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import FORMATS, decode
 from tieconv.inspection.view_reader import readable

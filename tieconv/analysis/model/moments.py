@@ -10,6 +10,8 @@ from tieconv.inspection.numeric.bits import Format, convert
 
 SQUARED = (1e-150, 1e150)
 """Lengths of rows whose square float64 holds to its last digit, with room for a sum of them."""
+SAME = 1e-12
+"""Share of a table's energy that is no more than what summing leaves of rows that are all the same."""
 
 
 @record
@@ -134,3 +136,15 @@ def lengths(table: Table) -> Array:
     for start, stop in spans(table.rows, table.width):
         norms[start:stop] = _lengths(table.values(start, stop))
     return norms
+
+
+def untellable(moments: Moments, fewest: int) -> str:
+    """Why no map can be told from another; empty where one can. Of a table of one row all over any would do."""
+    if moments.count < fewest:
+        return f"fewer than {fewest} rows that both tables have and that hold no NaN or infinity"
+    for name, squares, mean in zip(("embedding", "head"), moments.squares, moments.means, strict=True):
+        if float(squares.sum()) < moments.count * SQUARED[0] ** 2 and moments.norms[name == "head"].any():
+            return f"the numbers of the {name} are too small to be squared"
+        if float((squares - moments.count * mean**2).sum()) <= SAME * float(squares.sum()):
+            return f"every row of the {name} is the same"
+    return ""

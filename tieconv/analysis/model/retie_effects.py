@@ -6,12 +6,13 @@ from collections.abc import Iterator
 
 from tieconv.analysis.model.tables import Table
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, Tie
-from tieconv.checkpoint.model_files import ByteReader
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.relation.proved import Scaled
-from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.checkpoint.tie_group import Tie
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.relation import relate
+from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
+from tieconv.inspection.equality.relation import relate
 from tieconv.inspection.ties import EQUAL
 from tieconv.text import shown
 

@@ -8,11 +8,11 @@ from tieconv.analysis.model.last_norm import Final, final_norm, vector
 from tieconv.analysis.model.retie_effects import PLAIN, Flip, flip_of
 from tieconv.analysis.model.tables import Array, Table, open_table
 from tieconv.analysis.model.tokens import Tokens, read_tokens
-from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.files.dtypes import FLOATS
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
-from tieconv.checkpoint.retie_forecast import NOT_ASKED, RetieForecast
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.retie_forecast import NOT_ASKED, RetieForecast
 from tieconv.errors import UnreadableError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import shown

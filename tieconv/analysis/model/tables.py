@@ -8,8 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.dtypes import FLOATS, nbytes
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.dtypes import FLOATS, nbytes
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.inspection.numeric.bits import FORMATS, Format, decode

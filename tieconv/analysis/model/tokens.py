@@ -9,7 +9,7 @@ import numpy as np
 from tieconv.analysis.certificate.token_ids import token_ids, too_large
 from tieconv.analysis.certificate.tokenizer_files import TOKENIZER, VOCABULARY, WORDS, read_files
 from tieconv.analysis.model.tables import Array
-from tieconv.checkpoint.model_files import Files
+from tieconv.checkpoint.files.interface import Files
 from tieconv.checkpoint.value_type import record
 
 

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import replace
 
 import numpy as np
 
 from tieconv.analysis.model.equal_rows import digests, overlap
-from tieconv.analysis.model.moments import SQUARED, Moments, measure
+from tieconv.analysis.model.moments import Moments, measure, untellable
 from tieconv.analysis.model.tables import Table, spans
 from tieconv.analysis.relation.codes import code_group
+from tieconv.analysis.relation.figures import (
+    ColumnsScaled,
+    IntegerCodes,
+    LinearlyMapped,
+    LowRank,
+    NoFigures,
+    NotClassified,
+    OnceRounded,
+    Orthogonal,
+    RelationFigures,
+    RowsAppended,
+    RowsDiffering,
+    RowsEqual,
+    RowsMoved,
+    RowsScaled,
+    Scaled,
+    Shifted,
+)
 from tieconv.analysis.relation.fits import Fit, column_fits
 from tieconv.analysis.relation.grams import WIDEST, Grams, gram
 from tieconv.analysis.relation.linear_map import Linear, fit_linear, fit_without, linear_tolerance, residual_on, shape
+from tieconv.analysis.relation.related import Related
 from tieconv.analysis.relation.retrieval import precision_at_1, sample
 from tieconv.analysis.relation.rounding_tolerance import precision
 from tieconv.analysis.relation.structured_difference import difference_rank, equal_share, row_factors
 from tieconv.checkpoint.results.analysis import Kinship
-from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import FORMATS, convert
 
 FEW = 32
@@ -30,29 +47,6 @@ HALF = 0.5
 CLOSE = 0.9
 """Adjusted R² from which a map that leaves more than rounding is still called one."""
 
-SAME = 1e-12
-"""Share of a table's energy that is no more than what summing leaves of rows that are all the same."""
-
-
-@record
-class Related:
-    """The class and the evidence for it. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
-
-    ``within_rounding`` says whether rounding explains that residual; ``retrieval`` is P@1 by map, over ``asked`` rows.
-    """
-
-    kind: Kinship
-    moments: Moments
-    residual: float | None = None
-    tolerance: float | None = None
-    within_rounding: bool = False
-    fit: Fit | None = None
-    linear: Linear | None = None
-    fits: tuple[Fit, ...] = ()
-    retrieval: Mapping[str, float] = field(default_factory=dict)
-    asked: int = 0
-    detail: Mapping[str, object] = field(default_factory=dict)
-
 
 def relate_tables(embed: Table, head: Table) -> Related:
     """The class of two tables of one width. Reads each two to five times, a block at a time.
@@ -63,12 +57,12 @@ def relate_tables(embed: Table, head: Table) -> Related:
     exact = _equal(embed, head, moments)
     if exact is not None:
         return exact
-    reason = _untellable(moments)
+    reason = untellable(moments, FEW)
     differing = int(np.count_nonzero(moments.unequal))
     if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # nothing finer can be told
-        return _exact(Kinship.ROWS_DIFFER, moments, _sides(embed, head, moments))
+        return _exact(Kinship.ROWS_DIFFER, moments, _differing(embed, head, moments))
     if reason:
-        return Related(Kinship.UNKNOWN, moments, detail={"reason": reason})
+        return Related(Kinship.UNKNOWN, moments, figures=NotClassified(reason))
     kinds = precision(embed), precision(head)
     once = _once_rounded(embed, head, moments, kinds)
     if once is not None:
@@ -89,7 +83,7 @@ def equal_tables(embed: Table, head: Table) -> bool:
     """
     moments = measure(embed, head)
     equality = _equal(embed, head, moments)
-    if equality is None and not _untellable(moments):
+    if equality is None and not untellable(moments, FEW):
         equality = _once_rounded(embed, head, moments, (precision(embed), precision(head)))
     return equality is not None and equality.kind in (Kinship.BIT_EQUAL, Kinship.CAST)
 
@@ -106,20 +100,7 @@ def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str,
             return None
     moments = replace(moments, cast=form.name)
     differing = int(np.count_nonzero(moments.unequal))
-    detail = {"rows_differing": differing, "rows": moments.rows, "cast": form.name, "stored": "F32"}
-    return _exact(Kinship.CAST, moments, detail)
-
-
-def _untellable(moments: Moments) -> str:
-    """Why no map can be told from another; empty where one can. Of a table of one row all over any would do."""
-    if moments.count < FEW:
-        return f"fewer than {FEW} rows that both tables have and that hold no NaN or infinity"
-    for name, squares, mean in zip(("embedding", "head"), moments.squares, moments.means, strict=True):
-        if float(squares.sum()) < moments.count * SQUARED[0] ** 2 and moments.norms[name == "head"].any():
-            return f"the numbers of the {name} are too small to be squared"
-        if float((squares - moments.count * mean**2).sum()) <= SAME * float(squares.sum()):
-            return f"every row of the {name} is the same"
-    return ""
+    return _exact(Kinship.CAST, moments, OnceRounded(differing, moments.rows, form.name, stored="F32"))
 
 
 def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
@@ -127,32 +108,31 @@ def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
     differing, rows = int(np.count_nonzero(moments.unequal)), moments.rows
     telling = rows - int(np.count_nonzero((moments.norms[0][:rows] == 0) & (moments.norms[1][:rows] == 0)))
     extra = head.rows - embed.rows
-    sides = {"rows_differing": differing, "rows": rows, "cast": moments.cast}
     if not differing and extra:
-        return _exact(Kinship.ROW_SUBSET, moments, sides | {"prefix": True, "extra_rows": extra})
+        return _exact(Kinship.ROW_SUBSET, moments, RowsAppended(0, rows, moments.cast, prefix=True, extra_rows=extra))
     if not differing:
-        return _exact(Kinship.CAST if moments.cast else Kinship.BIT_EQUAL, moments, sides)
+        kind = Kinship.CAST if moments.cast else Kinship.BIT_EQUAL
+        return _exact(kind, moments, RowsEqual(0, rows, moments.cast))
     if not moments.cast:
         moved = _moved_rows(embed, head, moments, extra)
         if moved is not None:
             return moved
     if differing <= HALF * telling and rows >= FEW:  # rows of zeros in both would be equal under any map
-        return _exact(Kinship.ROWS_DIFFER, moments, _sides(embed, head, moments))
+        return _exact(Kinship.ROWS_DIFFER, moments, _differing(embed, head, moments))
     return None
 
 
-def _sides(embed: Table, head: Table, moments: Moments) -> dict[str, object]:
+def _differing(embed: Table, head: Table, moments: Moments) -> RowsDiffering:
     differing = int(np.count_nonzero(moments.unequal))
-    extra = head.rows - embed.rows
-    return {"rows_differing": differing, "rows": moments.rows, "cast": moments.cast, "extra_rows": extra}
+    return RowsDiffering(differing, moments.rows, moments.cast, head.rows - embed.rows)
 
 
-def _exact(kind: Kinship, moments: Moments, detail: Mapping[str, object]) -> Related:
+def _exact(kind: Kinship, moments: Moments, figures: RelationFigures) -> Related:
     residual = 0.0
     if kind is Kinship.ROWS_DIFFER:
         differences = moments.distances[moments.finite]
         residual = float(np.linalg.norm(differences) / np.sqrt(moments.energies[1])) if moments.energies[1] else 0.0
-    return Related(kind, moments, residual, 0.0, kind is not Kinship.ROWS_DIFFER, detail=detail)
+    return Related(kind, moments, residual, 0.0, kind is not Kinship.ROWS_DIFFER, figures=figures)
 
 
 def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Related | None:
@@ -169,24 +149,19 @@ def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Rela
         return None
     if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should
         return None
-    detail = {
-        "rows": small.rows,
-        "rows_matched": matched,
-        "rows_in_place": in_place,
-        "extra_rows": extra,
-        "prefix": False,
-        "smaller": "head" if from_head else "embedding",
-    }
-    return Related(Kinship.ROW_SUBSET if extra else Kinship.ROW_PERMUTATION, moments, 0.0, 0.0, True, detail=detail)
+    smaller = "head" if from_head else "embedding"
+    figures = RowsMoved(small.rows, matched, in_place, extra, prefix=False, smaller=smaller)
+    return Related(Kinship.ROW_SUBSET if extra else Kinship.ROW_PERMUTATION, moments, 0.0, 0.0, True, figures=figures)
 
 
 def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:
-    detail: dict[str, object] = {"shifted": bool(np.any(fit.shift)), "shift_length": float(np.linalg.norm(fit.shift))}
+    shifted, length = bool(np.any(fit.shift)), float(np.linalg.norm(fit.shift))
+    figures: RelationFigures = Shifted(shifted, length)
     if fit.kind is Kinship.SCALAR:
-        detail["factor"] = float(fit.gains[0])
+        figures = Scaled(shifted, length, float(fit.gains[0]))
     if fit.kind is Kinship.DIAGONAL:
-        detail |= {"gain_min": float(fit.gains.min()), "gain_max": float(fit.gains.max())}
-    return Related(fit.kind, moments, fit.residual, fit.tolerance, True, fit=fit, fits=fits, detail=detail)
+        figures = ColumnsScaled(shifted, length, float(fit.gains.min()), float(fit.gains.max()))
+    return Related(fit.kind, moments, fit.residual, fit.tolerance, True, fit=fit, fits=fits, figures=figures)
 
 
 def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
@@ -201,54 +176,50 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     if unseen:
         maps["linear"] = unseen.apply
     retrieval = precision_at_1(embed, head, moments, asked, maps)
-    shared = {"moments": moments, "fits": fits, "retrieval": retrieval, "asked": len(asked), "linear": linear}
+    measured = Related(
+        Kinship.UNKNOWN, moments, fits=fits, retrieval=retrieval, asked=len(asked), linear=linear
+    )  # the class follows
     if grams and linear and unseen:
         residual = residual_on(embed, head, unseen, asked)
         most = linear_tolerance(linear, grams, (moments.squares[0], moments.energies[1]), kinds)
         if residual <= most:
-            return _linear(linear, grams, residual, most, shared)
-    structured = _structured(embed, head, moments, kinds, shared)
+            return _linear(measured, linear, grams, residual, most)
+    structured = _structured(embed, head, kinds, measured)
     if structured is not None:
         return structured
     if retrieval["as stored"] >= HALF:
         plain = fits[0]
         group = code_group(embed, head, moments.rows, kinds)
-        detail = {"bits": 8, "group": group} if group else {}
-        return Related(
-            Kinship.DRIFT,
-            residual=plain.residual,
-            tolerance=plain.tolerance,
-            fit=best,
-            detail=detail,
-            **shared,  # type: ignore[arg-type]
-        )
+        figures = IntegerCodes(8, group) if group else NoFigures()
+        residual, tolerance = plain.residual, plain.tolerance
+        return replace(measured, kind=Kinship.DRIFT, residual=residual, tolerance=tolerance, fit=best, figures=figures)
     if grams and linear and unseen and linear.adjusted >= CLOSE:
-        return _linear(linear, grams, residual, most, shared)
+        return _linear(measured, linear, grams, residual, most)
     if unseen is None:
         reason = "too few rows for each column, or too many columns, to tell a linear map from none"
-        return Related(Kinship.UNKNOWN, residual=best.residual, fit=best, detail={"reason": reason}, **shared)  # type: ignore[arg-type]
+        return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
     kind = Kinship.PARTLY_EQUAL if equal_share(moments).large else Kinship.INDEPENDENT
-    return Related(kind, residual=best.residual, fit=best, **shared)  # type: ignore[arg-type]
+    return replace(measured, kind=kind, residual=best.residual, fit=best)
 
 
-def _structured(
-    embed: Table, head: Table, moments: Moments, kinds: tuple[str, str], shared: dict[str, object]
-) -> Related | None:
+def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Related) -> Related | None:
     """A factor for each row, or a difference of low rank."""
+    moments = measured.moments
     scaled = row_factors(embed, head, moments, kinds)
     if scaled is not None:
         residual, factors = scaled
-        detail: dict[str, object] = {"factor_min": float(factors.min()), "factor_max": float(factors.max())}
-        return Related(Kinship.ROW_SCALED, residual=residual, within_rounding=True, detail=detail, **shared)  # type: ignore[arg-type]
+        figures = RowsScaled(float(factors.min()), float(factors.max()))
+        return replace(measured, kind=Kinship.ROW_SCALED, residual=residual, within_rounding=True, figures=figures)
     low = difference_rank(embed, head, moments, kinds)
     if low is None:
         return None
     rank, residual = low
-    return Related(Kinship.LOW_RANK, residual=residual, within_rounding=True, detail={"rank": rank}, **shared)  # type: ignore[arg-type]
+    return replace(measured, kind=Kinship.LOW_RANK, residual=residual, within_rounding=True, figures=LowRank(rank))
 
 
-def _linear(linear: Linear, grams: Grams, residual: float, most: float, shared: dict[str, object]) -> Related:
+def _linear(measured: Related, linear: Linear, grams: Grams, residual: float, most: float) -> Related:
     kind, figure = shape(linear, grams, residual, most)
-    key = "factor" if kind is Kinship.ORTHOGONAL else "condition"
-    detail = {key: figure, "adjusted_r2": linear.adjusted}
-    return Related(kind, residual=residual, tolerance=most, within_rounding=residual <= most, detail=detail, **shared)  # type: ignore[arg-type]
+    is_turned = kind is Kinship.ORTHOGONAL
+    figures = Orthogonal(figure, linear.adjusted) if is_turned else LinearlyMapped(figure, linear.adjusted)
+    within = residual <= most
+    return replace(measured, kind=kind, residual=residual, tolerance=most, within_rounding=within, figures=figures)

@@ -8,7 +8,7 @@ from tieconv.analysis.certificate.measured_releases import RELEASES
 from tieconv.analysis.model.series import ranges
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.classify import Related
+from tieconv.analysis.relation.related import Related
 from tieconv.analysis.retie_cost.bounds import Bound, Change, bound
 from tieconv.checkpoint.results.analysis import Kinship, Measure
 from tieconv.checkpoint.value_type import record

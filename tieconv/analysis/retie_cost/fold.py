@@ -13,7 +13,7 @@ from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array, spans
 from tieconv.analysis.retie_cost.cost import one_shape
 from tieconv.analysis.retie_cost.fold_factors import Pair, candidates, ends_of, intervals, weights
-from tieconv.checkpoint.plan import NormFold
+from tieconv.checkpoint.write_plan.plan import NormFold
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.mean import rounded
 from tieconv.text import shown

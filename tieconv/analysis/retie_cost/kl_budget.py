@@ -6,11 +6,11 @@ from math import isnan
 from typing import NoReturn
 
 from tieconv.analysis import Findings, find
-from tieconv.analysis.relation.section import sentence
+from tieconv.analysis.relation.sentences import sentence
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, one_shape, scope
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.analysis import Kinship
-from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.sources.local.files import FileSet
 from tieconv.text import command, count, shown

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from tieconv.analysis.model.last_norm import Final
 from tieconv.analysis.model.subject import Subject
-from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.classify import Related
+from tieconv.analysis.relation.related import Related
 from tieconv.analysis.retie_cost.cost import MAPPED, REFUSED, Costs, one_shape, scope
-from tieconv.analysis.retie_cost.fold import fold_or_reason
-from tieconv.checkpoint.plan import NormFold
-from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
-from tieconv.execute.contents.mean import floats
+from tieconv.analysis.retie_cost.folded_norm import ExactFold, FoldedNorm, folded_norm
+from tieconv.checkpoint.json_values import stated_fields
+from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
+from tieconv.checkpoint.value_type import record
 from tieconv.text import count, shell_word, shown
 
 TITLE = "Re-tying"
 
 SMALL = 1e-3
 """Nats a token below which a certified change is called harmless: a thousandth of what one more epoch may move."""
+
+
+@record
+class RetieDetail(Detail):
+    """The certified KL bounds by the table that survives, and the last norm that would take a head's factors."""
+
+    certified: dict[str, float | None]
+    fold: FoldedNorm | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        return stated_fields(self) | ({"fold": self.fold.to_dict()} if self.fold else {})
 
 
 def one_table(subject: Subject) -> Section:
@@ -53,11 +60,9 @@ def _before(subject: Subject) -> str:
 
 def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:
     """May it, what does it cost, and what to run."""
-    detail: dict[str, object] = {"certified": dict(costs.certified)}
-    fold = fold_detail(subject, related)
-    if fold:
-        detail["fold"] = fold
-    return Section(TITLE, verdict(subject, related, costs, measured, fold), (*costs.measures, *measured), {}, detail)
+    fold = folded_norm(subject, related)
+    sentence = verdict(subject, related, costs, measured, fold)
+    return Section(TITLE, sentence, (*costs.measures, *measured), {}, RetieDetail(dict(costs.certified), fold))
 
 
 def verdict(
@@ -65,7 +70,7 @@ def verdict(
     related: Related,
     costs: Costs,
     measured: tuple[Measure, ...] = (),
-    fold: Mapping[str, object] | None = None,
+    fold: FoldedNorm | None = None,
 ) -> str:
     """One sentence: yes, at a cost, or no; and the next command, with what must be done before it."""
     answer = _verdict(subject, related, costs, measured, fold)
@@ -73,7 +78,7 @@ def verdict(
 
 
 def _verdict(
-    subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...], fold: Mapping[str, object] | None
+    subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...], fold: FoldedNorm | None
 ) -> str:
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
@@ -153,53 +158,16 @@ def _refusal(kind: Kinship) -> str:
     }[kind]
 
 
-def _folded(subject: Subject, related: Related, fold: Mapping[str, object] | None) -> str:
+def _folded(subject: Subject, related: Related, fold: FoldedNorm | None) -> str:
     if fold is None:
         factors = "the head has one factor" if related.kind is Kinship.SCALAR else "each column has a factor of its own"
         final, known = subject.final, "no norm before the head is known that could take it"
         capped = final is not None and bool(final.norm)  # what is left to stand in the way
         why = "the soft cap of the logits sees the vector that was added to every row" if capped else known
         return f"Not as it is: {factors}, and {why}."
-    if fold["exact"]:
+    if isinstance(fold, ExactFold):
         return f"Yes, exactly: the factors go back into the last norm: {_command(subject, ' --fold-norm')}."
     return (
-        f"Yes, after a fold by hand, to within rounding: give {shown(fold['tensor'])} the values of detail.fold "
-        f"(--json), store the embedding as the head, then tieconv retie; no command does it, since {fold['reason']}."
+        f"Yes, after a fold by hand, to within rounding: give {shown(fold.tensor)} the values of detail.fold "
+        f"(--json), store the embedding as the head, then tieconv retie; no command does it, since {fold.reason}."
     )
-
-
-def fold_detail(subject: Subject, related: Related) -> dict[str, object] | None:
-    """How the factors of the columns go into the last norm; ``None`` where they cannot.
-
-    ``values`` are the norm's new weights: (d,), in the norm's own convention (1 + weight for Gemma). Where ``exact``
-    they are what `retie --fold-norm` writes, else the fitted ones and ``reason`` says why. A shift that all rows share
-    is dropped, which the softmax does not see; under a soft cap it would.
-    """
-    fit, final = related.fit, subject.final
-    if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
-        return None
-    if subject.flip.third:
-        return None
-    if final is None or not final.norm:
-        return None
-    if final.capped and np.any(fit.shift):
-        return None
-    fold = fold_or_reason(subject)
-    if isinstance(fold, NormFold):
-        return _exactly(final, fold)
-    values = final.gains * fit.gains - final.offset
-    shift = None if final.shift is None else final.shift * fit.gains  # γ ⊙ x̂ + β: the factor is on both
-    return {"exact": False, "reason": fold, **_values(final, values, shift)}
-
-
-def _exactly(final: Final, fold: NormFold) -> dict[str, object]:
-    values = floats(fold.values[final.norm], final.dtype)
-    shift = floats(fold.values[final.shift_name], final.shift_dtype) if final.shift is not None else None
-    return {"exact": True, "rounded_elements": fold.rounded, **_values(final, values, shift)}
-
-
-def _values(final: Final, values: Array, shift: Array | None) -> dict[str, object]:
-    document: dict[str, object] = {"tensor": final.norm, "values": [float(value) for value in values]}
-    if shift is not None:
-        document |= {"bias_tensor": final.shift_name, "bias_values": [float(value) for value in shift]}
-    return document

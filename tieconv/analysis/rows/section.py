@@ -12,10 +12,12 @@ from tieconv.analysis.model.moments import lengths
 from tieconv.analysis.model.series import points, ranges
 from tieconv.analysis.model.subject import Subject
 from tieconv.analysis.model.tables import Array
-from tieconv.analysis.relation.classify import Related
+from tieconv.analysis.relation.related import Related
 from tieconv.analysis.retie_cost.zero_row_mass import zero_mass
 from tieconv.analysis.rows.undertrained import REFERENCE, Flagged, find
-from tieconv.checkpoint.results.analysis import Kinship, Measure, Section
+from tieconv.checkpoint.json_values import stated_fields
+from tieconv.checkpoint.results.analysis import Detail, Kinship, Measure, Section
+from tieconv.checkpoint.value_type import record
 from tieconv.text import count, shown
 
 if TYPE_CHECKING:
@@ -26,6 +28,38 @@ LISTED = 20
 _BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
 _NO_TOKENIZER = "no tokenizer.json, vocab.json or vocab.txt beside the weights says which rows have a token"
+
+
+Ranges = list[list[int]]
+"""Half-open ranges of rows, in ascending order: [first, last + 1]."""
+
+
+@record
+class UntrainedToken:
+    """A token that looks as untrained as the rows without one."""
+
+    id: int
+    token: str
+    score: float
+
+
+@record
+class RowsDetail(Detail):
+    """The rows behind the figures; ``None`` where a group cannot be told, as of a tokenizer that is not there."""
+
+    zero_rows: Ranges
+    duplicate_rows: list[list[int]]
+    tokenizer: str | None
+    differing_rows_with_token: Ranges | None = None
+    differing_rows_without_token: Ranges | None = None
+    rows_without_token: Ranges | None = None
+    under_trained: tuple[UntrainedToken, ...] | None = None
+    indicator: str | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        tokens = self.under_trained
+        listed = {} if tokens is None else {"under_trained": [stated_fields(token) for token in tokens]}
+        return stated_fields(self) | listed
 
 
 def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
@@ -47,19 +81,19 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
         _undertrained(flagged, used, subject),
         *_differing(related, used, subject),
     ]
-    detail: dict[str, object] = {
-        "zero_rows": ranges(np.flatnonzero(zero)),
-        "duplicate_rows": groups[:LISTED],
-        "tokenizer": subject.tokens.file if subject.tokens else None,
-    }
-    detail |= _which_differ(related, used)
-    series = {}
-    if used is not None:
-        detail["rows_without_token"] = ranges(np.flatnonzero(~used))
-    if flagged and flagged.distinct:
-        detail["under_trained"] = list(_listed(subject, flagged))
-        detail["indicator"] = flagged.indicator
-        series["under_trained_score"] = points(np.sort(np.nan_to_num(flagged.score, posinf=0.0)))
+    judged = flagged if flagged and flagged.distinct else None
+    with_token, without_token = _which_differ(related, used)
+    detail = RowsDetail(
+        ranges(np.flatnonzero(zero)),
+        groups[:LISTED],
+        subject.tokens.file if subject.tokens else None,
+        with_token,
+        without_token,
+        None if used is None else ranges(np.flatnonzero(~used)),
+        tuple(_listed(subject, judged)) if judged else None,
+        judged.indicator if judged else None,
+    )
+    series = {"under_trained_score": points(np.sort(np.nan_to_num(judged.score, posinf=0.0)))} if judged else {}
     sentence = _sentence(subject, (zero, ~np.isfinite(norms)), groups, flagged, _share(measures))
     return Section(TITLE, sentence, tuple(measures), series, detail)
 
@@ -148,15 +182,12 @@ def _differing(related: Related | None, used: Array | None, subject: Subject) ->
     yield Measure("differing rows without a token", float(np.count_nonzero(~used[rows])), n=len(rows), unit="rows")
 
 
-def _which_differ(related: Related | None, used: Array | None) -> dict[str, object]:
+def _which_differ(related: Related | None, used: Array | None) -> tuple[Ranges | None, Ranges | None]:
     """The differing rows as ranges, those that a token has and those that none has."""
     if related is None or used is None or not related.moments.unequal.any():
-        return {}
+        return None, None
     rows = np.flatnonzero(related.moments.unequal)
-    return {
-        "differing_rows_with_token": ranges(rows[used[rows]]),
-        "differing_rows_without_token": ranges(rows[~used[rows]]),
-    }
+    return ranges(rows[used[rows]]), ranges(rows[~used[rows]])
 
 
 def _share(measures: list[Measure]) -> str:
@@ -169,11 +200,11 @@ def _share(measures: list[Measure]) -> str:
     return ""
 
 
-def _listed(subject: Subject, flagged: Flagged) -> Iterator[dict[str, object]]:
+def _listed(subject: Subject, flagged: Flagged) -> Iterator[UntrainedToken]:
     assert subject.tokens is not None
     for row in flagged.rows[:LISTED]:
         text = shown(subject.tokens.text.get(int(row), ""), 60)
-        yield {"id": int(row), "token": text, "score": float(flagged.score[row])}
+        yield UntrainedToken(int(row), text, float(flagged.score[row]))
 
 
 def _sentence(

@@ -5,11 +5,10 @@ A tied model needs no more than these. The states that a comparison proves are i
 
 from __future__ import annotations
 
-from dataclasses import fields
 from enum import StrEnum
 from typing import ClassVar
 
-from tieconv.checkpoint.json_values import plain
+from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.value_type import record
 
 
@@ -53,8 +52,7 @@ class Evidence:
 
     def to_dict(self) -> dict[str, object]:
         """What stands under ``detail``: each field but those that have their default."""
-        values = ((entry, getattr(self, entry.name)) for entry in fields(self))
-        return {entry.name: plain(value) for entry, value in values if value != entry.default}
+        return stated_fields(self)
 
 
 class Canonical(Evidence):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import field
 from enum import StrEnum
 
-from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.json_values import Printed, plain, stated_fields
 from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
@@ -76,23 +76,36 @@ class Measure:
 
 
 @record
-class Section:
-    """One question: a plain sentence that answers it, the figures behind, numbers to plot, and whatever else.
+class Detail:
+    """The base of what a section states under ``detail``; a section that states nothing there has this one."""
 
-    ``series`` are of at most `POINTS` numbers each; ``detail`` is JSON-ready.
+    @property
+    def legend(self) -> str:
+        """What the letters stand for that name the measures' tables; empty where none does."""
+        return ""
+
+    def to_dict(self) -> dict[str, object]:
+        """The object under ``detail``: each field but those that have their default."""
+        return stated_fields(self)
+
+
+@record
+class Section:
+    """One question: a plain sentence that answers it, the figures behind, numbers to plot, and its own record.
+
+    ``series`` are of at most `POINTS` numbers each.
     """
 
     title: str
     sentence: str
     measures: tuple[Measure, ...]
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    detail: Mapping[str, object] = field(default_factory=dict)
+    detail: Detail = Detail()
 
     @property
     def legend(self) -> str:
         """What the letters stand for that name the measures' tables; empty where none does."""
-        tables = self.detail.get("tables")
-        return "; ".join(f"{key}: {name}" for key, name in tables.items()) if isinstance(tables, Mapping) else ""
+        return self.detail.legend
 
     def to_dict(self) -> dict[str, object]:
         """One entry of ``sections``."""
@@ -101,7 +114,7 @@ class Section:
             "sentence": self.sentence,
             "measures": [measure.to_dict() for measure in self.measures],
             "series": {name: plain(list(points)) for name, points in self.series.items()},
-            "detail": plain(dict(self.detail)),
+            "detail": plain(self.detail.to_dict()),
         }
 
 

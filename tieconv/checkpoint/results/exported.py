@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import field
 
-from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
-from tieconv.checkpoint.plan import PLAN_SCHEMA
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA
 from tieconv.version import VERSION
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

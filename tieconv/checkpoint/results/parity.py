@@ -9,6 +9,7 @@ from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
+from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
 from tieconv.checkpoint.value_type import record
 from tieconv.version import VERSION
 
@@ -91,29 +92,6 @@ class Structure:
 
 
 @record
-class Figures:
-    """Errors of logits against the reference over ``positions`` tokens that are no padding.
-
-    ``rms`` and ``max_abs`` are of the difference, in logits; ``relative_rms`` is ``rms`` over that of the reference
-    without its mean. ``flips`` are positions with another top-1 token, ``flip_margin`` the largest gap in the
-    reference between its own top-1 and the one that took its place. ``kl`` is the mean KL divergence in nats.
-    """
-
-    positions: int
-    rms: float
-    relative_rms: float
-    max_abs: float
-    flips: int
-    flip_margin: float
-    kl: float
-
-    @property
-    def top1(self) -> float:
-        """The share of positions with the reference's top-1 token."""
-        return 1 - self.flips / self.positions if self.positions else 0.0
-
-
-@record
 class Case:
     """One batch: its shape and seed, the graph's errors, the floor's, and how they compare.
 
@@ -171,7 +149,7 @@ class Parity:
     identity: Identity | None = None
     gates: tuple[Gate, ...] = ()
     cases: tuple[Case, ...] = ()
-    metrics: Mapping[str, object] = field(default_factory=dict)
+    metrics: Metrics | None = None
     histograms: tuple[Histogram, ...] = ()
     reason: str = ""
     hint: str = ""
@@ -198,7 +176,7 @@ def _document(report: Parity) -> dict[str, object]:
         "weights": None if identity is None else {"proved": identity.proved, **plain(identity)},
         "gates": plain(report.gates),
         "cases": plain(report.cases),
-        "metrics": plain(report.metrics),
+        "metrics": {} if report.metrics is None else plain(report.metrics.to_dict()),
         "histograms": plain(report.histograms),
     }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv.api.biases import plan_bias
+from tieconv.api.plans.biases import plan_bias
 from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 

@@ -27,7 +27,7 @@ def command(ctx: click.Context, shell: str) -> None:
 
 def complete_rules(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
     """Complete the last of the rule codes in ``incomplete``, which commas separate."""
-    from tieconv.api.rule_catalogue import rules
+    from tieconv.api.findings.rule_catalogue import rules
 
     before, comma, word = incomplete.rpartition(",")
     return [

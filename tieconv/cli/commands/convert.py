@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv.api.storage import plan_convert
+from tieconv.api.plans.storage import plan_convert
 from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 from tieconv.text import parse_size

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tieconv.api.graphs import is_graph, plan_graph_dedup
-from tieconv.api.storage import plan_dedup
+from tieconv.api.plans.storage import plan_dedup
 from tieconv.cli import graphs_elsewhere as graph
 from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish

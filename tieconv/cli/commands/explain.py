@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from tieconv.api.rule_catalogue import find_rule
+from tieconv.api.findings.rule_catalogue import find_rule
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options
 from tieconv.cli.screen import paint, width
@@ -22,7 +22,7 @@ def command(rule: str) -> None:
     known_rule = find_rule(rule)
     columns = width()
     echo(f"{paint(f'{known_rule.code} {known_rule.name}', 'heading')} (usually: {known_rule.level})\n")
-    text = known_rule.told.strip()
+    text = known_rule.help_text.strip()
     echo("\n".join(_lines(text, min(columns, 100))) if columns else text)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv.api.shards import plan_reindex
+from tieconv.api.plans.shards import plan_reindex
 from tieconv.cli.options import common_options, json_option, model_argument, write_options
 from tieconv.cli.write import WriteArguments, finish
 

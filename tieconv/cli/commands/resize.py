@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv.api.resizing import plan_resize
+from tieconv.api.plans.resizing import plan_resize
 from tieconv.cli.options import (
     choice_option,
     common_options,

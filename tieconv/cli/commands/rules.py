@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tieconv.api.rule_catalogue import select_rules
+from tieconv.api.findings.rule_catalogue import select_rules
 from tieconv.cli.commands.completion import complete_rules
 from tieconv.cli.options import common_options, json_option
 from tieconv.cli.screen import paint, width
@@ -52,5 +52,5 @@ def _document(rule: Rule) -> dict[str, str]:
         "name": rule.name,
         "level": str(rule.level),
         "summary": rule.summary,
-        "documentation": rule.told,
+        "documentation": rule.help_text,
     }

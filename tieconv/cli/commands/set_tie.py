@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tieconv.api.ties import plan_set_tie
+from tieconv.api.plans.ties import plan_set_tie
 from tieconv.cli.options import common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tieconv.api.graphs import is_graph, plan_graph_untie
-from tieconv.api.ties import plan_untie
+from tieconv.api.plans.ties import plan_untie
 from tieconv.cli import graphs_elsewhere as graph
 from tieconv.cli.options import bias_option, common_options, json_option, model_argument, name_options, write_options
 from tieconv.cli.write import WriteArguments, finish

@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Protocol
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, parts
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import Content, OutputStorage, OutputTensor, OutputWeights, Padded, parts
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.execute.contents import layout
 from tieconv.execute.contents.copy import BLOCK, read_full
 from tieconv.execute.contents.layout import Piece
 from tieconv.formats.safetensors.header import PAGE
-from tieconv.formats.torch.globals_ import WIDTHS
-from tieconv.formats.torch.write import Archive, Placed, SavedTensor, check_writable, lay_out, pickle_state
+from tieconv.formats.torch.pickle_state import SavedTensor, pickle_state
+from tieconv.formats.torch.torch_dtypes import WIDTHS
+from tieconv.formats.torch.write import Archive, Placed, check_writable, lay_out
 from tieconv.sources.strided import row_major
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Content, OutputTensor, OutputWeights, Scaled, Zeros
-from tieconv.formats.safetensors.header import PAGE, encode_header
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Content, OutputTensor, OutputWeights, Scaled, Zeros
+from tieconv.formats.safetensors.header import PAGE
+from tieconv.formats.safetensors.write_header import encode_header
 
 
 @dataclass(frozen=True, slots=True)

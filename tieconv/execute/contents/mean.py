@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tieconv.checkpoint.output import Averaged
+from tieconv.checkpoint.write_plan.output import Averaged
 from tieconv.errors import RefusedError
 from tieconv.execute.contents.copy import read_full
 from tieconv.text import shown

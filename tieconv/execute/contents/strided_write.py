@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.model_files import TensorRecord
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.execute.contents.copy import Tick, read_full, write_full
 from tieconv.sources.strided import StridedRange, dense, gather
 

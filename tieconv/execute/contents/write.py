@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import assert_never
 
-from tieconv.checkpoint.model_files import ByteRange, FileState
-from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import (
+    Averaged,
+    Gathered,
+    InlineBytes,
+    OutputText,
+    OutputWeights,
+    Scaled,
+    Zeros,
+)
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.contents.attributes import Like, inherit
 from tieconv.execute.contents.clone import clone
@@ -84,15 +94,12 @@ class Writer:
 
     def weights(self, output: OutputWeights, name: str) -> None:
         """Write the weight file ``output`` as ``name``."""
-        with writing(name, self.new, output.nbytes), open_files(self.root) as files:
-            like = self.like(output.name)
-            descriptor = self._create(name, like)
-            try:
-                self.record.add_shared(name, self._fill(output, files, descriptor))
-                self._inherit(descriptor, name, like)
-                self.syncer.add(descriptor)
-            finally:
-                os.close(descriptor)
+        with (
+            writing(name, self.new, output.nbytes),
+            open_files(self.root) as files,
+            self._created(name, self.like(output.name)) as descriptor,
+        ):
+            self.record.add_shared(name, self._fill(output, files, descriptor))
 
     def _fill(self, output: OutputWeights, files: FileSet, descriptor: int) -> list[Shared]:
         whole = file_layout(output)
@@ -163,15 +170,9 @@ class Writer:
     def text(self, output: OutputText) -> None:
         """Write a document."""
         data = output.text.encode()
-        with writing(output.name, self.new, len(data)):
-            like = self.like(output.name)
-            descriptor = self._create(output.name, like)
-            try:
-                write_full(descriptor, data, 0)
-                self._inherit(descriptor, output.name, like)
-                self.syncer.add(descriptor)
-            finally:
-                os.close(descriptor)
+        like = self.like(output.name)
+        with writing(output.name, self.new, len(data)), self._created(output.name, like) as descriptor:
+            write_full(descriptor, data, 0)
         self.tick(len(data))
 
     def companion(self, name: str) -> None:
@@ -187,27 +188,21 @@ class Writer:
         self.record.add_companion(name)
 
     def _bring(self, name: str, source: int, status: os.stat_result) -> None:
-        like = self.like(name) or Like(self.root / name, False)
-        descriptor = self._create(name, like)
-        try:
+        with self._created(name, self.like(name) or Like(self.root / name, False)) as descriptor:
             if clone(source, descriptor):
                 extents = [(0, status.st_size)]
                 self.tick(status.st_size)
             else:
                 extents = copy_range(source, 0, descriptor, 0, status.st_size, self.tick)
             self.record.add_shared(name, [Shared(start, end, name, 0) for start, end in extents])
-            self._inherit(descriptor, name, like)
             os.utime(descriptor, ns=(status.st_atime_ns, status.st_mtime_ns))
-            self.syncer.add(descriptor)
-        finally:
-            os.close(descriptor)
 
     def hardlink(self, name: str) -> None:
         """A file comes along as a second name of itself. Raises `RefusedError` where that cannot be."""
         source = open_regular(self.root / name, self.root)
         try:
             with writing(name, self.new, 0):
-                self._make_parents(name)
+                (self.new / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(os.path.realpath(self.root / name), self.new / name)
             if not os.path.samestat(os.fstat(source), os.lstat(self.new / name)):
                 raise RefusedError(f"{shown(name)} was replaced while it was linked", "run the command again")
@@ -226,18 +221,25 @@ class Writer:
         except RefusedError:
             self.companion(name)
 
-    def _create(self, name: str, like: Like | None) -> int:
-        self._make_parents(name)
-        # The umask and a default ACL are left to the system; the staging directory is private.
-        mode = 0o666 if like is None else like.creation_mode
-        return os.open(self.new / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    def _created(self, name: str, like: Like | None) -> AbstractContextManager[int]:
+        return created(self.new, name, like, self.syncer, self.record)
 
-    def _make_parents(self, name: str) -> None:
-        (self.new / name).parent.mkdir(parents=True, exist_ok=True)
 
-    def _inherit(self, descriptor: int, name: str, like: Like | None) -> None:
+@contextmanager
+def created(directory: Path, name: str, like: Like | None, syncer: Syncer, written: Record) -> Iterator[int]:
+    """The descriptor of a new file, which at the end gets the mode and owner of ``like``, is synced and closed."""
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The umask and a default ACL are left to the system; the staging directory is private.
+    mode = 0o666 if like is None else like.creation_mode
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        yield descriptor
         if like is not None and (lost := inherit(descriptor, like)):
-            self.record.add_lost(name, lost)
+            written.add_lost(name, lost)
+        syncer.add(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _not_linkable(name: str, error: TieconvError) -> TieconvError:

@@ -7,11 +7,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import assert_never
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.checkpoint.output import Gathered, OutputWeights
-from tieconv.checkpoint.plan import Plan
-from tieconv.checkpoint.proof import AllZero, Digest, Equal, Proof, digest
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
+from tieconv.checkpoint.write_plan.output import Gathered, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.write_plan.proof import AllZero, Digest, Equal, Proof, digest
 from tieconv.errors import RefusedError, StalePlanError
 from tieconv.execute.contents import strided_write
 from tieconv.execute.contents.copy import BLOCK, read_full

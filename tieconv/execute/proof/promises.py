@@ -6,8 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from tieconv.checkpoint.inspection import Inspection, Tie
-from tieconv.checkpoint.plan import Promises, TiePromise
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.tie_group import Tie
+from tieconv.checkpoint.write_plan.plan import Promises, TiePromise
 from tieconv.errors import TieconvError, VerificationError
 from tieconv.text import shown
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import ByteRange, Storage, WeightFile
-from tieconv.checkpoint.output import Averaged, InlineBytes, OutputWeights, Zeros
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.files.weight_file import ByteRange, Storage, WeightFile
+from tieconv.checkpoint.write_plan.output import Averaged, InlineBytes, OutputWeights, Zeros
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.execute.contents.file_layout import checksum
 from tieconv.sources.local.files import open_files
 from tieconv.sources.sums import damaged

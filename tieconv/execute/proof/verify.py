@@ -9,17 +9,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, assert_never
 
-from tieconv.checkpoint.model_files import ByteRange, WeightFile
-from tieconv.checkpoint.output import Averaged, Gathered, InlineBytes, OutputText, OutputWeights, Scaled, Zeros
-from tieconv.errors import RefusedError, UnreadableError, VerificationError
+from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
+from tieconv.checkpoint.write_plan.output import (
+    Averaged,
+    Gathered,
+    InlineBytes,
+    OutputText,
+    OutputWeights,
+    Scaled,
+    Zeros,
+)
+from tieconv.errors import UnreadableError, VerificationError
 from tieconv.execute import tree
-from tieconv.execute.contents.copy import BLOCK, Tick, read_full
+from tieconv.execute.contents.copy import Tick, read_full
 from tieconv.execute.contents.file_layout import checksum, file_layout, places
 from tieconv.execute.contents.layout import Piece
 from tieconv.execute.contents.mean import averaged_blocks
-from tieconv.execute.contents.power_of_two import scaled
 from tieconv.execute.contents.strided_write import blocks
-from tieconv.execute.contents.write import SCALE_BLOCK, Record, Shared
+from tieconv.execute.contents.write import Record, Shared
+from tieconv.execute.proof.first_difference import first_difference, first_nonzero, first_unlike_blocks, first_unscaled
 from tieconv.formats.safetensors.header import read_weight_file
 from tieconv.formats.torch.write import torch_metadata
 from tieconv.sources.local.files import FileSet, open_files, open_regular
@@ -59,14 +67,16 @@ class Verifier:
             case Zeros(size):
                 offset = first_nonzero(descriptor, start, start + size, self.tick)
             case Scaled() as content:
-                offset = _first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
+                offset = first_unscaled(sources.descriptor(content.range.file), descriptor, start, content, self.tick)
             case Averaged() as content:
                 pair = sources.descriptor(content.range.file), sources.descriptor(content.second.file)
-                offset = _first_other(averaged_blocks(pair, content), descriptor, start, self.tick)
+                offset = first_unlike_blocks(averaged_blocks(pair, content), descriptor, start, self.tick)
             case InlineBytes(data):
-                offset = _first_other([(0, data)], descriptor, start, self.tick)
+                offset = first_unlike_blocks([(0, data)], descriptor, start, self.tick)
             case Gathered() as view:
-                offset = _first_other(blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick)
+                offset = first_unlike_blocks(
+                    blocks(sources.descriptor(view.range.file), view), descriptor, start, self.tick
+                )
             case _:
                 assert_never(piece.content)
         if offset is not None:
@@ -179,76 +189,6 @@ def _outside(trusted: Iterable[Shared], start: int, end: int) -> Iterator[tuple[
         start = max(start, min(stretch.end, end))
     if start < end:
         yield start, end
-
-
-def first_difference(
-    source: int, descriptor: int, ranges: Iterable[tuple[int, int]], shift: int, tick: Tick
-) -> int | None:
-    """The first offset in ``ranges`` of ``descriptor`` whose byte differs from ``source``'s, ``shift`` on."""
-    for start, end in ranges:
-        for offset, expected, actual in _lockstep(source, descriptor, start, end, shift, tick):
-            if expected != actual:
-                return offset + next(i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if a != b)
-    return None
-
-
-def _lockstep(
-    source: int, descriptor: int, start: int, end: int, shift: int, tick: Tick
-) -> Iterator[tuple[int, bytearray, bytearray]]:
-    """Blocks of both files, in two buffers that are used again."""
-    expected, actual = bytearray(min(BLOCK, end - start)), bytearray(min(BLOCK, end - start))
-    for offset in range(start, end, BLOCK):
-        if end - offset < len(actual):
-            expected, actual = bytearray(end - offset), bytearray(end - offset)
-        read_full(source, memoryview(expected), offset + shift)
-        read_full(descriptor, memoryview(actual), offset)
-        yield offset, expected, actual
-        tick(len(actual))
-
-
-def first_nonzero(descriptor: int, start: int, end: int, tick: Tick) -> int | None:
-    """The first offset from ``start`` to ``end`` whose byte is not zero."""
-    zeros = bytes(BLOCK)
-    for offset in range(start, end, BLOCK):
-        actual = bytearray(min(BLOCK, end - offset))
-        read_full(descriptor, memoryview(actual), offset)
-        if actual != zeros[: len(actual)]:
-            return offset + next(i for i, byte in enumerate(actual) if byte)
-        tick(len(actual))
-    return None
-
-
-def _first_other(
-    expected: Iterable[tuple[int, bytes | bytearray]], descriptor: int, start: int, tick: Tick
-) -> int | None:
-    """The first offset whose byte is not the expected one; ``expected`` are blocks with their offset from ``start``."""
-    for done, block in expected:
-        actual = bytearray(len(block))
-        read_full(descriptor, memoryview(actual), start + done)
-        if actual != block:
-            return start + done + next(i for i, (a, b) in enumerate(zip(block, actual, strict=True)) if a != b)
-        tick(len(block))
-    return None
-
-
-def _first_unscaled(source: int, descriptor: int, start: int, content: Scaled, tick: Tick) -> int | None:
-    """The first written block that, scaled back, is not its source: an exact product can always be undone."""
-    for done in range(0, content.range.size, SCALE_BLOCK):
-        size = min(SCALE_BLOCK, content.range.size - done)
-        expected, actual = bytearray(size), bytearray(size)
-        read_full(source, memoryview(expected), content.range.start + done)
-        read_full(descriptor, memoryview(actual), start + done)
-        if not _undone(actual, expected, content):
-            return start + done
-        tick(size)
-    return None
-
-
-def _undone(actual: bytearray, expected: bytearray, content: Scaled) -> bool:
-    try:
-        return scaled(actual, content.dtype, -content.exponent) == expected
-    except RefusedError:
-        return False
 
 
 def _tensor_at(file: WeightFile, position: int) -> str:

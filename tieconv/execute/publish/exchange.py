@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import FileState
+from tieconv.checkpoint.files.model_files import FileState
 from tieconv.execute import tree
 from tieconv.execute.publish import swap
 from tieconv.execute.refusals import stale

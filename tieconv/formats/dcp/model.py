@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import Checkpoint, Files, Listing
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.dcp.names import METADATA, SUFFIX
 

@@ -11,16 +11,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import NoReturn, TypeGuard
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.model_files import (
-    ByteRange,
-    Checkpoint,
-    Files,
-    Layout,
-    Listing,
-    TensorRecord,
-    WeightFile,
-)
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.formats.dcp.names import METADATA, SUFFIX
 from tieconv.formats.dcp.pickle import LIMIT, parse

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import re
 
-from tieconv.checkpoint.model_files import Caution, Checkpoint, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.gguf.reader import SUFFIX, read_weight_file

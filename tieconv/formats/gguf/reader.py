@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from math import prod
 
-from tieconv.checkpoint.git_files import LARGEST, check_git_file
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.files.git_files import LARGEST, check_git_file
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.formats.gguf.ggml_types import TYPES
 from tieconv.formats.gguf.header_cursor import INCOMPLETE, MAX_NAME, HeaderCursor, Pread
 from tieconv.formats.gguf.metadata import alignment_of, read_metadata

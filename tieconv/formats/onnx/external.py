@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import NoReturn
 
-from tieconv.checkpoint.git_files import LARGEST
-from tieconv.checkpoint.model_files import ByteRange, Files
+from tieconv.checkpoint.files.git_files import LARGEST
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown

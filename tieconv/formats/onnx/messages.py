@@ -1,4 +1,4 @@
-"""An ONNX model as messages: structure in full, tensors as places in the file, read without the onnx package.
+"""An ONNX model as messages: structure in full, tensors as places in the file.
 
 Source: onnx.proto of onnx 1.23 (field numbers and types have never been reused).
 """
@@ -7,22 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tieconv.formats.onnx.protobuf import BYTES, VARINT, Field, Wire, signed
-from tieconv.formats.onnx.shapes import (
-    ATTRIBUTE,
-    FUNCTION,
-    GRAPH,
-    MODEL,
-    NODE,
-    TENSOR,
-    VALUE,
-    check,
-    check_field,
-)
-
-MAX_DEPTH = 64
-"""Subgraphs within subgraphs."""
-MAX_RANK = 64
+from tieconv.formats.onnx.protobuf import Field
 
 FieldSpan = tuple[int, int]
 """First byte and last byte + 1 of a field."""
@@ -72,8 +57,8 @@ class Node:
 class Graph:
     """A graph. Sparse initializers are counted, not read.
 
-    ``elements`` are the element types of inputs and outputs, as `_element` reads them, and whether a shape is given;
-    ``opsets`` the operator sets that a function imports.
+    ``elements`` are the element types of inputs and outputs, as `message_reader` reads them, and whether a shape is
+    given; ``opsets`` the operator sets that a function imports.
     """
 
     name: str = ""
@@ -100,210 +85,3 @@ class Model:
     opsets: dict[str, int] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
     functions: list[Graph] = field(default_factory=list)
-
-
-def read_model(wire: Wire) -> Model:
-    """The model of a file. Raises `UnreadableError` for what is no ONNX model."""
-    model, has_graph, version = Model(Graph()), False, ""
-    for number, kind, start, end in wire.fields(0, wire.size):
-        if number == 7 and kind == BYTES:
-            if has_graph:
-                wire.refuse("holds two graphs", "two-graphs")
-            has_graph, model.graph = True, _graph(wire, start, end, model.tensors, 0)
-        elif number == 1 and kind == VARINT:
-            model.ir_version = signed(start)
-        elif number == 2 and kind == BYTES:
-            model.producer = wire.text(start, end)
-        elif number == 3 and kind == BYTES:
-            version = wire.text(start, end)
-        elif number == 8 and kind == BYTES:
-            domain, opset = _opset(wire, start, end)
-            model.opsets[domain] = opset
-        elif number == 25 and kind == BYTES:
-            _function(wire, start, end, model)
-        elif kind == BYTES:
-            check_field(wire, start, end, MODEL.get(number))
-    if not has_graph:
-        wire.refuse("holds no graph: it is no ONNX model", "malformed")
-    model.producer = " ".join(filter(None, (model.producer, version)))
-    return model
-
-
-def _opset(wire: Wire, start: int, end: int) -> tuple[str, int]:
-    domain, version = "", 0
-    for number, kind, value, stop in wire.fields(start, end):
-        if number == 1 and kind == BYTES:
-            domain = wire.text(value, stop)
-        elif number == 2 and kind == VARINT:
-            version = signed(value)
-    return domain, version
-
-
-def _function(wire: Wire, start: int, end: int, model: Model) -> None:
-    body, names = Graph(), {1: "", 10: "", 13: ""}
-    for number, kind, value, stop in wire.fields(start, end):
-        if kind != BYTES:
-            continue
-        if number in names:  # name, domain and overload tell functions apart
-            names[number] = wire.text(value, stop)
-        elif number == 7:
-            body.nodes.append(_node(wire, value, stop, model.tensors, 0))
-        elif number in (4, 5):
-            (body.inputs if number == 4 else body.outputs).append(wire.text(value, stop))
-        elif number == 9:
-            body.opsets.add(_opset(wire, value, stop)[0])
-        else:
-            check_field(wire, value, stop, FUNCTION.get(number))
-    body.name = ":".join((names[10], names[1], names[13]))
-    model.functions.append(body)
-
-
-def _graph(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -> Graph:
-    if depth > MAX_DEPTH:
-        wire.refuse(f"nests more than {MAX_DEPTH} graphs", "nesting")
-    graph = Graph()
-    for number, kind, value, stop in wire.fields(start, end):
-        if kind != BYTES:
-            continue
-        if number == 1:
-            graph.nodes.append(_node(wire, value, stop, tensors, depth))
-        elif number == 2:
-            graph.name = wire.text(value, stop)
-        elif number == 5:
-            graph.initializers.append(_tensor(wire, value, stop, tensors))
-        elif number in (11, 12):
-            check(wire, value, stop, VALUE)
-            name = _name(wire, value, stop)
-            (graph.inputs if number == 11 else graph.outputs).append(name)
-            element = _element(wire, value, stop)
-            if element is not None:
-                graph.elements.append((name, *element))
-        elif number == 15:
-            graph.sparse += 1
-            graph.sparse_names.append(_sparse(wire, value, stop, tensors))
-        else:
-            check_field(wire, value, stop, GRAPH.get(number))
-    return graph
-
-
-def _name(wire: Wire, start: int, end: int) -> str:
-    """The first field of a value's description."""
-    places = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (1, BYTES)]
-    return wire.text(*places[-1]) if places else ""
-
-
-_TENSOR_TYPES = (1, 8)
-"""The fields of a type that hold the type of a tensor and of a sparse tensor."""
-_CONTAINER_TYPES = {4: 1, 5: 2, 9: 1, 7: 1}
-"""Those of a sequence, a map, an optional and an opaque value, and the field of each that names what it holds."""
-
-
-def _element(wire: Wire, start: int, end: int) -> tuple[int | None, bool] | None:
-    """Return a tensor's element type and whether it has a shape; ``None`` for other values.
-
-    The element type is ``None`` where the value has no type, 0 where its type names none.
-    """
-    types = [(value, stop) for number, kind, value, stop in wire.fields(start, end) if (number, kind) == (2, BYTES)]
-    element: tuple[int | None, bool] | None = (None, False)
-    for number, kind, value, stop in wire.fields(*types[-1]) if types else ():
-        if kind == BYTES and number in _TENSOR_TYPES:
-            fields = list(wire.fields(value, stop))
-            elements = [element_type for field_, each, element_type, _ in fields if (field_, each) == (1, VARINT)]
-            element = elements[-1] if elements else 0, any(field_ == 2 for field_, *_ in fields)
-        elif kind == BYTES and number in _CONTAINER_TYPES:
-            inner = {field_ for field_, each, *_ in wire.fields(value, stop) if each == BYTES}
-            element = None if _CONTAINER_TYPES[number] in inner else (0, False)
-    return element
-
-
-def _sparse(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> str:
-    """Read the tensors of a sparse one, and return its name: that of its values."""
-    name = ""
-    for number, kind, value, stop in wire.fields(start, end):
-        if number in (1, 2) and kind == BYTES:
-            tensor = _tensor(wire, value, stop, tensors)
-            name = tensor.name if number == 1 else name
-    return name
-
-
-def _node(wire: Wire, start: int, end: int, tensors: list[Tensor], depth: int) -> Node:
-    node = Node()
-    for number, kind, value, stop in wire.fields(start, end):
-        if kind != BYTES:
-            continue
-        if number in (1, 2):
-            (node.inputs if number == 1 else node.outputs).append(wire.text(value, stop))
-        elif number == 3:
-            node.name = wire.text(value, stop)
-        elif number == 4:
-            node.operator = wire.text(value, stop)
-        elif number == 5:
-            _attribute(wire, value, stop, node, tensors, depth)
-        elif number == 7:
-            node.domain = wire.text(value, stop)
-        else:
-            check_field(wire, value, stop, NODE.get(number))
-    return node
-
-
-def _attribute(wire: Wire, start: int, end: int, node: Node, tensors: list[Tensor], depth: int) -> None:
-    name, numbers, graphs, typed = "", [], [], False
-    for field_ in wire.fields(start, end):
-        number, kind, value, stop = field_
-        if number == 1 and kind == BYTES:
-            name = wire.text(value, stop)
-        elif number == 20 and kind == VARINT:
-            typed = True
-        elif number in (3, 8):
-            numbers += [signed(unsigned) for unsigned in wire.numbers(field_)]
-        elif number in (5, 10) and kind == BYTES:
-            _tensor(wire, value, stop, tensors)
-        elif number in (6, 11) and kind == BYTES:
-            graphs.append(_graph(wire, value, stop, tensors, depth + 1))
-        elif number in (22, 23) and kind == BYTES:
-            _sparse(wire, value, stop, tensors)
-        elif number == 7 and kind == BYTES and (stop - value) % 4:
-            wire.refuse(f"ends inside a number at byte {stop:,}", "truncated")
-        elif kind == BYTES:
-            check_field(wire, value, stop, ATTRIBUTE.get(number))
-    node.integers[name] = numbers
-    if not typed:
-        node.untyped += (name,)
-    for position, graph in enumerate(graphs):
-        node.graphs[name if not position else f"{name}.{position}"] = graph
-
-
-def _tensor(wire: Wire, start: int, end: int, tensors: list[Tensor]) -> Tensor:
-    tensor = Tensor(whole=(start, end))
-    for field_ in wire.fields(start, end):
-        number, kind, value, stop = field_
-        if number == 1:
-            tensor.dims += [signed(side) for side in wire.numbers(field_)]
-        elif number == 2 and kind == VARINT:
-            tensor.kind = value
-        elif number in (4, 5, 6, 7, 10, 11):
-            tensor.typed.append(field_)
-        elif number == 8 and kind == BYTES:
-            tensor.name = wire.text(value, stop)
-        elif number == 9 and kind == BYTES:
-            tensor.raw = (value, stop)
-        elif number == 13 and kind == BYTES:
-            key, text = _entry(wire, value, stop)
-            tensor.repeats |= key in tensor.entries
-            tensor.entries[key] = text
-        elif number == 14 and kind == VARINT:
-            tensor.external = value == 1
-        elif kind == BYTES:
-            check_field(wire, value, stop, TENSOR.get(number))
-    if len(tensor.dims) > MAX_RANK:
-        wire.refuse(f"has a tensor of {len(tensor.dims):,} sides", "rank")
-    tensors.append(tensor)
-    return tensor
-
-
-def _entry(wire: Wire, start: int, end: int) -> tuple[str, str]:
-    texts = {1: "", 2: ""}
-    for number, kind, value, stop in wire.fields(start, end):
-        if number in texts and kind == BYTES:
-            texts[number] = wire.text(value, stop)
-    return texts[1], texts[2]

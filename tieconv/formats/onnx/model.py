@@ -6,23 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from tieconv.checkpoint.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
-from tieconv.checkpoint.model_files import (
-    ByteRange,
-    Caution,
-    Checkpoint,
-    Document,
-    Files,
-    Layout,
-    Listing,
-    TensorRecord,
-    WeightFile,
-)
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.graph_structure import OLDEST_IR, GraphRecord, Latent, MatrixRead, QuantisedRead
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.documents import CONFIG, read_config
 from tieconv.formats.onnx import validity
 from tieconv.formats.onnx.external import External, byte_range
-from tieconv.formats.onnx.messages import Model, Node, Tensor, read_model
+from tieconv.formats.onnx.message_reader import read_model
+from tieconv.formats.onnx.messages import Model, Node, Tensor
 from tieconv.formats.onnx.protobuf import Wire
 from tieconv.formats.onnx.quantised import quantised_embedding, quantised_head
 from tieconv.formats.onnx.roles import Role, Roles, find_roles

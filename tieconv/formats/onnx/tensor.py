@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Protocol
 
-from tieconv.checkpoint.model_files import ByteRange, ByteReader, Files, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader, Files
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.onnx.external import External, byte_range
 from tieconv.formats.onnx.messages import Tensor

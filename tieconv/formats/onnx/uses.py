@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, MatrixUse
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, MatrixUse
 from tieconv.formats.onnx.messages import Node, Tensor
 from tieconv.formats.onnx.structure import Scope, integer, scopes
 

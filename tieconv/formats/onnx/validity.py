@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from itertools import islice
 
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
 from tieconv.formats.onnx.messages import Graph, Model, Node, Tensor
 from tieconv.formats.onnx.order import order_fault
 from tieconv.formats.onnx.protobuf import BYTES

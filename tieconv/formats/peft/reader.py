@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from tieconv.checkpoint.model_files import OPENED, Adapter, Caution, Checkpoint, Files, Layout, Listing, WeightFile
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.interface import Files
+from tieconv.checkpoint.files.model_files import OPENED, Adapter, Checkpoint, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError
 from tieconv.formats.documents import CONFIG_LIMIT, read_bytes

@@ -1,21 +1,20 @@
-"""safetensors, read strictly by its specification and written with headers of our choosing.
+"""Headers of safetensors files, read strictly by their specification.
 
 Source: the safetensors format description and `Metadata::validate` of safetensors 0.8. Stricter than
 that reader in these places: no white space before the `{`, no repeated key at any depth, no further field in a
 tensor's entry, no entry written as a list, at most 64 dimensions. Looser in one: a tensor of a dtype that is not
-known is carried as bytes, and `unknown_dtypes` says so. Two limits are ours: `MAX_TENSORS`, and `MAX_METADATA`
+known is carried as bytes, and `model.unknown_dtypes` says so. Two limits are ours: `MAX_TENSORS`, and `MAX_METADATA`
 entries in `__metadata__`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NoReturn
 
-from tieconv.checkpoint.dtypes import BITS
-from tieconv.checkpoint.git_files import check_git_file
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, TensorRecord, WeightFile
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.errors import UnreadableError
 from tieconv.formats.json.strict import collector_paused, loads, refuse
 from tieconv.formats.limits import MAX_METADATA, WINDOW, NameCount, Shapes
@@ -83,28 +82,6 @@ def _check_new(key: str, repeated: bool, name: str) -> None:
         refuse(f"{name} (header)", f"the key {shown(key)} stands twice", "json.refused")
 
 
-def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
-    """Return one caution for each dtype that safetensors does not know; it refuses the whole file."""
-    unknown: dict[str, list[str]] = {}
-    for tensor in file.tensors:
-        if tensor.dtype not in BITS:
-            unknown.setdefault(tensor.dtype, []).append(tensor.name)
-    return tuple(
-        Caution(
-            REFUSED_BY_READER,
-            f"safetensors refuses {shown(file.name)}: "
-            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
-            + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
-            (names[0],),
-        )
-        for dtype, names in list(unknown.items())[:_LISTED]
-    )
-
-
-_LISTED = 4
-"""Dtypes that are listed; one is enough to refuse the file."""
-
-
 def _header(pread: Pread, length: int, name: str) -> bytes:
     return _whole(pread(length, 8), length, name)
 
@@ -127,7 +104,10 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
     length = int.from_bytes(first[:8], "little")
     # A zip archive's first bytes are a possible length: what follows them decides.
     if length > HEADER_LIMIT or not first[8:].startswith(b"{"):
-        _check_disguise(first, name)
+        from tieconv.formats.safetensors.disguise import other_kind  # most files are what their name says
+
+        if kind := other_kind(first):
+            _refuse(name, *kind)
     if size < 10:
         _refuse(name, f"has {size} bytes, too few for a header", "too-small", _INCOMPLETE)
     if length > HEADER_LIMIT:
@@ -144,26 +124,6 @@ def _header_length(pread: Pread, size: int, name: str) -> int:
     if first[8:9] != b"{":
         _refuse(name, "has a header that does not start with `{`", "header-start")
     return length
-
-
-_SAVE_AGAIN = "load it with the tool that it was made for and save it as safetensors"
-_DISGUISES: tuple[tuple[bytes, str, str, str], ...] = (
-    (b"PK\x03\x04", "is a zip archive (a torch file?), not safetensors", "zip", "if it is one, rename it to .bin"),
-    (b"\x80", "is a pickle (an old torch file?), not safetensors", "pickle", "if it is one, rename it to .bin"),
-    (b"GGUF", "is a GGUF file, not safetensors", "gguf", "rename it to .gguf"),
-    (b"\x89HDF", "is an HDF5 file, not safetensors", "hdf5", _SAVE_AGAIN),
-    (b"\x93NUMPY", "is a numpy array, not safetensors", "numpy", _SAVE_AGAIN),
-    (b"\x1f\x8b", "is compressed with gzip", "gzip", "unpack it: gunzip"),
-)
-
-
-def _check_disguise(first: bytes, name: str) -> None:
-    """Files of another kind under this name, by their first bytes."""
-    for start, why, code, hint in _DISGUISES:
-        if first.startswith(start):
-            _refuse(name, why, code, hint)
-    if first.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
-        _refuse(name, "is an HTML page, not weights", "html", "the download failed; fetch the file again")
 
 
 def _metadata(value: object, name: str) -> Mapping[str, str] | None:
@@ -283,40 +243,3 @@ def _refuse(name: str, why: str, code: str, hint: str = "") -> NoReturn:
         hint or "only well-formed safetensors files are read; save it again with the tool that wrote it",
         f"safetensors.{code}",
     )
-
-
-def encode_header(
-    tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
-    metadata: Mapping[str, str] | None,
-    *,
-    congruent: Callable[[int], int] | None = None,
-) -> bytes:
-    """The first bytes of a file: length, JSON, padding spaces.
-
-    ``tensors`` are (name, dtype, shape, bytes) in the order of their data, which follows without gaps.
-    The header's own length is a multiple of 8. ``congruent(data_start)``, given the smallest possible offset
-    of the first data byte, answers how many further bytes of padding (a multiple of 8 is not required by
-    readers) make that offset fit the source's, so that a file system can share blocks.
-    """
-    header: dict[str, object] = {}
-    if metadata is not None:
-        header["__metadata__"] = dict(metadata)
-    position = 0
-    for name, dtype, shape, size in tensors:
-        if name == "__metadata__" or name in header:
-            raise UnreadableError(
-                f"tensor name {shown(name)} cannot be written", "give the tensor another name", "safetensors.name"
-            )
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, position + size]}
-        position += size
-    body = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
-    body += b" " * (-len(body) % 8)
-    if congruent is not None:
-        body += b" " * congruent(8 + len(body))
-    if len(body) > HEADER_LIMIT:
-        raise UnreadableError(
-            f"the header would take {len(body):,} bytes (limit {HEADER_LIMIT:,})",
-            "store the tensors in more than one file",
-            "safetensors.header-too-large",
-        )
-    return len(body).to_bytes(8, "little") + body

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
-from tieconv.checkpoint.model_files import Caution, Files, WeightFile
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.files.dtypes import BITS
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.formats.directory import Model
-from tieconv.formats.safetensors.header import SUFFIX, read_weight_file, unknown_dtypes
+from tieconv.formats.safetensors.header import SUFFIX, read_weight_file
 from tieconv.formats.weight_set import Naming
+from tieconv.text import count, shown
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.interface import Files
 
 
 def _read_one(files: Files, name: str) -> tuple[WeightFile, tuple[Caution, ...]]:
     size = files.state(name).size
     file = read_weight_file(lambda count, offset: files.pread(name, count, offset), size, name)
     return file, unknown_dtypes(file)
+
+
+def unknown_dtypes(file: WeightFile) -> tuple[Caution, ...]:
+    """Return one caution for each dtype that safetensors does not know; it refuses the whole file."""
+    unknown: dict[str, list[str]] = {}
+    for tensor in file.tensors:
+        if tensor.dtype not in BITS:
+            unknown.setdefault(tensor.dtype, []).append(tensor.name)
+    return tuple(
+        Caution(
+            REFUSED_BY_READER,
+            f"safetensors refuses {shown(file.name)}: "
+            f"it does not know the dtype {shown(dtype, 40)} of {shown(names[0])}"
+            + (f" and {count(len(names) - 1, 'other tensor')}" if len(names) > 1 else ""),
+            (names[0],),
+        )
+        for dtype, names in list(unknown.items())[:_LISTED]
+    )
+
+
+_LISTED = 4
+"""Dtypes that are listed; one is enough to refuse the file."""
 
 
 SAFETENSORS = Model(

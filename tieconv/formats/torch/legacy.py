@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tieconv.formats.torch.archive_directory import Pread
-from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.globals_ import ALLOWED
 from tieconv.formats.torch.pickle.machine import run
 from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
 from tieconv.formats.torch.pickle.values import Pairs, PickleProblem, StorageRef, refuse
+from tieconv.formats.torch.rebuild import storage_reference
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from math import prod
 
-from tieconv.checkpoint.git_files import check_git_file
-from tieconv.checkpoint.model_files import REFUSED_BY_READER, ByteRange, Caution, Storage, TensorRecord, WeightFile
+from tieconv.checkpoint.files.cautions import REFUSED_BY_READER, Caution
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.weight_file import ByteRange, Storage, TensorRecord, WeightFile
 from tieconv.checkpoint.value_type import record
 from tieconv.formats.json.strict import collector_paused
 from tieconv.formats.torch import archive as torch_zip
 from tieconv.formats.torch.archive import Entry
 from tieconv.formats.torch.archive_directory import Pread
 from tieconv.formats.torch.disguise import check_disguise
-from tieconv.formats.torch.globals_ import ALLOWED, storage_reference
+from tieconv.formats.torch.globals_ import ALLOWED
 from tieconv.formats.torch.pickle.machine import run
 from tieconv.formats.torch.pickle.machine_state import Truncated, allowance
 from tieconv.formats.torch.pickle.values import Persistent, PickleProblem, StorageRef, StoredTensor, refuse
+from tieconv.formats.torch.rebuild import storage_reference
 from tieconv.formats.torch.state_dict import find_state
 from tieconv.text import count, shown, size
 

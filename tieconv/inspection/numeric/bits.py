@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.inspection.blocks import Piece, announce
 

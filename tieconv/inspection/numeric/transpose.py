@@ -7,7 +7,8 @@ from math import isqrt
 
 import numpy as np
 
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.inspection.numeric.bits import Array
 
 TILE_BYTES = 4 * 1024 * 1024

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.family import Family, Role, Tying
-from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Member
 from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables
 from tieconv.loaders.as_read import as_read

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from tieconv.architectures.flag_levels import FLAG, cannot_build
 from tieconv.checkpoint.family import Family
-from tieconv.checkpoint.inspection import Inspection, Member, State
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.relation.interface import Absent, Aliased, Canonical
 from tieconv.checkpoint.relation.proved import (
     Cast,
@@ -26,6 +26,7 @@ from tieconv.checkpoint.relation.proved import (
     Transposed,
     Unread,
 )
+from tieconv.checkpoint.tie_group import Member
 from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables
 from tieconv.loaders.as_read import as_read

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tieconv.checkpoint.family import Role
-from tieconv.checkpoint.inspection import Inspection, Member
+from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.prediction import Outcome
 from tieconv.checkpoint.relation.proved import Cast
+from tieconv.checkpoint.tie_group import Member
 from tieconv.loaders import questions as facts
 from tieconv.loaders.interface import Verdict, error
 from tieconv.loaders.loaded import Cause, Loaded

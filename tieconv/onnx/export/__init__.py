@@ -1,1 +1,1 @@
-"""`export`: the model traced, its tied matrix stored once, the graph proved."""
+"""Export a model: trace it, store the tied matrix once, and verify the graph."""

@@ -1,4 +1,4 @@
-"""The one place that knows transformers' ONNX exporter, which is experimental and moves."""
+"""Call transformers' ONNX exporter. Only this module knows its interface, which is experimental and changes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from tieconv.reference.packages import need
 from tieconv.text import shown
 
 TRIED = {"transformers": "5.23.0", "torch": "2.13.0", "onnx": "1.23.2", "onnxscript": "0.7.2"}
-"""The versions that this adapter was tried with; it serves transformers 5.17.0 too."""
+"""The versions that this adapter is tested with. It also supports transformers 5.17.0."""
 _NOISE = ("pkg.torch.onnx.", "pkg.onnxscript.")
-"""Notes of the tracer: stack traces with the source lines of the modelling code, as large as a small graph."""
+"""Metadata of the tracer: stack traces with source lines of the modelling code, as large as a small graph."""
 
 
 def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> Any:
-    """The model traced with ``inputs``, every axis free: an `ExportedModel`, or before it torch's `ONNXProgram`.
+    """Trace the model with ``inputs``, with every axis dynamic.
 
-    Raises `RefusedError` where the installed exporter is not the one that this was written for, and where it cannot
-    export the model; both name the versions.
+    Returns an `ExportedModel`, or torch's `ONNXProgram` from older exporters. Raises `RefusedError` with the installed
+    versions if this adapter does not support the exporter, or if the exporter fails.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
     torch = need("torch", "onnx,torch", "exporting")
@@ -41,7 +41,7 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> An
         try:
             made = exporter.export(model, dict(inputs), config)
         except Exception as error:
-            # The tracer, the translator and the optimiser raise what they like.
+            # The tracer, the translator and the optimizer raise any exception.
             raise _failed(model, error) from error
     program = _program(made)
     _strip(program)
@@ -50,18 +50,19 @@ def export_graph(model: Any, inputs: Mapping[str, Any], opset: int | None) -> An
 
 
 def _program(made: Any) -> Any:
-    """The graph as onnx-ir has it: in transformers 5.17 of torch's `ONNXProgram`, in 5.23 of an `ExportedModel`."""
+    """Return the onnx-ir graph of torch's `ONNXProgram` (transformers 5.17) or of an `ExportedModel` (5.23)."""
     for attribute, saves in (("program", "save_pretrained"), ("model", "save")):
         program = getattr(made, attribute, None)
         if hasattr(made, saves) and hasattr(program, "graph"):
             return program
-    raise _moved("what it returns is neither an ExportedModel nor an ONNXProgram")
+    raise _moved("it returned neither an ExportedModel nor an ONNXProgram")
 
 
 def save(made: Any, directory: Path) -> dict[str, Any]:
-    """`model.onnx` and `model.onnx.data` in ``directory``; what the exporter says of them, which its loader needs.
+    """Write `model.onnx` and `model.onnx.data` to ``directory``, and return the exporter's document.
 
-    That is nothing where the exporter has no loader: it gives an `ONNXProgram` then.
+    The document is what transformers needs to load the graph. It is empty for an `ONNXProgram`, whose exporter has no
+    loader.
     """
     with _silence():
         if not hasattr(made, "save_pretrained"):
@@ -70,7 +71,7 @@ def save(made: Any, directory: Path) -> dict[str, Any]:
         made.save_pretrained(directory)
     for name in ("model.onnx", "export.json"):
         if not (directory / name).is_file():
-            raise _moved(f"it saved no {name}")
+            raise _moved(f"it did not write {name}")
     document: dict[str, Any] = json.loads((directory / "export.json").read_text(encoding="utf-8"))
     for path in directory.iterdir():
         if not path.name.startswith("model.onnx"):
@@ -88,16 +89,16 @@ def _exporter(inputs: dict[str, Any], opset: int | None) -> tuple[Any, Any]:
         config = make(dynamic=True, opset_version=opset)
         inspect.signature(exporter.export).bind(None, None, inputs, config)
     except TypeError as error:
-        raise _moved(f"its arguments are others ({shown(error, 200)})") from error
+        raise _moved(f"its arguments differ ({shown(error, 200)})") from error
     try:
         return exporter(), config
     except ImportError as error:
-        message = f"transformers' exporter does not start: {shown(error, 300)}"
+        message = f"transformers' exporter fails to start: {shown(error, 300)}"
         raise RefusedError(message, install_command("onnx", "torch"), "export.packages") from error
 
 
 def versions() -> dict[str, str]:
-    """The packages that make a graph, as they are installed."""
+    """Return the installed versions of the packages that make a graph."""
     releases = {}
     for name in (*TRIED, "onnx-ir"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -112,8 +113,8 @@ def _joined(releases: Mapping[str, str]) -> str:
 def _moved(why: str) -> TieconvError:
     here = versions().get("transformers", "an unknown version")
     return RefusedError(
-        f"the exporter of transformers {here} is not the one that tieconv knows: {why}",
-        f"tried with {_joined(TRIED)}: pip install 'transformers=={TRIED['transformers']}'",
+        f"tieconv does not support the exporter of transformers {here}: {why}",
+        f"use a tested version ({_joined(TRIED)}): pip install 'transformers=={TRIED['transformers']}'",
         "export.moved",
     )
 
@@ -122,19 +123,19 @@ def _failed(model: Any, error: Exception) -> TieconvError:
     lines = str(error).strip().splitlines() or [""]
     return RefusedError(
         f"transformers' exporter cannot export {type(model).__name__}: {type(error).__name__}: {shown(lines[0], 400)}",
-        f"{tried()}; --traceback shows where it stopped",
+        f"{tried()}; --traceback shows where it failed",
         "export.failed",
     )
 
 
 def tried() -> str:
-    """What is installed beside what this was tried with, for a hint."""
-    return f"installed: {_joined(versions())}; tried with: {_joined(TRIED)}"
+    """Return the installed versions and the tested ones, for a hint."""
+    return f"installed: {_joined(versions())}; tested with: {_joined(TRIED)}"
 
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """Without what torch, onnxscript and the exporter print and log of themselves."""
+    """Hide what torch, onnxscript and the exporter print and log."""
     before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
@@ -146,7 +147,7 @@ def _silence() -> Iterator[None]:
 
 
 def _strip(program: Any) -> None:
-    """Take the tracer's notes out of the graph; names and the module hierarchy (``namespace``) stay."""
+    """Remove the tracer's metadata from the graph. Names and the module hierarchy (``namespace``) remain."""
     for graph in program.graphs():
         for node in graph:
             values = (node, *node.outputs)

@@ -1,4 +1,4 @@
-"""Axes of an exported graph by what they are: ``batch``, ``sequence``, ``past_sequence``, and not ``s44``."""
+"""Name the axes of an exported graph by meaning: ``batch``, ``sequence``, ``past_sequence``, and not ``s44``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SYMBOL = re.compile(r"\b[su]\d+\b")
 
 
 def name_axes(model: ir.Model) -> None:
-    """Give the tracer's symbols the names of the axes that they stand for, everywhere in the graph."""
+    """Replace the tracer's symbols by names of axes, everywhere in the graph."""
     names = dict(_symbols(model))
     for value in _values(model):
         if value.shape is not None and any(isinstance(side, ir.SymbolicDim) for side in value.shape):
@@ -40,7 +40,7 @@ def _named(side: int | ir.SymbolicDim, names: Mapping[str, str]) -> int | ir.Sym
     if isinstance(side, int) or not side.value:
         return side
     expression = _SYMBOL.sub(lambda match: names.get(match[0], match[0]), side.value)
-    # The exporter writes a side that it took for free and found to be always 2 as the symbol "2".
+    # If a dynamic axis turns out to be always 2, the exporter writes it as the symbol "2".
     return int(expression) if expression.isdecimal() else ir.SymbolicDim(expression)
 
 

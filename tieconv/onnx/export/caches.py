@@ -1,4 +1,4 @@
-"""Models whose cache is no keys and values, told by class and config before a weight is read."""
+"""Refuse models whose cache holds other states than keys and values, before any weight is read."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from tieconv.reference.packages import need
 from tieconv.text import shown
 
 _STATES = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "recurrent"})
-"""Names that transformers' configs give to layers with a state of their own (`cache_utils`, and older configs)."""
+"""Names of layers with a separate state in transformers' configs (`cache_utils`, and older configs)."""
 
 
 def check_cache(name: str, directory: str, source: str) -> None:
-    """Refuse the class ``name`` where it keeps a state between tokens that a graph would have no input for.
+    """Refuse the class ``name`` if it keeps a state between tokens that a graph has no input for.
 
-    ``directory`` holds its config, ``source`` is what the user calls it. Raises `RefusedError`, code ``export.cache``.
+    ``directory`` holds its config; ``source`` is the model as the user wrote it. Raises `RefusedError` with code
+    ``export.cache``.
     """
     transformers = need("transformers", "onnx,torch", "exporting")
     why = _why(getattr(transformers, name, None), load_config(directory))
     if why:
         raise RefusedError(
-            f"{shown(source)}: {shown(name)} {why}, and export serves caches of keys and values alone",
-            "use transformers.exporters, and tieconv dedup on what it writes",
+            f"{shown(source)}: {shown(name)} {why}, but export supports only caches of keys and values",
+            "export with transformers.exporters, then run tieconv dedup on the result",
             "export.cache",
         )
 
 
 def _why(cls: Any, config: Any) -> str:
-    """What it keeps; empty where nothing tells of other things than keys and values."""
+    """Return what other state the class keeps; empty if it keeps only keys and values."""
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     state = next((kind for kind in kinds if kind in _STATES), None)
     if state:
         return f"has layers with a state ({state})"
-    # transformers' own mark of classes that cannot go back to an earlier token
+    # transformers marks classes that cannot go back to an earlier token
     return "keeps a recurrent state" if getattr(cls, "_is_stateful", False) is True else ""

@@ -1,4 +1,4 @@
-"""The export itself: load, join, trace, share, prove, measure, rename. All of it or nothing."""
+"""Run an export: load, join ties, trace, share, verify, measure, rename. It succeeds completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Identity, Parity, Verdict
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.errors import RefusedError, VerificationError
 from tieconv.execute import tree
 from tieconv.execute.contents.attributes import Like, inherit_directory
@@ -35,13 +35,13 @@ from tieconv.reference import Reference, load, load_config
 from tieconv.text import shown
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage that begins, its number from 0, and how many there are."""
+"""Called with the stage that begins, its number from 0, and the number of stages."""
 GRAPH, DATA = "model.onnx", "model.onnx.data"
 
 
 @record
 class Settings:
-    """How to export; ``dtype`` as torch names it."""
+    """Options of an export. ``dtype`` is a torch name."""
 
     dtype: str
     form: HeadForm
@@ -60,7 +60,10 @@ def run(
     overwrite: bool,
     progress: Progress,
 ) -> ExportOutcome:
-    """Export to ``final``, an absolute path that ``check`` finds free, first and last; see `PlannedExport.execute`."""
+    """Export to ``final``, an absolute path, as `PlannedExport.execute` describes.
+
+    ``check`` raises if ``final`` cannot be written. It is called at the start and before the rename.
+    """
     with interrupts() as signals:
         checked(final, lambda: check(True))
 
@@ -118,9 +121,9 @@ class _Job:
         return (self.staging.new / name).exists()
 
     def _trace(self, raw: Path) -> tuple[dict[str, Any], Reference | None]:
-        """Write the exporter's own graph to ``raw``; return its document.
+        """Write the exporter's graph to ``raw``; return its document.
 
-        Without parity the loaded model comes along: axes and weights of the finished graph are proved against it.
+        Without parity, also return the loaded model: the axes and weights of the finished graph are compared with it.
         """
         self._begin("load")
         checkpoint = self.evidence.checkpoint
@@ -141,8 +144,8 @@ class _Job:
         fault = next((gate for gate in gates if not gate.passed), None)
         if fault is not None:
             raise VerificationError(
-                f"{shown(self.plan.source)}: the exported graph is not that model: {fault.sentence}",
-                f"nothing was written; an older exporter freezes axes that a later one frees: {export_adapter.tried()}",
+                f"{shown(self.plan.source)}: the exported graph differs from the model: {fault.sentence}",
+                f"nothing was written; a newer exporter may make more axes dynamic: {export_adapter.tried()}",
                 "export.graph",
             )
         return identity
@@ -181,23 +184,23 @@ class _Job:
 
 
 def _check_once(plan: ExportPlan, identity: Identity | None) -> None:
-    """The tied embedding is stored once, as promised. Raises `VerificationError`."""
+    """Check that the tied embedding is stored once, as promised. Raises `VerificationError`."""
     if plan.tied and identity is not None and identity.copies > 1:
         raise VerificationError(
             f"{shown(plan.source)}: the graph stores {shown(plan.tied[0][0])} {identity.copies} times",
-            "nothing was written; please report this with the model's class",
+            "nothing was written; report this with the model's class",
             "export.copies",
         )
 
 
 def _check_finite(reference: Reference, source: str) -> None:
-    """No parameter overflows in the precision. Raises `RefusedError`."""
+    """Check that no parameter overflows in the precision. Raises `RefusedError`."""
     for name, parameter in reference.model.named_parameters():
         if parameter.is_floating_point() and not bool(torch.isfinite(parameter.data).all()):
             raise RefusedError(
-                f"{shown(source)}: {shown(name)} holds values that are not finite in {reference.dtype}",
-                "export with --precision fp32 or bf16, whose range is wider"
+                f"{shown(source)}: {shown(name)} holds values that overflow in {reference.dtype}",
+                "use a precision with a wider range: --precision fp32 or bf16"
                 if reference.dtype == "float16"
-                else "look at the tensor: tieconv inspect --depth full",
+                else "inspect the tensor: tieconv inspect --depth full",
                 "export.range",
             )

@@ -1,4 +1,4 @@
-"""The overflow guard of BART and its kin in fp16, traced without a branch on the data."""
+"""Trace the fp16 overflow guard of BART and related models without a branch on the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class _Unknown:
-    """Stands for "is every element finite?" while tracing; the answer that leads into the guard."""
+    """Replaces "is every element finite?" while tracing, and answers no, so that the guard is traced."""
 
     def all(self) -> bool:
         return False
@@ -18,11 +18,11 @@ class _Unknown:
 
 @contextmanager
 def always_clamped(model: Any) -> Iterator[None]:
-    """Inside, fp16 encoders clamp always and not only where a value overflowed.
+    """Make fp16 encoders clamp always, not only after an overflow.
 
     They write ``if not torch.isfinite(x).all(): x = clamp(x, -m, m)``, m = 64504, which no tracer can follow. Clamping
-    always gives the same values, but for those beyond 64504 where nothing overflowed. In all of transformers 5.23
-    `torch.isfinite` is asked for nothing else.
+    always gives the same values. The only exception is a value beyond 64504 if nothing overflowed. transformers 5.23
+    uses `torch.isfinite` for nothing else.
     """
     if model.dtype != torch.float16 or not getattr(model.config, "is_encoder_decoder", False):
         yield

@@ -1,4 +1,4 @@
-"""The other files of OUT: those that come along, and documents."""
+"""Write the other files of OUT: copies of the model's files, and documents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tieconv.checkpoint.output import OutputText
+from tieconv.checkpoint.write_plan.output import OutputText
 from tieconv.execute import tree
 from tieconv.execute.contents.sync import Syncer
 from tieconv.execute.contents.write import Writer
@@ -22,12 +22,12 @@ class Files:
         self._writer = Writer(root, new, self._syncer, lambda count: None, lambda name: None)
 
     def copy(self, names: Iterable[str]) -> None:
-        """Files of the model come along as they are."""
+        """Copy files of the model unchanged."""
         for name in names:
             self._writer.companion(name)
 
     def write(self, name: str, text: str) -> None:
-        """A document."""
+        """Write a document."""
         self._writer.text(OutputText(name, text))
 
     def sync(self) -> None:
@@ -45,7 +45,7 @@ class Files:
             tree.sync_directory(directory)
 
     def check_fresh(self) -> None:
-        """Raise `StalePlanError` where a copied file changed meanwhile."""
+        """Raise `StalePlanError` if a copied file has changed since."""
         for name, state in self._writer.record.sources.items():
             if tree.file_state_at(self._root / name) != state:
                 raise stale(name)

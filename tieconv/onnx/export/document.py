@@ -1,4 +1,4 @@
-"""`export.json`: what transformers needs to load the graph again, and what was exported, how, and how it was proved."""
+"""Write `export.json`: what transformers needs to load the graph, and how it was exported and verified."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXPORT_SCHEMA = "tieconv.export/1"
 
 
 def describe(outcome: ExportOutcome, document: Mapping[str, Any], graph: Path, identity: Identity | None) -> str:
-    """The exporter's own ``document`` with a section ``tieconv``. Nothing in it names a place or a time."""
+    """Return the exporter's ``document`` with a section ``tieconv``. It holds no paths and no times."""
     return json.dumps({**document, "tieconv": _section(outcome, read_graph(str(graph)), identity)}, indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`export`: from our inspection to a graph with the tied matrix stored once, measured before it gets its name."""
+"""Plan an export: a graph with the tied matrix stored once, measured before the final rename."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Level
-from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Checkpoint, Layout
-from tieconv.checkpoint.operation import LinkFile
-from tieconv.checkpoint.plan import Plan, Promises
 from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
+from tieconv.checkpoint.write_plan.operation import LinkFile
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import RefusedError
 from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep
@@ -33,7 +33,7 @@ _WEIGHTS = (
     ".index.json", ".distcp", ".metadata", ".pkl", ".tflite", ".mlmodel", ".xml",
 )  # fmt: skip
 OURS = ("model.onnx", "model.onnx.data", "export.json", "parity.json", "parity.html")
-"""Files of OUT that are made here; a source file of such a name stays behind."""
+"""Files that the export makes. A source file with such a name is not copied."""
 _AXES = {
     Kind.CACHED: (
         "input_ids [batch, sequence]",
@@ -52,18 +52,18 @@ _AXES = {
 
 @record
 class PlannedExport:
-    """An export that can be carried out. ``str()`` gives the `tieconv.plan/1` JSON."""
+    """A plan of an export. ``str()`` gives the `tieconv.plan/1` JSON."""
 
     plan: ExportPlan
     evidence: Inspection
     settings: Settings
 
     def outcome(self) -> ExportOutcome:
-        """The plan as it stands, not executed."""
+        """Return the plan without executing it."""
         return ExportOutcome(self.plan)
 
     def check(self, out: str | Path, *, overwrite: bool = False) -> None:
-        """Every refusal that needs no writing, as `execute` would make it."""
+        """Raise every refusal that is known before writing, as `execute` would."""
         final = self._check(out, overwrite)
         needed = self.plan.bytes_written + self.plan.bytes_linked
         with writing(final.name, final.parent, 0):
@@ -71,11 +71,11 @@ class PlannedExport:
                 raise no_space(final.name, needed, free)
 
     def clear(self, out: str | Path) -> None:
-        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        """Remove what a killed run left beside ``out``, so that `check` does not refuse it."""
         sweep(destination(_other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, False)))
 
     def _check(self, out: str | Path, overwrite: bool) -> Path:
-        """OUT, absolute: it may be written, and the model is the one that was inspected. Asked again at the end."""
+        """Return OUT as an absolute path. Raise if it cannot be written or the model has changed."""
         plan, target = _other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite)
         final = destination(plan, target)
         with writing(final.name, final.parent, 0):
@@ -86,10 +86,10 @@ class PlannedExport:
     def execute(
         self, out: str | Path, *, overwrite: bool = False, progress: Progress = lambda stage, done, whole: None
     ) -> ExportOutcome:
-        """Export beside ``out``, prove it, measure it, rename it into place.
+        """Export beside ``out``, verify the graph, measure it, and rename it to ``out``.
 
-        A parity that failed or was not run leaves ``out`` as it was: the outcome is then not executed, and holds the
-        report. Raises a `TieconvError` and leaves ``out`` as it was where anything else fails.
+        If parity fails or does not run, ``out`` is unchanged. The outcome is then not executed, and holds the report.
+        On any other failure, raises a `TieconvError` and leaves ``out`` unchanged.
         """
         final = destination(_other_formats(self.evidence.checkpoint, self.plan.copied), _target(out, overwrite))
 
@@ -109,10 +109,11 @@ class PlannedExport:
 def plan_export(
     evidence: Inspection, precision: str, form: HeadForm, opset: int | None, provider: str, *, parity: bool
 ) -> PlannedExport:
-    """The plan that exports the model of ``evidence``.
+    """Return the plan that exports the model of ``evidence``.
 
-    Raises `UnreadableError` for what transformers does not load, `RefusedError` for a model with a finding of level
-    error: what it computes then depends on who loads it; and for one whose cache is no keys and values.
+    Raises `UnreadableError` if transformers cannot load the model. Raises `RefusedError` for a finding of level error,
+    because loaders then disagree on the model. Raises `RefusedError` if the cache holds other states than keys and
+    values.
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
@@ -142,12 +143,12 @@ def plan_export(
 
 
 def _notes(precision: str, provider: str, shared: HeadForm | None, *, parity: bool) -> list[str]:
-    """What the user should know beforehand; ``shared`` is the form of a head that is tied."""
+    """Return what the user should know before the export. ``shared`` is the form of a tied head."""
     notes = [HELD_TWICE] if shared is HeadForm.TRANSPOSE else []
     if precision == "bf16" and parity and provider != "cuda":
-        notes.append("onnxruntime's CPU provider cannot run bf16: without a GPU give --no-parity")
+        notes.append("ONNX Runtime's CPU provider cannot run bf16: without a GPU use --no-parity")
     if not parity:
-        notes.append("the logits will not be measured; weights are compared bit for bit all the same")
+        notes.append("the logits will not be measured; the weights are still compared bit for bit")
     return notes
 
 
@@ -157,21 +158,21 @@ def _check_consistent(evidence: Inspection) -> None:
         return
     remedy = fault.remedy.command if fault.remedy else f"tieconv explain {fault.rule}"
     raise RefusedError(
-        f"{shown(evidence.checkpoint.source)} is not exported as it is: {fault.rule}: {fault.message}",
+        f"{shown(evidence.checkpoint.source)} must be repaired before the export: {fault.rule}: {fault.message}",
         f"repair it first: {remedy}",
         "export.finding",
     )
 
 
 def _kind(name: str, config: Mapping[str, object]) -> Kind:
-    """What the graph will compute, as far as the config says; the class itself is asked when it is loaded."""
+    """Return what the graph will compute according to the config. The loaded class decides later."""
     if config.get("is_encoder_decoder") is True:
         return Kind.SEQ2SEQ
     return Kind.MASKED if "MaskedLM" in name else Kind.CACHED
 
 
 def _companions(checkpoint: Checkpoint) -> dict[str, int]:
-    """The files that come along: all but weights, and what has the name of a file of ours."""
+    """Return the files to copy: all but weights, and files with a name that the export writes."""
     config = checkpoint.config
     companions = {**checkpoint.companions, **({config.name: len(config.text.encode())} if config else {})}
     return {
@@ -182,7 +183,7 @@ def _companions(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def _estimate(evidence: Inspection, precision: str) -> int:
-    """Bytes of the graph's data: every tensor once in the precision, tied ones together."""
+    """Return the bytes of the graph's data: every tensor once in the precision, tied ones together."""
     tensors = evidence.checkpoint.tensors
     again = {name for names in tied_names(evidence) for name in [n for n in names if n in tensors][1:]}
     width = 4 if precision == "fp32" else 2
@@ -194,7 +195,7 @@ def _target(out: str | Path, overwrite: bool) -> Target:
 
 
 def _other_formats(checkpoint: Checkpoint, copied: Mapping[str, int]) -> Plan:
-    """The plan of the other formats, as far as the checks of OUT look at it."""
+    """Return the plan in the form that the checks of OUT read."""
     links = tuple(LinkFile(name, size) for name, size in copied.items())
     whole = replace(checkpoint, layout=Layout.SINGLE)
     return Plan("export", whole, checkpoint.states, (), (), (), links, (), Promises(None, ()), "")

@@ -1,4 +1,7 @@
-"""What a model is traced with. Sides all differ and none is 1: a tracer freezes a side of 1, and joins equal ones."""
+"""Make the inputs that a model is traced with.
+
+All sizes differ and none is 1, because a tracer freezes a size of 1 and merges equal sizes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _MODALITY_INPUTS = ("pixel_values", "input_features", "input_values", "flattened
 
 
 def kind_of(model: Any) -> Kind:
-    """What a graph of the model computes. Raises `RefusedError` for a model that takes or gives more than tokens."""
+    """Return what a graph of the model computes.
+
+    Raises `RefusedError` for a model with other inputs or outputs than tokens and logits.
+    """
     name = type(model).__name__
     accepts = _accepts(model)
     input_name = next((name for name in _MODALITY_INPUTS if name in accepts), None)
@@ -24,8 +30,8 @@ def kind_of(model: Any) -> Kind:
     if input_name or model.get_output_embeddings() is None:
         why = f"takes {input_name}" if input_name else "has no head"
         raise RefusedError(
-            f"{shown(name)} {why}: export serves language models over tokens, with logits",
-            "export its language model alone, or use transformers.exporters",
+            f"{shown(name)} {why}: export supports only language models from tokens to logits",
+            "export only its language model, or use transformers.exporters",
             "export.kind",
         )
     if model.config.is_encoder_decoder:
@@ -42,7 +48,10 @@ def _accepts(model: Any) -> frozenset[str]:
 
 
 def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
-    """Keyword arguments of the forward pass for tracing. Raises `RefusedError` for a cache of another kind."""
+    """Return keyword arguments of the forward pass for tracing.
+
+    Raises `RefusedError` if the cache holds other states than keys and values.
+    """
     rows = int(config.vocab_size)
     ids = torch.randint(0, rows, (BATCH, PAST + SEQUENCE), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
@@ -64,7 +73,7 @@ def sample(reference: Reference, kind: Kind, config: Any) -> dict[str, Any]:
 
 
 def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
-    """A step of three tokens behind seven in the cache."""
+    """Return the inputs of a step of three tokens, with seven tokens in the cache."""
     from tieconv.reference.packages import need
 
     model = reference.model
@@ -75,8 +84,8 @@ def _cached(reference: Reference, batch: Batch) -> dict[str, Any]:
     layers = getattr(filled, "layers", None) or []
     if not layers or not all(_is_plain(layer) for layer in layers):
         raise RefusedError(
-            f"the cache of {type(model).__name__} holds other things than keys and values, which is not served yet",
-            "use transformers.exporters, and tieconv dedup on what it writes",
+            f"{type(model).__name__} caches other states than keys and values, which export does not support",
+            "export with transformers.exporters, then run tieconv dedup on the result",
             "export.cache",
         )
     inputs: dict[str, Any] = reference.inputs(batch, PAST)

@@ -1,12 +1,12 @@
-"""The exporter's graph with every matrix once, read again, checked, and proved in a session."""
+"""Store every matrix of the exporter's graph once, read the graph again, and verify it in a session."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tieconv.checkpoint.graph import HeadForm, SessionProof, SharedMatrix
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm, SessionProof, SharedMatrix
 from tieconv.onnx.write.data_placement import Store, lay_out
 from tieconv.onnx.write.dedup import notes_of, plan_graph_dedup
 from tieconv.onnx.write.plan import PlannedGraphs
@@ -17,7 +17,7 @@ from tieconv.sources.local.files import locate
 
 @record
 class Shared:
-    """What became of the matrices, and what a session holds."""
+    """The result for each matrix, and what a session holds."""
 
     matrices: tuple[SharedMatrix, ...]
     proofs: tuple[SessionProof, ...]
@@ -25,10 +25,10 @@ class Shared:
 
 
 def share(raw: Path, new: Path, form: HeadForm) -> Shared:
-    """Move the graph of the directory ``raw`` to ``new``, every matrix of it stored once.
+    """Move the graph of the directory ``raw`` to ``new``, and store every matrix of it once.
 
-    Where no tensor byte changes (the usual case) the data file is moved as it is, and only the graph is written
-    anew. Raises `VerificationError` where the result is not what was promised.
+    If no tensor byte changes (the usual case), only the graph is written and the data file is moved. Raises
+    `VerificationError` if the result is not as promised.
     """
     planned = plan_graph_dedup(locate(str(raw)), form)
     store = lay_out(planned.files, None)

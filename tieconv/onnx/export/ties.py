@@ -1,4 +1,4 @@
-"""Tied names made one parameter before the export, as our own inspection says, whatever the loader made of them."""
+"""Make tied names one parameter before the export, by our inspection and not by what the loader does."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from tieconv.checkpoint.inspection import Inspection, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Tie
 
 _SAME = (State.CANONICAL, State.ABSENT, State.ALIASED, State.IDENTICAL)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def tied_names(evidence: Inspection) -> tuple[tuple[str, ...], ...]:
-    """Groups of names in the checkpoint that hold one tensor: tied and consistent, or stored twice with equal bytes."""
+    """Return groups of names in the checkpoint that hold one tensor: tied and consistent, or equal copies."""
     groups = (_one_tensor(tie) for tie in evidence.ties)
     return tuple(names for names in groups if len(names) > 1)
 
@@ -25,10 +26,10 @@ def _one_tensor(tie: Tie) -> tuple[str, ...]:
 
 
 def join_ties(model: Any, evidence: Inspection) -> tuple[tuple[str, ...], ...]:
-    """Make the parameters of each group the same object; the groups, by the names of the model's parameters.
+    """Make the parameters of each group one object; return the groups by the model's parameter names.
 
-    Only parameters with the same bytes are joined: that the checkpoint's tensors are equal is known, that the loader
-    kept both as they are is seen here.
+    Only parameters with the same bytes are joined. The inspection proved that the checkpoint's tensors are equal. The
+    comparison here proves that the loader kept both unchanged.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     joined = []
@@ -46,7 +47,7 @@ def join_ties(model: Any, evidence: Inspection) -> tuple[tuple[str, ...], ...]:
 
 
 def _parameter(model: Any, parameters: dict[str, Any], name: str) -> Iterator[str]:
-    """The parameter that a stored name is loaded into: checkpoints may have the base model's prefix or lack it."""
+    """Yield the parameter that loads a stored name. A checkpoint may have or lack the base model's prefix."""
     prefix = f"{model.base_model_prefix}."
     for candidate in (name, prefix + name, name.removeprefix(prefix)):
         if candidate in parameters:

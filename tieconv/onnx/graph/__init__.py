@@ -1,1 +1,1 @@
-"""Graphs as they lie on disk, and the bytes of their initializers."""
+"""Read graph files, and the bytes of their initializers."""

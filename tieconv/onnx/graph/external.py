@@ -1,4 +1,4 @@
-"""Where a graph's tensors lie outside of it, checked before a byte of them is read."""
+"""Find a graph's external tensors, and check their ranges before any byte is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats.onnx.external import External
 from tieconv.formats.onnx.external import byte_range as range_in_file
@@ -15,11 +15,11 @@ from tieconv.sources.local.files import FileSet
 from tieconv.text import shown
 
 MAX_DEPTH = 64
-"""Subgraphs within subgraphs."""
+"""Most levels of nested subgraphs."""
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor of the model: initializers and attributes, of subgraphs and functions too."""
+    """Yield every tensor of the model: initializers and attributes, including subgraphs and functions."""
     yield from _of_graph(model.graph, 0)
     for function in model.functions:
         for node in function.node:
@@ -28,7 +28,7 @@ def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def _of_graph(graph: onnx.GraphProto, depth: int) -> Iterator[onnx.TensorProto]:
     if depth > MAX_DEPTH:
-        raise UnreadableError(f"the graph nests more than {MAX_DEPTH} levels", "", "onnx.nesting")
+        raise UnreadableError(f"the graph has more than {MAX_DEPTH} levels of subgraphs", "", "onnx.nesting")
     yield from graph.initializer
     for node in graph.node:
         yield from _of_node(node, depth)
@@ -44,27 +44,27 @@ def _of_node(node: onnx.NodeProto, depth: int) -> Iterator[onnx.TensorProto]:
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the bytes lie in another file."""
+    """Return whether the bytes are in another file."""
     return bool(tensor.data_location == onnx.TensorProto.EXTERNAL)
 
 
 def byte_range(tensor: onnx.TensorProto, graph: str, root: str, files: FileSet) -> ByteRange:
-    """Where the bytes of an external tensor of the graph file ``graph`` lie, relative to ``root``.
+    """Return the byte range of an external tensor of the graph file ``graph``, relative to ``root``.
 
-    Raises `UnsafePathError` for a place outside the graph's directory and for a link, `UnreadableError` where offset
-    and length do not fit the file, the type or the shape.
+    Raises `UnsafePathError` for a symlink, or for a path outside the graph's directory. Raises `UnreadableError` if
+    offset and length do not fit the file, the type or the shape.
     """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return range_in_file(External(graph, tensor.name, entries, tensor_bytes(tensor)), root, files)
 
 
 def tensor_bytes(tensor: onnx.TensorProto) -> int | None:
-    """Bytes of a tensor of that type and shape; ``None`` for a type that has no fixed width."""
+    """Return the bytes of a tensor of that type and shape, or ``None`` for a type without a fixed width."""
     return needed_bytes(tensor.data_type, tensor.dims)
 
 
 def check_supported(model: onnx.ModelProto, graph: str) -> None:
-    """Raise `RefusedError` for what the graph library would lose when it writes the graph again."""
+    """Raise `RefusedError` for what onnx-ir would lose when it writes the graph again."""
     lost = []
     if model.training_info:
         lost.append("training information")
@@ -72,7 +72,7 @@ def check_supported(model: onnx.ModelProto, graph: str) -> None:
         lost.append("sparse initializers")
     if lost:
         raise RefusedError(
-            f"{shown(graph)} holds {' and '.join(lost)}, which would be lost",
+            f"{shown(graph)} holds {' and '.join(lost)}, which tieconv cannot write again",
             "export the model for inference, with dense tensors",
             "onnx.unsupported",
         )

@@ -1,4 +1,4 @@
-"""The initializers of a graph as tensor records, and one reader for those inside and outside the file."""
+"""Read the initializers of a graph as tensor records, whether inside or outside the graph file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.graph.model import NEW, GraphFile, sides
 from tieconv.sources.local.files import FileSet
@@ -31,14 +31,14 @@ DTYPES = {
     "FLOAT8E5M2": "F8_E5M2",
     "FLOAT8E5M2FNUZ": "F8_E5M2FNUZ",
 }
-"""ONNX types of whole bytes by the names that all formats share here."""
+"""ONNX types of whole bytes, by the names that tieconv uses for all formats."""
 
 _INLINE = "\0inline:"
 
 
 @record
 class Stored:
-    """An initializer and the record of its bytes; the record's name is unique in the graph file."""
+    """An initializer and the record of its bytes. The record's name is unique in the graph file."""
 
     value: ir.Value
     graph: ir.Graph
@@ -46,7 +46,7 @@ class Stored:
 
 
 class GraphBytes:
-    """A `ByteReader` over the tensors of one graph file, external ones read from disk a block at a time."""
+    """A `ByteReader` over the tensors of one graph file. External tensors are read from disk in blocks."""
 
     def __init__(self, graph: GraphFile, files: FileSet) -> None:
         self._graph = graph
@@ -54,7 +54,7 @@ class GraphBytes:
         self._inline: dict[str, memoryview] = {}
 
     def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with the bytes at ``offset`` of ``span``; raises what reading the file raises."""
+        """Fill ``buffer`` with the bytes at ``offset`` of ``span``. Raises what reading the file raises."""
         held = self._inline.get(span.file)
         if held is None:
             self._files.read_into(span, offset, buffer)
@@ -63,7 +63,7 @@ class GraphBytes:
         buffer.cast("B")[:] = held[start : start + len(buffer)]
 
     def stored(self, least: int) -> list[Stored]:
-        """The initializers of ``least`` elements and more, of this graph and of those inside it."""
+        """Return the initializers of at least ``least`` elements, of this graph and its subgraphs."""
         entries = []
         for index, (graph, value) in enumerate(initializers(self._graph.model)):
             tensor = value.const_value
@@ -85,7 +85,7 @@ class GraphBytes:
 
 
 def initializers(model: ir.Model) -> Iterator[tuple[ir.Graph, ir.Value]]:
-    """Every initializer with its graph, the outermost first."""
+    """Yield every initializer with its graph, outermost graph first."""
     for graph in model.graphs():
         for value in graph.initializers.values():
             yield graph, value

@@ -1,4 +1,4 @@
-"""Graph files as models in memory: the structure is read, the large tensors stay where they lie."""
+"""Read graph files as models in memory. The structure is read; large tensors stay on disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError
 
-from tieconv.checkpoint.model_files import ByteRange, FileState, Listing
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.errors import TieconvError, UnreadableError
 from tieconv.formats.onnx.model import check_readable
 from tieconv.onnx.graph.external import byte_range, check_supported, is_external, tensors
@@ -21,17 +22,18 @@ from tieconv.text import shown
 
 SUFFIX = ".onnx"
 LIMIT = 2**31 - 1
-"""Bytes that a protobuf message may have."""
+"""Most bytes of a protobuf message."""
 NEW = "tieconv:"
-"""Location of a tensor whose bytes are still to be written: no file of a model may have it (it is no safe name)."""
+"""Location of a tensor whose bytes are not written yet. It is not a safe file name, so no model can use it."""
 
 
 @dataclass
 class GraphFile:
-    """One graph. ``name`` is its path relative to ``root``, ``size`` its own bytes, without external data.
+    """One graph. ``name`` is its path relative to ``root``, ``size`` its bytes without external data.
 
-    ``ranges`` are the places of its external tensors, ``described`` the initializers that it says type and shape of
-    apart; ``made`` the contents, by location, of tensors that a pass added and that are still to be written.
+    ``ranges`` are the byte ranges of its external tensors. ``described`` are the initializers whose type and shape the
+    graph also lists separately. ``made`` holds, by location, the contents of tensors that a pass added and that are not
+    written yet.
     """
 
     name: str
@@ -45,30 +47,30 @@ class GraphFile:
     changed: bool = False
 
     def range_of(self, tensor: ir.ExternalTensor) -> ByteRange:
-        """Where the tensor lies."""
+        """Return the byte range of an external tensor."""
         name = os.path.normpath(os.path.join(os.path.dirname(self.name), os.fspath(tensor.location)))
         start = tensor.offset or 0
         return ByteRange(name, start, start + tensor.nbytes)
 
     def make(self, content: Gathered, like: ir.TensorProtocol, shape: tuple[int, ...], name: str) -> ir.ExternalTensor:
-        """A tensor whose bytes are to be gathered when the graph is written."""
+        """Return a tensor whose bytes are gathered when the graph is written."""
         location = f"{NEW}{len(self.made)}"
         self.made[location] = content
         return ir.ExternalTensor(location, 0, content.size, like.dtype, shape=ir.Shape(shape), name=name)
 
 
 def graph_names(listing: Listing) -> tuple[str, ...]:
-    """The graph files that MODEL names, relative to its root."""
+    """Return the graph files of MODEL, relative to its root."""
     if listing.named is not None:
         return (listing.named,) if listing.named.lower().endswith(SUFFIX) else ()
     return tuple(name for name in listing.entries if name.lower().endswith(SUFFIX))
 
 
 def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
-    """The graph ``name`` under ``root``. No byte of external data is read, every place of it is checked.
+    """Return the graph ``name`` under ``root``. Every range of external data is checked, but no byte of it is read.
 
-    Raises `UnreadableError` for what is no graph, `UnsafePathError` for external data outside the directory or
-    linked, `RefusedError` for what could not be written again without loss.
+    Raises `UnreadableError` if the file is not a graph. Raises `UnsafePathError` for external data outside the
+    directory or behind a symlink. Raises `RefusedError` for what cannot be written again without loss.
     """
     state = files.state(name)
     proto = _parse(name, state.size, files)
@@ -86,7 +88,7 @@ def read_graph(root: str, name: str, files: FileSet) -> GraphFile:
 
 
 def read_sources(listing: Listing, files: FileSet) -> tuple[GraphFile, ...]:
-    """The graphs that MODEL names, each one that `tieconv inspect` reads too. Raises as `read_graph` does."""
+    """Return the graphs of MODEL that `tieconv inspect` can read too. Raises as `read_graph` does."""
     graphs = []
     for name in graph_names(listing):
         check_readable(listing.root, files, name)
@@ -96,7 +98,7 @@ def read_sources(listing: Listing, files: FileSet) -> tuple[GraphFile, ...]:
 
 @contextmanager
 def blamed_on_source(graph: GraphFile) -> Iterator[None]:
-    """Turn what a pass stumbles over into `UnreadableError`, where onnx's checker refuses the graph too."""
+    """Turn an exception of a pass into `UnreadableError` if onnx's checker rejects the graph too."""
     try:
         yield
     except TieconvError:
@@ -104,7 +106,7 @@ def blamed_on_source(graph: GraphFile) -> Iterator[None]:
     except Exception as error:
         try:
             onnx.checker.check_model(os.path.join(graph.root, graph.name))
-        except Exception as fault:  # noqa: BLE001 - the checker raises its own kinds
+        except Exception as fault:  # noqa: BLE001 - the checker raises various exceptions
             lines = str(fault).strip().splitlines() or [type(fault).__name__]
             raise UnreadableError(
                 f"{shown(graph.name)} is not a valid ONNX graph: {shown(lines[0], 200)}",
@@ -116,30 +118,30 @@ def blamed_on_source(graph: GraphFile) -> Iterator[None]:
 
 def _parse(name: str, size: int, files: FileSet) -> onnx.ModelProto:
     if size > LIMIT:
-        raise UnreadableError(f"{shown(name)} is larger than a graph can be (2 GiB)", "", "onnx.too-large")
+        raise UnreadableError(f"{shown(name)} exceeds the size limit of a graph (2 GiB)", "", "onnx.too-large")
     try:
         proto: onnx.ModelProto = onnx.ModelProto.FromString(files.pread(name, size, 0))
     except DecodeError as error:
         raise _malformed(name, error) from error
     if not proto.HasField("graph"):
-        raise UnreadableError(f"{shown(name)} holds no graph", "is it an ONNX file?", "onnx.malformed")
+        raise UnreadableError(f"{shown(name)} holds no graph", "check that it is an ONNX file", "onnx.malformed")
     return proto
 
 
 def _malformed(name: str, error: Exception) -> UnreadableError:
     return UnreadableError(
-        f"{shown(name)} is no ONNX graph that can be read ({type(error).__name__})",
+        f"{shown(name)} is not a readable ONNX graph ({type(error).__name__})",
         "fetch or export the model again",
         "onnx.malformed",
     )
 
 
 def sides(shape: Iterable[object]) -> tuple[int, ...]:
-    """The sides of a shape that has no symbols, as those of an initializer."""
+    """Return the shape as numbers. It must not have symbols, like that of an initializer."""
     return tuple(int(str(side)) for side in shape)
 
 
 def opset(model: ir.Model) -> int:
-    """The version of the standard operators that the graph imports; 0 where it imports none."""
+    """Return the version of the standard operators that the graph imports, or 0 if it imports none."""
     imports = model.graph.opset_imports
     return imports.get("", imports.get("ai.onnx", 0))

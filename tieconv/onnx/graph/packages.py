@@ -1,4 +1,4 @@
-"""The packages that graphs need, asked for by name before anything is read."""
+"""Check that the packages for graphs are installed, before anything is read."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _PIP = {"onnx": "onnx", "onnx_ir": "onnx-ir", "onnxruntime": "onnxruntime"}
 
 
 def require_graph_packages() -> None:
-    """Raise `RefusedError` where a package that reads and writes graphs is not installed."""
+    """Raise `RefusedError` if a package that reads and writes graphs is not installed."""
     missing = [_PIP[name] for name in ("onnx", "onnx_ir") if find_spec(name) is None]
     if missing:
+        verb = "is" if len(missing) == 1 else "are"
         raise RefusedError(
-            f"an ONNX graph is read with {' and '.join(missing)}, not installed here",
+            f"reading an ONNX graph needs {' and '.join(missing)}, which {verb} not installed",
             install_command("onnx"),
             "onnx.not-installed",
         )
 
 
 def has_onnxruntime() -> bool:
-    """Whether a session can be made."""
+    """Return whether ONNX Runtime is installed."""
     return find_spec("onnxruntime") is not None

@@ -1,1 +1,1 @@
-"""Parity: weight identity, structure, logits and cached steps of a graph against the torch reference."""
+"""Compare a graph with the torch reference: weights, structure, logits and cached steps."""

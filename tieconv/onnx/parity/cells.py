@@ -1,4 +1,4 @@
-"""The batches that a graph is measured on: shapes times seeds, and the long sequence of the cached steps."""
+"""Define the batches that a graph is measured on: shapes times seeds, and a long sequence of cached steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PROMPT = 5
 
 @record
 class Cell:
-    """A batch shape: ``past`` tokens come from the cache, ``padding`` is on the left of the first row.
+    """A batch shape: ``past`` tokens are in the cache, and ``padding`` is on the left of the first row.
 
-    A graph that takes padding elsewhere has it there, as ``where`` says. For an encoder-decoder ``sequence``
-    counts decoder tokens and ``past`` the encoder's.
+    ``where`` says where the graph takes padding, if not on the left. For an encoder-decoder ``sequence`` counts decoder
+    tokens and ``past`` encoder tokens.
     """
 
     batch: int
@@ -34,12 +34,12 @@ class Cell:
 
     @property
     def length(self) -> int:
-        """Tokens of a row, padding included."""
+        """Tokens of a row, including padding."""
         return self.past + self.sequence
 
     @property
     def group(self) -> str:
-        """The plot that the cell's errors go to."""
+        """The plot for the cell's errors."""
         if self.steps:
             return "cached steps"
         if self.padding:
@@ -59,9 +59,9 @@ _SHAPES = {Kind.CACHED: _CACHED, Kind.PLAIN: _PLAIN, Kind.MASKED: _PLAIN, Kind.S
 
 
 def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
-    """Nine shapes with three seeds each; none longer than ``longest`` tokens, the model's own limit.
+    """Yield nine shapes with three seeds each. None exceeds ``longest`` tokens, the model's limit.
 
-    Where padding is not in front, several tokens after a past are in one row.
+    If padding is not on the left, several tokens after a past are in a batch of one row.
     """
     for batch, sequence, past, padding in _SHAPES[kind]:
         alone = where is not Padding.FRONT and past > 0 and sequence > 1
@@ -73,14 +73,14 @@ def cells(kind: Kind, longest: int, where: Padding = Padding.FRONT) -> Iterator[
 
 
 def stepped(longest: int, where: Padding = Padding.FRONT) -> Iterator[Cell]:
-    """A prompt, left-padded in one row, then one token at a time from the cache."""
+    """Yield a prompt with left padding in one row, then single tokens with the cache."""
     steps = min(STEPS, longest - PROMPT)
     for seed in SEEDS if steps > 0 else ():
         yield Cell(2, steps, PROMPT, 0 if where is Padding.NONE else 2, seed, steps, where)
 
 
 def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool, placed: bool = True) -> Batch:
-    """Random tokens of the vocabulary of ``config`` from the cell's seed alone."""
+    """Return random tokens of the vocabulary of ``config``. Only the cell's seed decides them."""
     generator = torch.Generator().manual_seed(1_000_003 * cell.seed + 31 * cell.length + cell.batch)
     rows = int(config.vocab_size)
 
@@ -97,7 +97,7 @@ def make_batch(cell: Cell, kind: Kind, config: Any, *, types: bool, placed: bool
 
 
 def compared(cell: Cell, kind: Kind, batch: Batch) -> torch.Tensor:
-    """Which positions of the graph's logits (batch × sequence) are judged: those that are no padding."""
+    """Return a mask of the graph's logits (batch × sequence): true where a position is not padding."""
     if kind is Kind.SEQ2SEQ:
         return torch.ones(cell.batch, cell.sequence, dtype=torch.bool)
     mask: torch.Tensor = batch.mask[:, cell.past :].bool()

@@ -1,12 +1,15 @@
-"""Greedy generation from the same prompts: reported, never judged, since one near-tie changes all that follows."""
+"""Compare greedy generation from the same prompts.
+
+The result is reported but never judged, because one near-tie changes all later tokens.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.onnx.parity.graph.forward import extended
 from tieconv.onnx.parity.passes import Work, prompt
 from tieconv.reference import Batch, Reference
@@ -15,13 +18,13 @@ Generate = Callable[[Batch, int], torch.Tensor]
 
 
 def free_runs(work: Work, generate: Generate) -> torch.Tensor | None:
-    """Tokens (sequences × steps) of every stepped cell; ``None`` where there is none."""
+    """Return the tokens (sequences × steps) of every stepped cell, or ``None`` without such a cell."""
     runs = [generate(prompt(work, cell), cell.steps) for cell in work.cells if cell.steps]
     return torch.cat(runs) if runs else None
 
 
 def reference_generate(reference: Reference) -> Generate:
-    """Greedy tokens of the reference, by a full pass for each."""
+    """Return a function for greedy tokens of the reference, with one full pass per token."""
 
     def generate(batch: Batch, steps: int) -> torch.Tensor:
         tokens = []
@@ -33,14 +36,14 @@ def reference_generate(reference: Reference) -> Generate:
     return generate
 
 
-def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> dict[str, Any] | None:
-    """The share of sequences that are equal to the end, and how many steps agree on average before the first change."""
+def agreement(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> FreeRun | None:
+    """Return the share of identical sequences, and the mean number of steps before the first change."""
     if ours is None or theirs is None:
         return None
     same = (ours == theirs).long()
-    return {
-        "sequences": len(same),
-        "steps": same.shape[1],
-        "identical": float(same.all(1).double().mean()),
-        "mean_steps_before_change": float(same.cumprod(1).sum(1).double().mean()),
-    }
+    return FreeRun(
+        len(same),
+        same.shape[1],
+        float(same.all(1).double().mean()),
+        float(same.cumprod(1).sum(1).double().mean()),
+    )

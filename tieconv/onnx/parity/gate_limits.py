@@ -1,8 +1,11 @@
-"""What the gates allow: healthy graphs measured 0.5 to 1.3 pooled and at most 3 in one case, faults from 9 up."""
+"""Define the limits of the gates.
+
+Correct graphs measured 0.5 to 1.3 pooled and at most 3 in one case. Faulty graphs measured 9 or more.
+"""
 
 RMS_LIMIT = 2.0
-"""RMS error over the floor's, pooled."""
+"""Limit of the graph's RMS error divided by the floor's, pooled over all cases."""
 MAX_LIMIT = 4.0
-"""Largest error over the floor's, pooled."""
+"""Limit of the graph's largest error divided by the floor's, pooled over all cases."""
 CELL_LIMIT = 5.0
-"""RMS error over the floor's in any one case."""
+"""Limit of the graph's RMS error divided by the floor's in any one case."""

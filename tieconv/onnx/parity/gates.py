@@ -1,4 +1,4 @@
-"""The conditions of the verdict."""
+"""Define the conditions of the verdict."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from tieconv.text import count
 
 
 def structure_gates(structure: Structure) -> Iterator[Gate]:
-    """That the graph runs at every shape."""
+    """Yield the gate that the graph runs at every shape."""
     passed = not structure.faults
-    explanation = "; ".join(structure.faults) if structure.faults else "every batch, sequence and cache axis is free"
+    explanation = "; ".join(structure.faults) if structure.faults else "every batch, sequence and cache axis is dynamic"
     yield Gate("structure", float(len(structure.faults)), 0.0, passed, explanation)
 
 
 def identity_gates(identity: Identity) -> Iterator[Gate]:
-    """That the weights are the checkpoint's."""
+    """Yield the gates that the graph holds the checkpoint's weights."""
     absent = [entry for entry in identity.lost if entry.required]
     alien = [entry for entry in identity.unexplained if entry.required]
     explanation = (
-        f"{identity.found} of {count(identity.tensors, 'tensor')} stand bit for bit in the graph"
+        f"the graph holds {identity.found} of {count(identity.tensors, 'tensor')} bit for bit"
         if not absent
-        else f"{count(len(absent), 'tensor')} that must be in the graph cannot be found there: {absent[0].name}"
+        else f"the graph lacks {count(len(absent), 'required tensor')}: {absent[0].name}"
     )
     yield Gate("weights", float(len(absent)), 0.0, not absent, explanation)
-    explanation = "every matrix of the graph in the shape of a tensor holds one"
+    explanation = "every matrix of the graph with the shape of a tensor holds a tensor of the checkpoint"
     if alien:
-        explanation = f"in the shape of a tensor with the bytes of none: {', '.join(entry.name for entry in alien[:3])}"
+        explanation = f"shape of a checkpoint tensor, but other bytes: {', '.join(entry.name for entry in alien[:3])}"
     yield Gate("graph_weights", float(len(alien)), 0.0, not alien, explanation)
 
 
 def logit_gates(prefix: str, noun: str, graph: Errors, floor: Errors, precision: str) -> Iterator[Gate]:
-    """The pooled gates of one set of cases; ``prefix`` begins their names, ``noun`` says whose errors they are."""
+    """Yield the pooled gates of one set of cases. ``prefix`` begins their names; ``noun`` is the subject."""
     rms, largest = ratios(graph, floor, precision)
     yield Gate(
         f"{prefix}rms_ratio",
         rms,
         RMS_LIMIT,
         rms <= RMS_LIMIT,
-        f"RMS error of {noun} over that of torch in the same precision, all cases pooled",
+        f"RMS error of {noun} divided by torch's in the same precision, over all cases",
     )
     yield Gate(
         f"{prefix}max_ratio",
         largest,
         MAX_LIMIT,
         largest <= MAX_LIMIT,
-        f"largest error of {noun} over the largest of torch in the same precision",
+        f"largest error of {noun} divided by torch's largest in the same precision",
     )
     limit = 2 * floor.figures().max_abs
     yield Gate(
@@ -56,12 +56,12 @@ def logit_gates(prefix: str, noun: str, graph: Errors, floor: Errors, precision:
         graph.flip_margin,
         limit,
         graph.flip_margin <= limit,
-        f"largest gap under {count(graph.flips, 'top-1 change')} in the reference; limit: twice torch's largest error",
+        f"largest gap of {count(graph.flips, 'top-1 change')} in the reference; limit: twice torch's largest error",
     )
 
 
 def case_gates(cases: Sequence[Case]) -> Iterator[Gate]:
-    """That the graph ran in each case, and that none is far off alone."""
+    """Yield the gates that the graph runs in each case, and that no single case is far off."""
     broken = [case for case in cases if case.error]
     explanation = (
         f"the graph fails at {_shape(broken[0])}: {broken[0].error}" if broken else "the graph runs at every shape"

@@ -1,11 +1,11 @@
-"""From stored logits to cases, pools, gates and histograms."""
+"""Turn stored logits into cases, pools, gates and histograms."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from tieconv.checkpoint.results.parity import Case, Gate, Histogram
+from tieconv.checkpoint.results.parity_metrics import Pooled, Pools
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.cells import Cell
 from tieconv.onnx.parity.gates import case_gates, logit_gates
@@ -16,7 +16,7 @@ from tieconv.onnx.parity.passes import Work
 
 @record
 class Judged:
-    """The errors of every cell, of the graph and of the floor."""
+    """The errors of every cell, for the graph and for the floor."""
 
     precision: str
     cases: tuple[Case, ...]
@@ -24,7 +24,7 @@ class Judged:
     floor: Mapping[Cell, Errors]
 
     def pooled(self, *, steps: bool) -> tuple[Errors, Errors]:
-        """The pools of graph and floor over the single passes, or over the cached steps."""
+        """Return the pooled errors of graph and floor over the single passes, or over the cached steps."""
         chosen = [cell for cell in self.graph if bool(cell.steps) == steps]
         return pool(self.graph[cell] for cell in chosen), pool(self.floor[cell] for cell in chosen)
 
@@ -35,13 +35,15 @@ class Judged:
             if graph.positions:
                 yield from logit_gates(prefix, noun, graph, floor, self.precision)
 
-    def metrics(self, *, steps: bool) -> dict[str, Any] | None:
-        """The pooled figures as the report gives them."""
+    def pools(self) -> Pools:
+        """Return the pooled figures for the report."""
+        return Pools(self._pool(steps=False), self._pool(steps=True))
+
+    def _pool(self, *, steps: bool) -> Pooled | None:
         graph, floor = self.pooled(steps=steps)
         if not graph.positions:
             return None
-        rms, largest = ratios(graph, floor, self.precision)
-        return {"ratio": rms, "max_ratio": largest, **_sides(graph, floor)}
+        return Pooled(*ratios(graph, floor, self.precision), graph.figures(), floor.figures())
 
     def histograms(self) -> Iterator[Histogram]:
         for group in dict.fromkeys(cell.group for cell in self.graph):
@@ -49,17 +51,8 @@ class Judged:
             yield histogram(group, pool(map(self.graph.__getitem__, chosen)), pool(map(self.floor.__getitem__, chosen)))
 
 
-def _sides(graph: Errors, floor: Errors) -> dict[str, Any]:
-    sides: dict[str, Any] = {}
-    for name, errors in (("graph", graph), ("floor", floor)):
-        figures = errors.figures()
-        sides[name] = {"relative_rms": figures.relative_rms, "max_abs": figures.max_abs, "kl": figures.kl,
-                       "top1": figures.top1, "flips": figures.flips, "n": figures.positions}  # fmt: skip
-    return sides
-
-
 def judge(work: Work, store: LogitStore, errors: Mapping[Cell, str], precision: str, name: str = "graph") -> Judged:
-    """Every cell's errors against the reference; those of the graph are stored under ``name``."""
+    """Return every cell's errors against the reference. The graph's logits are stored under ``name``."""
     cases: list[Case] = []
     of_graph: dict[Cell, Errors] = {}
     of_floor: dict[Cell, Errors] = {}

@@ -1,4 +1,4 @@
-"""Logits kept on disk between the passes, so that only one model is in memory at a time."""
+"""Keep logits on disk between the passes, so that only one model is in memory at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class LogitStore:
-    """Tensors by key in a temporary directory, removed at the end."""
+    """Tensors by key in a temporary directory that is removed at the end."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tieconv-parity-")
@@ -23,7 +23,7 @@ class LogitStore:
         torch.save(logits.contiguous().clone(), self._paths[key])
 
     def get(self, key: object) -> torch.Tensor | None:
-        """The tensor, mapped from its file; ``None`` where none was put."""
+        """Return the tensor, mapped from its file, or ``None`` if the key is unknown."""
         path = self._paths.get(key)
         if path is None:
             return None

@@ -1,4 +1,4 @@
-"""Errors of logits against the reference: figures of one case, pools of many, histograms."""
+"""Measure errors of logits against the reference: figures of one case, pools of many, histograms."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tieconv.checkpoint.results.parity import Figures, Histogram
+from tieconv.checkpoint.results.parity import Histogram
+from tieconv.checkpoint.results.parity_metrics import Figures
 
 START, WIDTH, BINS = -12.0, 0.25, 56
-"""Histograms: |error| over the RMS of the logits, from 1e-12 to 1e2 in quarters of a decade."""
+"""Bins of histograms: |error| / RMS of the logits, from 1e-12 to 1e2 in quarters of a decade."""
 _ROWS = 16
 
 
 @dataclass
 class Errors:
-    """Sums over positions from which `Figures` follow; `add` takes logits (positions × vocabulary)."""
+    """Sums over positions that give `Figures`. `add` takes logits (positions × vocabulary)."""
 
     positions: int = 0
     values: int = 0
@@ -30,7 +31,7 @@ class Errors:
     counts: list[int] = field(default_factory=lambda: [0] * BINS)
 
     def add(self, reference: torch.Tensor, got: torch.Tensor) -> None:
-        """Count in more positions; a value that is not finite where the reference is counts as infinitely wrong."""
+        """Add positions. A value that is not finite counts as an infinite error if the reference's value is finite."""
         scale = _rms(_centred(reference.double()))
         for first in range(0, len(reference), _ROWS):
             self._add(reference[first : first + _ROWS].double(), got[first : first + _ROWS].double(), scale)
@@ -54,7 +55,7 @@ class Errors:
         self.counts = [ours + more for ours, more in zip(self.counts, counts.tolist(), strict=True)]
 
     def include(self, part: Errors) -> None:
-        """Count in the positions of another sum."""
+        """Add the positions of another sum."""
         self.positions += part.positions
         self.values += part.values
         self.squares += part.squares
@@ -84,7 +85,7 @@ class Errors:
 
 
 def pool(parts: Iterable[Errors]) -> Errors:
-    """The sums of all parts."""
+    """Return the sums of all parts."""
     whole = Errors()
     for part in parts:
         whole.include(part)
@@ -92,10 +93,10 @@ def pool(parts: Iterable[Errors]) -> Errors:
 
 
 def ratios(graph: Errors, floor: Errors, precision: str) -> tuple[float, float]:
-    """The graph's RMS and largest error over the floor's.
+    """Return the graph's RMS error and largest error, each divided by the floor's.
 
-    A floor below one unit of rounding of the logits (the precision's eps times their RMS) counts as that: no graph
-    can be asked for less.
+    The floor is at least one rounding unit of the logits, because no graph can be more exact. That unit is the
+    precision's eps times the RMS of the logits.
     """
     least = float(torch.finfo(getattr(torch, precision)).eps) * graph.scale
     graph_figures, floor_figures = graph.figures(), floor.figures()
@@ -111,12 +112,12 @@ def _over(value: float, floor: float) -> float:
 
 
 def histogram(group: str, graph: Errors, floor: Errors) -> Histogram:
-    """The two distributions of one group of cases."""
+    """Return the two distributions of one group of cases."""
     return Histogram(group, START, WIDTH, tuple(graph.counts), tuple(floor.counts))
 
 
 def _centred(logits: torch.Tensor) -> torch.Tensor:
-    """Without each position's mean; softmax does not see it. Masked logits (-inf) count as the mean."""
+    """Return the logits minus each position's mean, which softmax ignores. Masked logits (-inf) count as the mean."""
     finite = torch.where(logits.isfinite(), logits, torch.nan)
     return (finite - finite.nanmean(-1, keepdim=True)).nan_to_num(0.0)
 

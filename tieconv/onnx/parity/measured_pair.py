@@ -1,4 +1,4 @@
-"""What parity measures: a graph, the checkpoint it is held against, and how the graph is fed."""
+"""Define what parity measures: a graph, a checkpoint, and how the graph is fed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import os
 from collections import Counter
 from typing import Any
 
+from tieconv.checkpoint.files.cautions import BLOCKING, TWO_FORMATS, Caution, way_out
+from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import BLOCKING, TWO_FORMATS, Caution, Checkpoint, Layout, way_out
 from tieconv.checkpoint.results.parity import Parity, ProviderUse, Structure, Verdict
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import RefusedError, UnreadableError
@@ -20,7 +21,7 @@ from tieconv.text import command, shown
 
 @record
 class Subject:
-    """What is measured."""
+    """The graph, the checkpoint and the settings of a measurement."""
 
     graph: Graph
     evidence: Inspection
@@ -40,7 +41,7 @@ class Subject:
 
     @property
     def structure(self) -> Structure:
-        """The graph's axes and names, and what is wrong with them."""
+        """The graph's axes and names, and their faults."""
         return Structure(
             str(self.bindings.kind),
             self.precision,
@@ -60,8 +61,8 @@ class Subject:
 def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
     """Read the graph at ``path`` and the config of the model.
 
-    Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed, `RefusedError` for a quantised
-    graph, `NotRunError` for one that is half of a model.
+    Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed. Raises `RefusedError` for a quantized
+    graph, and `NotRunError` for a graph that is half of a model.
     """
     checkpoint = evidence.checkpoint
     check_model(checkpoint)
@@ -73,19 +74,22 @@ def open_subject(path: str, evidence: Inspection, provider: str) -> Subject:
 
 
 def graph_file(path: str) -> str:
-    """Return the graph that ``path`` names: itself, or `model.onnx` in a directory."""
+    """Return the graph at ``path``: the path itself, or `model.onnx` in a directory."""
     return os.path.join(path, "model.onnx") if os.path.isdir(path) else path
 
 
 def _way_out(blocking: Caution, checkpoint: Checkpoint) -> str:
-    """Here two formats have no option: the one that is not meant is left out by a command that writes."""
+    """Return the hint.
+
+    With two formats, the hint is a command that writes one of them, because parity has no option for it.
+    """
     if blocking.code != TWO_FORMATS:
         return way_out(blocking.code, checkpoint.source)
     return f"leave one out first: {command('dedup', checkpoint.source, '--drop-other-formats', '-o', 'OUT')}"
 
 
 def check_model(checkpoint: Checkpoint) -> None:
-    """The model must be what transformers loads from its directory; raises `UnreadableError`."""
+    """Check that transformers can load the model from its directory. Raises `UnreadableError`."""
     blocking = next((caution for caution in checkpoint.cautions if caution.code in BLOCKING), None)
     if blocking is not None:
         raise UnreadableError(
@@ -94,28 +98,28 @@ def check_model(checkpoint: Checkpoint) -> None:
     lone = checkpoint.layout is Layout.FILE or checkpoint.adapter is not None
     if lone or checkpoint.headers_only or checkpoint.config is None:
         raise UnreadableError(
-            f"{shown(checkpoint.source)} cannot be loaded as a torch model",
-            "give a model directory with its config.json and safetensors or torch weights; merge an adapter first",
+            f"transformers cannot load {shown(checkpoint.source)} as a torch model",
+            "give a model directory with config.json and safetensors or torch weights; merge an adapter first",
             "parity.model",
         )
 
 
-_FLOATS = "parity measures fp32, fp16 and bf16 graphs: give the one that was quantised from"
+_FLOATS = "parity measures fp32, fp16 and bf16 graphs: give the graph before quantization"
 _QUANTISED = "parity.quantised"
 
 
 def _precision(graph: Graph) -> str:
-    """The float type that holds most of the weights, as torch names it. Raises `RefusedError` for a quantised one."""
+    """Return the float type of most weights, as torch names it. Raises `RefusedError` for a quantized graph."""
     quantised = next(quantised_weights(graph), None)
     if quantised is not None:
-        raise RefusedError(f"{shown(graph.path)}: {shown(quantised)}: torch has no floor for that", _FLOATS, _QUANTISED)
+        raise RefusedError(f"parity cannot measure {shown(graph.path)}: {shown(quantised)}", _FLOATS, _QUANTISED)
     stored: Counter[str] = Counter()
     for weight in graph.weights:
         stored[weight.dtype] += weight.nbytes
     dtype = stored.most_common(1)[0][0] if stored else ""
     if dtype not in DTYPES:
         raise RefusedError(
-            f"{shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}: torch has no floor for that",
+            f"parity cannot measure {shown(graph.path)}: most of its weights are {dtype.lower() or 'absent'}",
             _FLOATS,
             _QUANTISED,
         )

@@ -1,4 +1,4 @@
-"""The same batches through the graph, the reference and the floor, one model in memory at a time."""
+"""Run the same batches through graph, reference and floor, with one model in memory at a time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Steps = Callable[[Batch, tuple[int, ...]], Iterator[torch.Tensor]]
 
 @record
 class Work:
-    """What is fed: the cells of a kind of graph, and each cell's batch, always the same."""
+    """The cells for a kind of graph, and each cell's batch, which is always the same."""
 
     kind: Kind
     config: Any
@@ -40,14 +40,14 @@ class Work:
         return make_batch(cell, self.kind, self.config, types=self.types, placed=self.placed)
 
     def judged(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
-        """The logits of positions that are judged, one row each."""
+        """Return the logits of the judged positions, one row each."""
         return logits[:, -cell.sequence :][compared(cell, self.kind, self.batch(cell))]
 
 
 def make_work(bindings: Bindings, config: Any) -> Work:
-    """The work for a graph with these inputs."""
+    """Return the work for a graph with these inputs."""
     kind, inputs = bindings.kind, bindings.inputs
-    # A masked model numbers its positions as it was trained to, from the padding on; a decoder must be told.
+    # A masked model numbers its positions itself, starting at the padding. A decoder needs position ids.
     placed = kind is not Kind.MASKED or Role.POSITIONS in inputs
     return Work(kind, config, Role.TYPES in inputs, placed, bindings.padding)
 
@@ -58,22 +58,22 @@ def _longest(config: Any) -> int:
 
 
 def pieces(cell: Cell) -> tuple[int, ...]:
-    """How a cell's tokens are fed to a model with a cache."""
+    """Return the lengths in which a cell's tokens are fed to a model with a cache."""
     if cell.steps:
         return (PROMPT, *([1] * cell.steps))
     return (cell.past, cell.sequence) if cell.past else (cell.sequence,)
 
 
 def cached_logits(steps: Steps, batch: Batch, cell: Cell) -> torch.Tensor:
-    """Logits of the cell's own tokens, those of the past left out."""
+    """Return the logits of the cell's tokens, without those of the past."""
     made = list(steps(batch, pieces(cell)))
     return torch.cat(made[1:] if cell.past else made, 1)
 
 
 def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> dict[Cell, str]:
-    """Run every cell through the graph; return what the runtime said of those that failed.
+    """Run every cell through the graph; return the runtime's error for each failed cell.
 
-    Raises `NotRunError` where memory runs out or the device fails.
+    Raises `NotRunError` if memory runs out or the device fails.
     """
     errors: dict[Cell, str] = {}
     for cell in work.cells:
@@ -85,21 +85,21 @@ def run_graph(graph: GraphModel, work: Work, store: LogitStore, name: str) -> di
         except NotRunError:
             raise
         except Exception as error:
-            # Each status of the runtime is an exception class of its own, all made in C++.
+            # Each status of the runtime has a separate exception class, made in C++.
             if out_of_memory(error):
-                raise NotRunError("memory ran out while the graph was run", "run it on a larger machine") from error
+                raise NotRunError("memory ran out while the graph ran", "use a machine with more memory") from error
             errors[cell] = shown(error, 300)
     return errors
 
 
 def run_reference(reference: Reference, work: Work, store: LogitStore) -> None:
-    """Every cell through the reference in one pass each, without a cache."""
+    """Run every cell through the reference in one pass, without a cache."""
     for cell in work.cells:
         store.put(("reference", cell), work.judged(cell, reference.logits(work.batch(cell))))
 
 
 def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
-    """Every cell through torch in the export's precision, with a cache where the graph has one."""
+    """Run every cell through torch in the export's precision, with a cache if the graph has one."""
     for cell in work.cells:
         batch = work.batch(cell)
         cached = work.kind is Kind.CACHED and cell.past
@@ -108,5 +108,5 @@ def run_floor(model: Reference, work: Work, store: LogitStore) -> None:
 
 
 def prompt(work: Work, cell: Cell) -> Batch:
-    """The first tokens of a stepped cell, from which free runs start."""
+    """Return the first tokens of a stepped cell, from which free runs start."""
     return work.batch(cell).until(PROMPT)

@@ -1,4 +1,4 @@
-"""The graph in a session of ONNX Runtime: every batch, and free runs where it has a cache."""
+"""Run the graph in a session of ONNX Runtime: every batch, and free runs if it has a cache."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from tieconv.onnx.session.provider import CUDA
 
 @record
 class SessionRuns:
-    """Where the graph ran and what failed; ``tf32`` where it ran again with products rounded to TF32.
+    """Where the graph ran and what failed.
 
-    ``tokens`` are those of the free runs, (sequences, steps).
+    ``tf32`` is set if the graph ran again with products rounded to TF32. ``tokens`` (sequences, steps) are those of the
+    free runs.
     """
 
     use: ProviderUse
@@ -33,7 +34,7 @@ class SessionRuns:
 
 
 def run_sessions(subject: Subject, work: Work, store: LogitStore) -> SessionRuns:
-    """Run the graph, on CUDA a float32 graph twice; its logits go to the store as `graph` and `tf32`."""
+    """Run the graph, and a float32 graph on CUDA twice. Its logits are stored as `graph` and `tf32`."""
     use, graph, tokens = _run(subject, work, store, tf32=False)
     again = use.active == CUDA and subject.precision == "float32"
     return SessionRuns(use, graph, _run(subject, work, store, tf32=True)[1] if again else None, tokens)
@@ -54,7 +55,7 @@ def _run(subject: Subject, work: Work, store: LogitStore, *, tf32: bool) -> tupl
 
 
 def weight_gathers(graph: Graph) -> frozenset[str]:
-    """Names of the `Gather` nodes that look rows up in a float weight."""
+    """Return the names of the `Gather` nodes that read rows of a float weight."""
     floats = {weight.name for weight in graph.weights if weight.dtype in DTYPES and prod(weight.shape) > 1}
     return frozenset(
         node.name or ""

@@ -1,10 +1,14 @@
-"""The checkpoint in torch: as the reference, and as the floor in the graph's own precision; one in memory at a time."""
+"""Run the checkpoint in torch, first as the reference, then as the floor in the graph's precision.
+
+Only one of the two is in memory at a time.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from tieconv.checkpoint.results.parity import Identity
+from tieconv.checkpoint.results.parity_metrics import FreeRun
 from tieconv.checkpoint.value_type import record
 from tieconv.onnx.parity.free_run import agreement, free_runs, reference_generate
 from tieconv.onnx.parity.logit_store import LogitStore
@@ -18,17 +22,21 @@ from tieconv.sources.local.files import open_files
 
 @record
 class TorchRuns:
-    """``free``: how far free runs agree; ``identity``: the weights bit for bit; ``epsilons`` of the model's norms."""
+    """Results of the torch runs.
 
-    free: dict[str, Any] | None
+    ``free`` says how far free runs agree. ``identity`` compares the weights bit for bit. ``epsilons`` are those of the
+    model's norms.
+    """
+
+    free: FreeRun | None
     identity: Identity
     epsilons: frozenset[float]
 
 
 def run_torch(subject: Subject, dtype: str, tokens: Any, work: Work, store: LogitStore) -> TorchRuns:
-    """Run the reference in ``dtype``, then the floor; their logits go to the store under these names.
+    """Run the reference in ``dtype``, then the floor; their logits are stored under these names.
 
-    ``tokens`` are those of the graph's free runs, with which the reference's are compared.
+    ``tokens`` are those of the graph's free runs. The reference's free runs are compared with them.
     """
     config = subject.evidence.checkpoint.config_values
     reference = load(subject.root, config, dtype)

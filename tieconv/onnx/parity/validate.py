@@ -1,4 +1,4 @@
-"""The whole measurement: graph, checkpoint and provider in, a verdict with its evidence out."""
+"""Run the whole measurement: from graph, checkpoint and provider to a verdict with its evidence."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.results.parity import Gate, Identity, Parity, ProviderUse, Structure, Verdict
+from tieconv.checkpoint.results.parity_metrics import Metrics, Precision
 from tieconv.errors import NotRunError
 from tieconv.onnx.parity.cells import SEEDS
 from tieconv.onnx.parity.free_memory import reference_dtype
@@ -21,11 +22,11 @@ from tieconv.reference import Reference
 
 
 def run_parity(path: str, evidence: Inspection, provider: str = "auto", reference: str = "auto") -> Parity:
-    """The parity of the graph at ``path`` with the checkpoint that ``evidence`` is about.
+    """Return the parity of the graph at ``path`` with the checkpoint of ``evidence``.
 
-    ``provider`` is ``auto``, ``cpu`` or ``cuda``, ``reference`` ``auto``, ``float64`` or ``float32``. A provider that
-    is missing, or that leaves heavy nodes on the CPU, gives the verdict ``not_run``, and so does a graph that is half
-    of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
+    ``provider`` is ``auto``, ``cpu`` or ``cuda``; ``reference`` is ``auto``, ``float64`` or ``float32``. The verdict is
+    ``not_run`` if a provider is missing or leaves heavy nodes on the CPU. It is also ``not_run`` for a graph that is
+    half of a model. Raises `UnreadableError` for a graph or checkpoint that cannot be read or fed.
     """
     try:
         subject = open_subject(path, evidence, provider)
@@ -62,15 +63,22 @@ def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:
         identity=torch_runs.identity,
         gates=gates,
         cases=judged.cases,
-        metrics=_metrics(subject, judged, tf32, dtype) | {"free_run": torch_runs.free},
+        metrics=Metrics(
+            Precision(dtype),
+            Precision(subject.precision),
+            SEEDS,
+            judged.pools(),
+            None if tf32 is None else tf32.pools(),
+            torch_runs.free,
+        ),
         histograms=tuple(judged.histograms()),
     )
 
 
 def stored_gates(path: str, evidence: Inspection, model: Reference) -> tuple[Identity, tuple[Gate, ...]]:
-    """The gates of the graph at ``path`` that need no session: its axes, and its weights bit for bit.
+    """Return the gates that need no session: the graph's axes, and its weights bit for bit.
 
-    ``model`` is the checkpoint in the graph's precision, loaded. Raises what `run_parity` raises.
+    ``model`` is the loaded checkpoint in the graph's precision. Raises what `run_parity` raises.
     """
     subject = open_subject(path, evidence, "cpu")
     identity = identity_of(subject, model.unused, model)
@@ -83,16 +91,5 @@ def _likely(subject: Subject, judged: Judged, epsilons: frozenset[float]) -> Ite
 
 
 def _all_passed(gates: tuple[Gate, ...]) -> bool:
-    """Every gate, and logits were measured: no measurement is no agreement."""
+    """Return whether every gate passed and logits were measured. Without a measurement there is no agreement."""
     return all(gate.passed for gate in gates) and any(gate.name == "rms_ratio" for gate in gates)
-
-
-def _metrics(subject: Subject, judged: Judged, tf32: Judged | None, dtype: str) -> dict[str, object]:
-    return {
-        "reference": {"library": "torch", "device": "cpu", "dtype": dtype},
-        "floor": {"library": "torch", "device": "cpu", "dtype": subject.precision},
-        "seeds": list(SEEDS),
-        "logits": judged.metrics(steps=False),
-        "steps": judged.metrics(steps=True),
-        "tf32": None if tf32 is None else {"logits": tf32.metrics(steps=False), "steps": tf32.metrics(steps=True)},
-    }

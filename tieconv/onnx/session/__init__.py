@@ -1,1 +1,1 @@
-"""Sessions of ONNX Runtime."""
+"""Open sessions of ONNX Runtime."""

@@ -1,4 +1,4 @@
-"""Why the CUDA provider does not start. onnxruntime only logs it, so the loader and the driver are asked."""
+"""Find out why the CUDA provider does not start. onnxruntime only logs it, so ask loader and driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tieconv.text import shown
 
 INSTALL = install_command("gpu", upgrade=True)
 UNKNOWN = "session.fallback"
-"""The code where nothing is found that stands against CUDA."""
+"""The code if no cause is identified."""
 _DRIVER = "nvidia-smi must list a GPU: install the NVIDIA driver; in a container, start it with its GPU (--gpus all)"
 _ABSENT = re.compile(r"(lib[\w-]+\.so(?:\.\d+)*): cannot open shared object file")
 _FAILURE = re.compile(r"CUDA failure (\d+)")
@@ -30,7 +30,7 @@ Load = Callable[[str], Any]
 
 @record
 class Cause:
-    """What is wrong in half a sentence, the next command, and a stable code."""
+    """The problem as a clause, the next command, and a stable code."""
 
     why: str
     hint: str
@@ -38,7 +38,7 @@ class Cause:
 
 
 def diagnose(ort: Any, error_text: str = "", load: Load = ctypes.CDLL) -> Cause:
-    """The first thing that stands against CUDA: ``error_text`` by onnxruntime, a library, the driver, the device."""
+    """Return the first problem of CUDA: onnxruntime's ``error_text``, a library, the driver, or the device."""
     return (
         _cause_in(ort, error_text, load)
         or _libraries(ort, load)
@@ -46,38 +46,38 @@ def diagnose(ort: Any, error_text: str = "", load: Load = ctypes.CDLL) -> Cause:
         or Cause(
             _call(error_text)
             or shown(error_text, 300)
-            or "its libraries load and a device answers, so the cause is not known",
-            f"what onnxruntime says of it: python -c 'import onnxruntime as o; o.print_debug_info()'; then {INSTALL}",
+            or "the cause is unknown: its libraries load and a device responds",
+            f"print onnxruntime's report: python -c 'import onnxruntime as o; o.print_debug_info()'; then {INSTALL}",
             UNKNOWN,
         )
     )
 
 
 def failed_while_run(ort: Any, error_text: str, load: Load = ctypes.CDLL) -> Cause | None:
-    """What failed while a graph ran on CUDA; ``None`` where the device and its libraries did not.
+    """Return what failed while a graph ran on CUDA, or ``None`` if device and libraries did not fail.
 
-    onnxruntime loads cuDNN and cuFFT when the first node needs them: a session starts without.
+    onnxruntime loads cuDNN and cuFFT when the first node needs them, not when a session starts.
     """
     absent, failure = _UNAVAILABLE.search(error_text), _call(error_text)
     if absent:
-        why = f"a node of the graph needs {absent[1]}, which onnxruntime {ort.__version__} does not find"
+        why = f"a node of the graph needs {absent[1]}, which onnxruntime {ort.__version__} cannot load"
         return Cause(why, INSTALL, f"session.{absent[1].lower()}")
     if failure:
         sentence = f"the device or its libraries failed while the graph ran: {failure}"
         return _cause_in(ort, error_text, load) or Cause(
-            sentence, "nvidia-smi, then the same command again", "session.device"
+            sentence, "check the GPU with nvidia-smi, then run the command again", "session.device"
         )
     return None
 
 
 def _call(error_text: str) -> str:
-    """The failed call without the C++ around it: "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED"."""
+    """Return the failed call without its C++ context: "CUDNN failure 1001: CUDNN_STATUS_NOT_INITIALIZED"."""
     call = _CALL.search(error_text)
     return shown(call[0].strip(), 300) if call else ""
 
 
 def _major(ort: Any) -> int:
-    """The major version of CUDA that onnxruntime was built for; 0 where it does not say."""
+    """Return the major CUDA version that onnxruntime is built for, or 0 if it does not say."""
     major = str(getattr(ort, "cuda_version", "") or "").partition(".")[0]
     return int(major) if major.isdecimal() else 0
 
@@ -92,14 +92,14 @@ def _cause_in(ort: Any, error_text: str, load: Load) -> Cause | None:
     if number == 209 or "no kernel image" in error_text:
         return Cause(
             "this onnxruntime has no kernels for the architecture of this GPU",
-            f"an onnxruntime-gpu that is built for it: {INSTALL}",
+            f"install an onnxruntime-gpu that is built for this GPU: {INSTALL}",
             "session.architecture",
         )
     return None
 
 
 def _libraries(ort: Any, load: Load) -> Cause | None:
-    """The library of the provider is loaded as onnxruntime would do it: the loader names what is missing."""
+    """Load the provider's library as onnxruntime does. The loader's error names what is missing."""
     windows = sys.platform == "win32"
     name = "onnxruntime_providers_cuda.dll" if windows else "libonnxruntime_providers_cuda.so"
     path = os.path.join(os.path.dirname(getattr(ort, "__file__", None) or ""), "capi", name)
@@ -113,26 +113,26 @@ def _libraries(ort: Any, load: Load) -> Cause | None:
             return _absent(ort, absent[1])
         if "undefined symbol: cu" in str(error):
             return _old_driver(ort, load)
-        # Its own host functions come from onnxruntime: past the libraries that it needs, the loader stops at them.
+        # onnxruntime supplies the `Provider_` functions, so the loader reports them once all libraries are loaded.
         if "undefined symbol: Provider_" not in str(error):
-            return Cause(f"{name} does not load: {shown(error, 300)}", INSTALL, "session.library")
+            return Cause(f"{name} fails to load: {shown(error, 300)}", INSTALL, "session.library")
     return None
 
 
 def _absent(ort: Any, library: str) -> Cause:
     if library.startswith("libcuda.so"):
-        return Cause(f"{library}, the NVIDIA driver's own library, is not found", _DRIVER, "session.no-driver")
+        return Cause(f"{library}, a library of the NVIDIA driver, is missing", _DRIVER, "session.no-driver")
     library_set = "cuDNN" if library.startswith("libcudnn") else f"CUDA {_major(ort) or ''}".rstrip()
-    why = f"{library} of {library_set} is not found, which onnxruntime {ort.__version__} is built for"
+    why = f"{library} of {library_set} is missing, and onnxruntime {ort.__version__} needs it"
     torch_cuda = _torch_cuda()
     if library_set != "cuDNN" and torch_cuda and torch_cuda.partition(".")[0] != str(_major(ort)):
-        why += f"; torch has CUDA {torch_cuda}, whose libraries have another major version"
-        return Cause(why, f"{INSTALL} (it brings the libraries of both majors side by side)", "session.cuda-major")
+        why += f"; torch installs CUDA {torch_cuda}, which has another major version"
+        return Cause(why, f"{INSTALL} (installs the libraries of both major versions)", "session.cuda-major")
     return Cause(why, INSTALL, "session.cudnn" if library_set == "cuDNN" else "session.cuda-libraries")
 
 
 def _torch_cuda() -> str:
-    """The CUDA that torch was built for, without importing it for this alone."""
+    """Return the CUDA version that torch is built for, without importing torch only for that."""
     torch = sys.modules.get("torch")
     if torch is None and find_spec("torch") is None:
         return ""
@@ -142,7 +142,7 @@ def _torch_cuda() -> str:
 
 
 def _device(ort: Any, load: Load) -> Cause | None:
-    """What the driver says of itself and of its devices."""
+    """Return a problem that the driver reports about itself or its devices."""
     count = ctypes.c_int(0)
     try:
         driver = _driver(load)
@@ -150,10 +150,10 @@ def _device(ort: Any, load: Load) -> Cause | None:
             return _old_driver(ort, load)
         status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     except (OSError, AttributeError):
-        return Cause("the NVIDIA driver's library does not load", _DRIVER, "session.no-driver")
+        return Cause("the NVIDIA driver's library fails to load", _DRIVER, "session.no-driver")
     if status == 100 or (not status and not count.value):
         return _no_device()
-    return Cause(f"the NVIDIA driver does not start (error {status})", _DRIVER, "session.no-driver") if status else None
+    return Cause(f"the NVIDIA driver fails to start (error {status})", _DRIVER, "session.no-driver") if status else None
 
 
 def _driver(load: Load) -> Any:
@@ -161,7 +161,7 @@ def _driver(load: Load) -> Any:
 
 
 def _serves(driver: Any) -> int:
-    """The newest CUDA that the driver serves: 12040 is 12.4."""
+    """Return the newest CUDA version that the driver supports: 12040 is 12.4."""
     version = ctypes.c_int(0)
     driver.cuDriverGetVersion(ctypes.byref(version))
     return version.value
@@ -175,10 +175,10 @@ def _old_driver(ort: Any, load: Load) -> Cause:
     serves = f"CUDA {version // 1000}.{version % 1000 // 10}" if version else "an older CUDA"
     needed = _OLDEST.get(_major(ort), "")
     return Cause(
-        f"the NVIDIA driver is too old: it serves {serves}, and onnxruntime {ort.__version__} is built for CUDA "
+        f"the NVIDIA driver is too old: it supports {serves}, and onnxruntime {ort.__version__} needs CUDA "
         f"{getattr(ort, 'cuda_version', '') or 'of a newer version'}",
-        f"update the driver{f' to {needed} or newer' if needed else ''}, or install an onnxruntime-gpu that is built "
-        "for the CUDA that nvidia-smi shows",
+        f"update the driver{f' to {needed} or newer' if needed else ''}, or install an onnxruntime-gpu for the CUDA "
+        "version that nvidia-smi shows",
         "session.old-driver",
     )
 

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: opened on the provider that was asked for, or not at all."""
+"""Open sessions of ONNX Runtime on the requested provider, or fail."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _NO_KERNEL = "session.kernel"
 
 @record
 class Session:
-    """An open session. ``run`` binds inputs and outputs in place, so that a cache stays on the device."""
+    """An open session. ``run`` binds inputs and outputs in place, so a cache stays on the device."""
 
-    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __eq__ = object.__eq__  # compare by identity: arrays and sessions have no useful equality
     __hash__ = object.__hash__
 
     inner: Any
@@ -38,19 +38,19 @@ class Session:
         return "cuda" if self.use.active == CUDA else "cpu"
 
     def value(self, array: Any) -> Any:
-        """A numpy array as a value that `run` takes."""
+        """Return a numpy array as a value for `run`."""
         return self.ort.OrtValue.ortvalue_from_numpy(array)
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
-        """A value for the past before the first token, zeros if it has elements. ``dtype`` is an ONNX name."""
+        """Return a value for the past before the first token: zeros if it has elements. ``dtype`` is an ONNX name."""
         kinds = {"FLOAT": np.float32, "DOUBLE": np.float64, "INT64": np.int64, "INT32": np.int32}
-        zeros = np.zeros(shape, kinds.get(dtype, np.uint16))  # the halves by their bits
+        zeros = np.zeros(shape, kinds.get(dtype, np.uint16))  # 16-bit floats by their bits
         return self.ort.OrtValue.ortvalue_from_numpy_with_onnx_type(zeros, ELEMENTS[dtype])
 
     def run(self, feeds: Mapping[str, Any], outputs: Collection[str], host: str) -> dict[str, Any]:
-        """The named outputs as values: ``host`` in main memory, the others where the session runs.
+        """Return the named outputs as values: ``host`` in main memory, the others where the session runs.
 
-        Raises `NotRunError` where the device or a library of it fails, which says nothing of the graph.
+        Raises `NotRunError` if the device or one of its libraries fails; that says nothing about the graph.
         """
         binding = self.inner.io_binding()
         for name, value in feeds.items():
@@ -79,10 +79,10 @@ def open_session(
     tf32: bool = False,
     weight_gathers: Collection[str] = (),
 ) -> Session:
-    """A session of the graph at ``path`` on ``provider`` (``auto``, ``cpu`` or ``cuda``).
+    """Return a session of the graph at ``path`` on ``provider`` (``auto``, ``cpu`` or ``cuda``).
 
-    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. Raises `NotRunError` where CUDA was
-    asked for and the session, or a heavy node of it, would run on the CPU; and for bf16 on the CPU.
+    ``weight_gathers`` are the names of the `Gather` nodes that read a weight. Raises `NotRunError` if CUDA is requested
+    but the session or a heavy node would run on the CPU. Raises it also for bf16 on the CPU.
     """
     ort = runtime()
     choice = choose(ort, provider, tf32=tf32)
@@ -102,10 +102,10 @@ def open_session(
 
 
 def _start(ort: Any, path: str, provider: str, choice: Choice, precision: str) -> tuple[Any, tuple[str, ...]]:
-    """The session, and notes for the report; `NotRunError` with the cause where CUDA was asked for and is not there.
+    """Return the session, and notes for the report. Raises `NotRunError` if CUDA is requested but unavailable.
 
-    onnxruntime answers a CUDA that does not start with a session on the CPU, or with an error from the driver, or
-    with an operator that the CPU cannot do.
+    If CUDA does not start, onnxruntime may return a session on the CPU. It may also fail with a driver error, or with
+    an operator that the CPU does not support.
     """
     if choice.providers[0] == CPU:
         return _open(ort, path, choice.providers), choice.notes
@@ -122,22 +122,20 @@ def _start(ort: Any, path: str, provider: str, choice: Choice, precision: str) -
         return inner, choice.notes
     cause = diagnose(ort, error_text)
     if provider == "cuda":
-        problem = (
-            f"onnxruntime silently gave a CPU session: {cause.why}" if inner else f"it does not start: {cause.why}"
-        )
-        raise NotRunError(f"CUDA was asked for and {problem}", cause.hint, cause.code, active=CPU)
+        problem = f"onnxruntime silently uses the CPU: {cause.why}" if inner else f"CUDA does not start: {cause.why}"
+        raise NotRunError(f"--provider cuda is not possible: {problem}", cause.hint, cause.code, active=CPU)
     _check_precision(precision)
-    note = f"onnxruntime has a CUDA provider that does not start here, and the CPU was used: {cause.why}"
+    note = f"the session runs on the CPU, because the CUDA provider does not start: {cause.why}"
     return inner or _open(ort, path, [CPU]), (*choice.notes, note)
 
 
 class StartError(Exception):
-    """The provider, not the graph, is what a session could not be made of."""
+    """Raised if the provider, and not the graph, prevents a session."""
 
 
 @contextmanager
 def _unlogged(ort: Any) -> Iterator[None]:
-    """Without what onnxruntime logs of a provider that does not start: the cause is told in a sentence."""
+    """Hide what onnxruntime logs about a provider that does not start. An error message gives the cause."""
     ort.set_default_logger_severity(4)
     try:
         yield
@@ -146,17 +144,17 @@ def _unlogged(ort: Any) -> Iterator[None]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Whether the runtime says that memory ran out, its own or the device's."""
+    """Return whether the runtime reports that main memory or device memory ran out."""
     message = str(error)
     return isinstance(error, MemoryError) or "llocate memory" in message or "out of memory" in message
 
 
 def _check_precision(precision: str) -> None:
-    """The CPU has no kernels for bf16."""
+    """Raise `NotRunError` for bf16: the CPU provider has no kernels for it."""
     if precision == "bfloat16":
         raise NotRunError(
-            "the graph is bf16, and onnxruntime's CPU provider has no bf16 kernels for its products and norms",
-            "run it where there is a GPU (--provider cuda), or export in fp32 or fp16",
+            "onnxruntime's CPU provider cannot run this bf16 graph: it has no bf16 kernels for products and norms",
+            "run it on a GPU (--provider cuda), or export in fp32 or fp16",
             "session.bf16",
             active=CPU,
         )
@@ -167,14 +165,14 @@ def _open(ort: Any, path: str, providers: list[Any]) -> Any:
     options.log_severity_level = 4
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     try:
-        # With its own fallback it would print to stdout and go on elsewhere.
+        # onnxruntime's fallback would print to stdout and continue on another provider.
         return ort.InferenceSession(path, options, providers=providers, enable_fallback=0)
     except Exception as error:
-        # Each status of the runtime is an exception class of its own, all made in C++.
+        # Each status of the runtime has a separate exception class, made in C++.
         if out_of_memory(error):
             raise NotRunError(
-                f"{shown(path)}: memory ran out while a session was made of it",
-                "run it on a larger machine or GPU, or free the one that is there: nvidia-smi",
+                f"{shown(path)}: memory ran out while onnxruntime loaded the graph",
+                "use a larger machine or GPU, or free memory (see nvidia-smi)",
                 "session.memory",
             ) from error
         if any(f"{library} failure" in str(error) for library in ("CUDA", "CUBLAS", "CUDNN")):
@@ -182,11 +180,11 @@ def _open(ort: Any, path: str, providers: list[Any]) -> Any:
         if "NOT_IMPLEMENTED" in str(error):
             raise NotRunError(
                 f"{shown(path)}: onnxruntime {ort.__version__} has no kernel for a node: {shown(error, 300)}",
-                "run it on another provider, or export in another precision or opset",
+                "use another --provider, or export in another precision or opset",
                 _NO_KERNEL,
             ) from error
         raise UnreadableError(
-            f"{shown(path)}: onnxruntime {ort.__version__} cannot load it: {shown(error, 300)}",
+            f"onnxruntime {ort.__version__} cannot load {shown(path)}: {shown(error, 300)}",
             "export the graph again",
             "session.load",
         ) from error

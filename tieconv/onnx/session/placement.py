@@ -1,4 +1,4 @@
-"""Where the runtime put each node, and which heavy ones it left on the CPU."""
+"""Check where the runtime placed each node, and which heavy nodes it left on the CPU."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ATTENTION = {
     "QAttention", "RotaryEmbedding", "Softmax",
 }  # fmt: skip
 HEAVY = frozenset(_PRODUCTS | _NORMS | _ATTENTION)
-"""Operators that must run on the device: products, norms (`ReduceMean` where they are spelt out) and attention."""
+"""Operators that must run on the device: products, norms and attention. `ReduceMean` is part of some norms."""
 
 
 def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) -> dict[str, int]:
-    """How many nodes each provider runs, where the runtime says so.
+    """Return how many nodes each provider runs, if the runtime reports it.
 
-    Shape arithmetic belongs on the CPU; a `Gather` counts as heavy where it reads a weight. Raises `NotRunError` for
-    a heavy node on the CPU of a CUDA session, and where the runtime cannot say where its nodes are.
+    Shape arithmetic may run on the CPU. A `Gather` is heavy if it reads a weight. Raises `NotRunError` if the CPU runs
+    a heavy node of a CUDA session, or if placements are unknown.
     """
     cuda = active == CUDA
     if not hasattr(inner, "get_provider_graph_assignment_info"):
         if cuda:
             raise NotRunError(
-                "this onnxruntime does not say on which provider each node runs, so a fallback would go unseen",
+                "this onnxruntime does not report where each node runs, so tieconv could not see a fallback to the CPU",
                 install_command("gpu", upgrade=True),
                 "session.placement",
             )
@@ -48,14 +48,14 @@ def check_placement(inner: Any, active: str, weight_gathers: Collection[str]) ->
             heavy += [f"{node.op_type} {node.name}" for node in nodes if _is_heavy(node, weight_gathers)]
     if cuda and not placed:
         raise NotRunError(
-            "onnxruntime gave no placement of nodes, so a fallback to the CPU would go unseen",
+            "onnxruntime reported no placement of nodes, so tieconv could not see a fallback to the CPU",
             install_command("gpu", upgrade=True),
             "session.placement",
         )
     if heavy:
         raise NotRunError(
-            f"CUDA is active and yet {count(len(heavy), 'heavy node')} run on the CPU: {shown(', '.join(heavy))}",
-            "these operators have no CUDA kernel in this precision: export in another one, or with another opset",
+            f"CUDA is active, but the CPU runs {count(len(heavy), 'heavy node')}: {shown(', '.join(heavy))}",
+            "these operators have no CUDA kernel in this precision: export in another precision or opset",
             "session.fallback-nodes",
             active=active,
             fallback=tuple(heavy),

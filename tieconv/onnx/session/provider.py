@@ -1,4 +1,4 @@
-"""Which execution provider a session asks for, and what stands against it."""
+"""Choose the execution provider of a session, and find package conflicts."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ _CLASH = f"pip uninstall -y onnxruntime onnxruntime-gpu && {install_command('gpu
 
 @record
 class Choice:
-    """What goes to onnxruntime as ``providers``, and notes for the report."""
+    """The ``providers`` argument of onnxruntime, and notes for the report."""
 
     providers: list[Any]
     notes: tuple[str, ...] = ()
 
 
 def runtime() -> Any:
-    """The module onnxruntime; `MissingPackageError` with the pip command where it is missing or half removed."""
+    """Return the module onnxruntime. Raises `MissingPackageError` if it is missing or incomplete."""
     ort = need("onnxruntime", "onnx", "running an ONNX graph")
     if not hasattr(ort, "InferenceSession"):
-        # Removing one of the two packages takes files of the other along.
-        raise MissingPackageError("the package onnxruntime is installed in part only", _CLASH, "session.packages")
+        # Removing one of the two packages also removes files of the other.
+        raise MissingPackageError(
+            "the installation of the package onnxruntime is incomplete", _CLASH, "session.packages"
+        )
     return ort
 
 
 @record
 class Package:
-    """A distribution that provides the module onnxruntime, and the directory that it does so in."""
+    """A distribution that provides the module onnxruntime, and the module's directory."""
 
     name: str
     version: str
@@ -49,7 +51,7 @@ class Package:
 
 
 def installed() -> list[Package]:
-    """The distributions that provide the module onnxruntime, the first of each name on the path."""
+    """Return the distributions that provide the module onnxruntime, the first of each name on the path."""
     packages = []
     for name in ("onnxruntime", "onnxruntime-gpu"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -59,7 +61,7 @@ def installed() -> list[Package]:
 
 
 def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
-    """The providers for ``auto``, ``cpu`` or ``cuda``; `NotRunError` where CUDA is asked for and cannot be."""
+    """Return the providers for ``auto``, ``cpu`` or ``cuda``. Raises `NotRunError` if CUDA is impossible."""
     notes = _clash_notes(provider)
     if provider == "cpu":
         return Choice([CPU], notes)
@@ -68,7 +70,7 @@ def choose(ort: Any, provider: str, *, tf32: bool) -> Choice:
             return Choice([CPU], notes)
         raise _no_provider(ort)
     preload(ort)
-    # Without use_tf32=0 float32 products are rounded to 10 bits on the tensor cores; torch does not do so.
+    # Without use_tf32=0 the tensor cores round float32 products to 10 bits; torch does not.
     return Choice([(CUDA, {"use_tf32": "1" if tf32 else "0"}), CPU], notes)
 
 
@@ -77,32 +79,35 @@ def _no_provider(ort: Any) -> NotRunError:
     here = os.path.realpath(os.path.dirname(getattr(ort, "__file__", None) or ""))
     for package in installed():
         if package.name == "onnxruntime-gpu" and package.directory != here:
-            message += f"; {package} has one and comes behind it on Python's path"
+            message += f"; {package} has one but is later on Python's path"
             hint = f"pip uninstall -y onnxruntime, or PYTHONPATH={shown(os.path.dirname(package.directory))}"
     return NotRunError(message, hint or f"pip uninstall -y onnxruntime && {install_command('gpu')}", "session.no-cuda")
 
 
 def _clash_notes(provider: str) -> tuple[str, ...]:
-    """Two packages in one directory overwrite each other; in two, the first on the path is whole."""
+    """Return a note if two packages share one directory, because they overwrite each other.
+
+    In separate directories, the first package on the path works.
+    """
     both = installed()
     if len({package.directory for package in both}) == len(both):
         return ()
     names = " and ".join(map(str, both))
-    sentence = f"{names} are both installed: they share one directory, and whichever came last runs"
+    sentence = f"{names} are both installed in one directory, so the last one overwrote the other"
     if provider == "cuda":
         raise NotRunError(sentence, _CLASH, "session.packages")
-    return (f"{sentence}; to have one: {_CLASH}",)
+    return (f"{sentence}; to keep one: {_CLASH}",)
 
 
 def preload(ort: Any) -> None:
-    """Load the CUDA and cuDNN libraries of the nvidia packages; what is missing shows when the session opens."""
+    """Load the CUDA and cuDNN libraries of the nvidia packages. A missing one is reported when the session opens."""
     if hasattr(ort, "preload_dlls"):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(OSError, RuntimeError, ImportError):
             ort.preload_dlls()
 
 
 def versions(ort: Any) -> dict[str, str]:
-    """What ran: onnxruntime, its CUDA, and the packages around it."""
+    """Return the versions of onnxruntime, its CUDA, and related packages."""
     releases = {"onnxruntime": str(ort.__version__)}
     cuda = getattr(ort, "cuda_version", "")
     if cuda:

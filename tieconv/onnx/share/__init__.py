@@ -1,4 +1,4 @@
-"""One copy of each matrix: found by content, chosen by use, rewritten pattern by pattern."""
+"""Keep one copy of each matrix: find copies by content, choose one by its uses, and rewrite the nodes."""
 
 from __future__ import annotations
 

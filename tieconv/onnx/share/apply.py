@@ -1,4 +1,4 @@
-"""Make every use read the copy that stays, and drop the others."""
+"""Make every node read the copy that stays, and remove the other copies."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
-from tieconv.checkpoint.output import Gathered
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.find import Member
@@ -20,15 +20,16 @@ from tieconv.onnx.share.patterns.registry import pattern_of
 from tieconv.onnx.share.surviving_copy import Choice, Read, Setting, reads_of, target_of, to_rewrite
 from tieconv.onnx.share.uses import describe, is_standard, remove_unread
 
-LEFT = "a MatMul with the matrix on its left"
-"""What no form of the head changes."""
+LEFT = "a MatMul with the matrix as its left operand"
+"""A use that no form of the head changes."""
 
 
 @record
 class Applied:
-    """The value that stays, the names that went, the nodes that were rewritten, and what may be rounded otherwise.
+    """What a rewrite did.
 
-    ``form`` is that of the heads which became other nodes; ``None`` where none did.
+    ``survivor`` is the value that stays, ``dropped`` the removed names, and ``nodes`` the rewritten nodes. ``rounded``
+    says what a session may round differently. ``form`` is the form of heads that became other nodes, or ``None``.
     """
 
     survivor: ir.Value
@@ -39,7 +40,7 @@ class Applied:
 
 
 def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: Setting) -> Applied:
-    """Rewrite every use that does not yet read what stays."""
+    """Rewrite every use that does not read the copy that stays."""
     reads = to_rewrite(reads_of(members), choice, setting.form)
     survivor = _keeper(file, members, choice, setting, reads)
     target = target_of(choice, setting, survivor)
@@ -60,13 +61,16 @@ def apply(file: GraphFile, members: Sequence[Member], choice: Choice, setting: S
 
 
 def rounding(members: Sequence[Member], reads: Sequence[Read], target: Target) -> str:
-    """What a session may round otherwise once ``reads`` are rewritten; empty where every bit stays."""
+    """Return what a session may round differently after ``reads`` are rewritten; empty if every bit stays."""
     beside = next((reason for read in reads if (reason := rounded(read.use, target))), "")
     return beside or (_on_the_left(members) if any(read.use.flipped for read in reads) else "")
 
 
 def _on_the_left(members: Sequence[Member]) -> str:
-    """Told where a MatMul has the matrix on its left: a session fuses Transposes around it by rules of its own."""
+    """Return `LEFT` if a MatMul has the matrix as its left operand; else an empty string.
+
+    A session fuses Transposes around such a MatMul by separate rules.
+    """
     nodes = (read.use.node for read in reads_of(members) if read.use.index == 0)
     return LEFT if any(node is not None and is_standard(node, "MatMul") for node in nodes) else ""
 
@@ -89,7 +93,7 @@ def _keeper(
 
 
 def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
-    """Move the initializer to the main graph, where every subgraph sees it."""
+    """Move the initializer to the main graph, where every subgraph can read it."""
     value = stored.value
     stored.graph.initializers.pop(str(value.name))
     if _named(model)[value.name] > 0:
@@ -98,7 +102,7 @@ def _lift(stored: Stored, setting: Setting, model: ir.Model) -> None:
 
 
 def _named(model: ir.Model) -> Counter[str | None]:
-    """How many values have each name."""
+    """Return how many values have each name."""
     counts: Counter[str | None] = Counter()
     for graph in model.graphs():
         counts.update(value.name for value in (*graph.inputs, *graph.initializers.values()))
@@ -107,13 +111,13 @@ def _named(model: ir.Model) -> Counter[str | None]:
 
 
 def turned(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:
-    """A new initializer of ``graph``: the stored matrix transposed, its bytes gathered when the file is written."""
+    """Return a new initializer of ``graph``: the transposed matrix, whose bytes are gathered at the write."""
     rows, columns = stored.record.shape
     return _made(file, stored, graph, name, (columns, rows), (1, columns))
 
 
 def copied(file: GraphFile, stored: Stored, graph: ir.Graph, name: str) -> ir.Value:
-    """A new initializer of ``graph`` with the bytes of the stored matrix."""
+    """Return a new initializer of ``graph`` with the bytes of the stored matrix."""
     rows, columns = stored.record.shape
     return _made(file, stored, graph, name, (rows, columns), (columns, 1))
 

@@ -1,4 +1,7 @@
-"""Nodes that a session of ONNX Runtime drops before it fuses others (identity, noop, cast and dropout elimination)."""
+"""Find nodes that a session of ONNX Runtime removes before it fuses others.
+
+These are identity, no-op, Cast and Dropout elimination.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from tieconv.onnx.share.uses import integer, is_standard
 
 
 def made_by(node: ir.Node | None, *, undeclared: bool = False) -> ir.Node | None:
-    """What computes the value of a node, once a session has left out the nodes that change nothing.
+    """Return the node that computes a value in a session: ``node``, or an earlier one if ``node`` changes nothing.
 
-    With ``undeclared`` a Cast from a type that the graph does not declare counts as one of them.
+    With ``undeclared``, a Cast from an undeclared type also counts as a node that changes nothing.
     """
     while node is not None:
         maybe = undeclared and cast_from(node) is ir.DataType.UNDEFINED
@@ -23,16 +26,19 @@ def made_by(node: ir.Node | None, *, undeclared: bool = False) -> ir.Node | None
 
 
 def read_by(node: ir.Node | None, dtype: ir.DataType) -> ir.Node | None:
-    """What reads a value of type ``dtype``, of which ``node`` is the first reader, likewise."""
+    """Return the node that reads a value in a session: ``node``, or a later one if ``node`` changes nothing.
+
+    ``dtype`` is the type of the value.
+    """
     while node is not None and unchanged(node, dtype) is not None:
         node = only_user(node)
     return node
 
 
 def unchanged(node: ir.Node, dtype: ir.DataType | None) -> ir.Value | None:
-    """The value that a node hands on, where a session drops it before it fuses others; ``None`` where it computes.
+    """Return the value that a node passes on unchanged, or ``None`` if the node computes something.
 
-    ``dtype`` is the type that a Cast reads.
+    A session removes such nodes before it fuses others. ``dtype`` is the type that a Cast reads.
     """
     if is_standard(node, "Identity", "Dropout") or (is_standard(node, "Cast") and cast_to(node) is dtype):
         return node.inputs[0]
@@ -48,11 +54,11 @@ def _is_zero(value: ir.Value | None) -> bool:
 
 
 def cast_from(cast: ir.Node | None) -> ir.DataType | None:
-    """The type that a Cast reads."""
+    """Return the type that a Cast reads."""
     value = cast.inputs[0] if cast is not None and is_standard(cast, "Cast") else None
     return None if value is None else value.dtype or ir.DataType.UNDEFINED
 
 
 def cast_to(cast: ir.Node | None) -> ir.DataType | None:
-    """The type that a Cast gives."""
+    """Return the type that a Cast returns."""
     return ir.DataType(integer(cast, "to", 0)) if cast is not None and is_standard(cast, "Cast") else None

@@ -1,24 +1,25 @@
-"""Matrices that a graph holds more than once, found by their content and never by a name."""
+"""Find matrices that a graph holds more than once, by their content and never by a name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from tieconv.checkpoint.dtypes import FLOATS
+from tieconv.checkpoint.files.dtypes import FLOATS
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import State
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
 from tieconv.checkpoint.value_type import record
-from tieconv.inspection.duplicates import find_duplicates
+from tieconv.inspection.equality.duplicates import find_duplicates
+from tieconv.inspection.equality.relation import relate_cast
 from tieconv.inspection.numeric.bits import FORMATS, Pair, is_nan
-from tieconv.inspection.relation import relate_cast
 from tieconv.inspection.view_reader import one_way, readable
 from tieconv.onnx.graph.initializers import Stored
 
 
 @record
 class Member:
-    """One stored copy. ``flipped`` where it is the transposed of the group's first member."""
+    """One stored copy. ``flipped``: it is the transpose of the group's first member."""
 
     stored: Stored
     flipped: bool
@@ -26,7 +27,7 @@ class Member:
 
 @record
 class Group:
-    """Stored tensors with the same values; ``kinds`` are the relations that were proved among them."""
+    """Stored tensors with the same values; ``kinds`` are the relations that were proved between them."""
 
     members: tuple[Member, ...]
     kinds: tuple[str, ...]
@@ -41,7 +42,10 @@ class _Link:
 
 
 def find_groups(reader: ByteReader, stored: Sequence[Stored]) -> list[Group]:
-    """Groups of at least two, proved over every byte; casts only where both directions are exact."""
+    """Return groups of at least two tensors that are equal in every byte.
+
+    A cast counts only if it is exact in both directions.
+    """
     by_name = {entry.record.name: entry for entry in stored}
     records = [entry.record for entry in stored]
     groups: list[dict[str, bool]] = []
@@ -56,7 +60,7 @@ def find_groups(reader: ByteReader, stored: Sequence[Stored]) -> list[Group]:
 
 
 def _ordered(group: Group) -> Group:
-    """The members in the order of the graph, each relative to the first."""
+    """Return the members in the order of the graph, each relative to the first."""
     members = sorted(group.members, key=lambda member: int(member.stored.record.name.split(":", 1)[0]))
     first = members[0].flipped
     return Group(tuple(Member(member.stored, member.flipped != first) for member in members), group.kinds)
@@ -103,7 +107,7 @@ _KINDS = {State.IDENTICAL: "identical", State.ALIASED: "identical", State.TRANSP
 
 
 def _casts(reader: ByteReader, records: list[TensorRecord]) -> Iterator[_Link]:
-    """Float matrices of two types, as they lie or transposed, each the exact cast of the other."""
+    """Yield float matrices of two types that are exact casts of each other, also transposed."""
     floats = [record for record in records if record.dtype in FLOATS and len(record.shape) == 2]
     for left, right in combinations(floats, 2):
         if left.dtype == right.dtype:
@@ -119,5 +123,5 @@ def _exact_cast(reader: ByteReader, left: TensorRecord, right: TensorRecord) -> 
     relation = relate_cast(reader, left, right)
     if relation is None or not relation.lossless:
         return False
-    # A runtime's Cast need not keep the payload of a NaN.
+    # A runtime's Cast may change the payload of a NaN.
     return not any(is_nan(block, FORMATS[left.dtype]).any() for block, _ in Pair(reader, left, right).pieces())

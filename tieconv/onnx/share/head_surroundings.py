@@ -1,8 +1,8 @@
-"""What stands around a head and has to be rewritten with it, so that a session computes the same bits.
+"""Match the scale factors and casts next to a head. They are rewritten with it, so that no bit changes.
 
-ONNX Runtime fuses a constant factor before or behind a MatMul into it (`FusedMatMul(alpha)`, matmul_scale_fusion.cc)
-and drops a pair of casts with nothing between them. It does neither through the Reshapes around a Gemm, so the
-factor becomes the Gemm's own ``alpha`` and the casts change places with the Reshapes.
+ONNX Runtime fuses a constant factor before or after a MatMul into it (`FusedMatMul(alpha)`, matmul_scale_fusion.cc). It
+also removes two casts in a row. It does neither across the Reshapes around a Gemm. So the factor becomes the Gemm's
+``alpha``, and the casts swap with the Reshapes.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tieconv.checkpoint.value_type import record
 from tieconv.onnx.share.uses import MATRIX, is_standard
 
 _NARROW = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-"""The types whose factors an alpha, an F32 number, holds exactly."""
+"""The types whose factors an alpha, an F32 number, represents exactly."""
 
 
 @record
 class Around:
-    """A product of ``x`` times ``alpha``: what the nodes from ``before``, the first, to ``behind``, the last, compute.
+    """The product of ``x`` and ``alpha``, computed by the nodes from ``before`` to ``behind``.
 
-    ``rank`` is the number of axes of ``x``, ``None`` where nothing tells it. ``narrow`` and ``widen`` are the casts
-    directly before and behind it all.
+    ``rank`` is the number of axes of ``x``, or ``None`` if it is unknown. ``narrow`` and ``widen`` are the casts
+    directly before and after these nodes.
     """
 
     x: ir.Value
@@ -43,13 +43,13 @@ class Around:
 
 
 def around(node: ir.Node, dtype: ir.DataType) -> Around:
-    """What stands around a MatMul whose right-hand side is a matrix; ``dtype`` is what it computes in."""
+    """Return what surrounds a MatMul whose right operand is a matrix. ``dtype`` is the type of the MatMul."""
     x, final, alpha = node.inputs[0], node, np.float32(1)
     before: list[ir.Node] = []
     behind: list[ir.Node] = []
     assert x is not None
-    # From the inside out, as the session does it: the order of the factors shows in the last bit of their product.
-    # A factor of one has no turn, since the session drops its node beforehand.
+    # Go outwards as the session does: the order of the factors changes the last bit of their product.
+    # A factor of one is skipped, because the session has already removed its node.
     while dtype in _NARROW:
         matched, turn = len(before) + len(behind), alpha
         while alpha == turn and (first := scale(_maker(x, node), alpha)) is not None:
@@ -63,14 +63,14 @@ def around(node: ir.Node, dtype: ir.DataType) -> Around:
             break
     narrow, widen = _cast(_maker(x, node)), _cast(only_user(final))
     rank = _rank(x) or (_rank(narrow.inputs[0]) if narrow is not None else None)
-    if dtype is ir.DataType.FLOAT or rank == MATRIX:  # there are no Reshapes, or no casts worth a change of places
+    if dtype is ir.DataType.FLOAT or rank == MATRIX:  # there are no Reshapes, or the casts need not move
         narrow = widen = None
     return Around(x, rank, float(alpha), tuple(before), tuple(behind), narrow, widen)
 
 
 @record
 class _Scale:
-    """``node`` is a product of ``of`` and a constant number; ``alpha`` is that number times those taken before."""
+    """A factor. ``node`` multiplies ``of`` by a constant number; ``alpha`` is that number times the earlier ones."""
 
     node: ir.Node
     of: ir.Value
@@ -78,7 +78,7 @@ class _Scale:
 
 
 def scale(node: ir.Node | None, alpha: np.float32) -> _Scale | None:
-    """A product or a quotient with one constant number, which ``alpha`` can take in; ``None`` for any other node."""
+    """Return the product or quotient with one constant number that ``alpha`` can include, or ``None``."""
     if node is None or not is_standard(node, "Mul", "Div"):
         return None
     for index in (1,) if node.op_type == "Div" else (0, 1):
@@ -92,7 +92,7 @@ def scale(node: ir.Node | None, alpha: np.float32) -> _Scale | None:
 
 
 def _number(value: ir.Value | None, product: ir.Value | None) -> np.float32 | None:
-    """The one number that a constant holds, where multiplying ``product`` by it adds no axis."""
+    """Return the one number that a constant holds, if multiplying ``product`` by it adds no axis."""
     tensor = None if value is None or value.is_graph_input() else ir.convenience.get_const_tensor(value)
     if tensor is None or tensor.size != 1:
         return None
@@ -105,13 +105,13 @@ def _rank(value: ir.Value | None) -> int | None:
 
 
 def _maker(value: ir.Value, node: ir.Node) -> ir.Node | None:
-    """What computes the value, in the node's own graph."""
+    """Return the node that computes the value, if it is in the same graph."""
     maker = value.producer()
     return maker if maker is not None and maker.graph is node.graph else None
 
 
 def only_user(node: ir.Node) -> ir.Node | None:
-    """The one node of the same graph that reads what the node computes."""
+    """Return the only node that reads what ``node`` computes, if it is in the same graph."""
     uses = list(node.outputs[0].uses())
     if len(uses) != 1 or node.outputs[0].is_graph_output():
         return None

@@ -1,4 +1,4 @@
-"""Where a Gemm's neighbours may be rounded otherwise than a MatMul's: a factor that stays a node; F16 on the CPU."""
+"""Find neighbours of a Gemm that a session may round differently: factors that stay nodes, and F16 on the CPU."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from tieconv.onnx.share.head_surroundings import around, only_user, scale
 from tieconv.onnx.share.uses import MATRIX, describe, is_standard
 
 _PLAIN = ("Add", "Sub", "Mul", "Div", "Tanh", "Cast")
-"""Operators of which ONNX Runtime's CPU provider has no F16 kernel: it computes them in F32 beside Reshapes too."""
+"""Operators without an F16 kernel in ONNX Runtime's CPU provider, which computes them in F32."""
 
 
 FUSED_F64 = " in F64 (fused by 1.31.1, not by 1.32.0)"
-"""Which of the measured releases of ONNX Runtime fuse a factor into a MatMul of F64."""
+"""Which measured releases of ONNX Runtime fuse a factor into a MatMul of F64."""
 
 _HALF = {ir.DataType.FLOAT16, ir.DataType.UNDEFINED}
-"""F16, or what may be: a type that the graph does not declare."""
+"""F16, or a type that the graph does not declare and that may be F16."""
 
 
 def beside(node: ir.Node, dtype: ir.DataType) -> str:
-    """What beside a head may be rounded otherwise once Reshapes stand around it; empty where nothing can.
+    """Return what a session may round differently next to a head between Reshapes; empty if nothing.
 
-    A factor that the Gemm does not take in, as it cannot be told to be one number or stands beside F64, is no longer
-    fused by the session. ONNX Runtime 1.32.0 never fuses one beside F64.
-    The CPU provider computes F16 in F32 and leaves out the rounding between two nodes of which it has no F16 kernel
-    (insert_cast_transformer.cc). One with a kernel it computes in F32 too where no neighbour has one: the Reshapes are
-    such neighbours.
+    A factor that the Gemm cannot include is no longer fused by the session. That is a factor that may not be one
+    number, or a factor in F64. ONNX Runtime 1.32.0 never fuses a factor in F64.
+
+    The CPU provider computes F16 in F32 and skips the rounding between two nodes without an F16 kernel
+    (insert_cast_transformer.cc). It also computes a node with an F16 kernel in F32 if no neighbour has such a kernel.
+    The Reshapes are such neighbours.
     """
     surroundings = around(node, dtype)
     final = (node, *surroundings.behind)[-1]
@@ -43,7 +44,7 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
     if len(surroundings.before) + len(surroundings.behind) > 1:
         return "several factors"
     if _reads_again(node, (*surroundings.before, *surroundings.behind)):
-        return "a factor that stands elsewhere too"
+        return "a factor that another node reads too"
     if surroundings.rank == MATRIX:
         return ""
     if maker is not None and (maker is not first or not is_standard(maker, *_PLAIN)) and not _looks_up(maker):
@@ -52,12 +53,12 @@ def beside(node: ir.Node, dtype: ir.DataType) -> str:
         return describe(after)
     readers = list(_readers(final.outputs[0], dtype))
     if len(readers) != 1:
-        return f"{len(readers)} readers of its product"
+        return f"a product with {len(readers)} readers"
     return next((describe(user) for user in readers if user is not None and not is_standard(user, *_PLAIN)), "")
 
 
 def _factor(*nodes: ir.Node | None) -> str:
-    """The product or quotient with what may be one constant number, such as the session fuses into a MatMul."""
+    """Return the product or quotient by what may be one number. A session fuses it into a MatMul."""
     for node in nodes:
         if node is not None and is_standard(node, "Mul", "Div"):
             places = (1,) if node.op_type == "Div" else (0, 1)
@@ -67,7 +68,7 @@ def _factor(*nodes: ir.Node | None) -> str:
 
 
 def _may_be_number(value: ir.Value | None) -> bool:
-    """Whether a session may find one number here: a constant of one element, or what it computes from constants."""
+    """Return whether a session may see one number here: a constant of one element, or folded constants."""
     if value is None or value.is_graph_input():
         return False
     tensor = ir.convenience.get_const_tensor(value)
@@ -78,7 +79,7 @@ def _may_be_number(value: ir.Value | None) -> bool:
 
 
 def _depends_on_inputs(value: ir.Value, seen: set[ir.Value]) -> bool:
-    """Whether an input of the graph, or of a branch of it, is among what the value is computed from."""
+    """Return whether the value is computed from an input of the graph or of a branch of it."""
     if value in seen or ir.convenience.get_const_tensor(value) is not None:
         return False
     seen.add(value)
@@ -89,14 +90,17 @@ def _depends_on_inputs(value: ir.Value, seen: set[ir.Value]) -> bool:
 
 
 def _reads_again(head: ir.Node, factors: Sequence[ir.Node]) -> bool:
-    """Whether another node reads the number of a factor: a session shares the constant, casts it, and fuses neither."""
+    """Return whether another node reads the number of a factor.
+
+    A session then shares and casts the constant, and fuses neither node.
+    """
     own = {number for node in factors for number in _numbers(node)}
     others = (node for node in head.graph or () if node not in factors) if own else ()
     return any(number in own for node in others for number in _numbers(node))
 
 
 def _numbers(node: ir.Node) -> Iterator[float]:
-    """The single F16 numbers that a node reads as constants."""
+    """Yield the single F16 numbers that a node reads as constants."""
     for value in node.inputs:
         tensor = None if value is None else ir.convenience.get_const_tensor(value)
         if tensor is not None and tensor.size == 1 and tensor.dtype is ir.DataType.FLOAT16:
@@ -104,8 +108,10 @@ def _numbers(node: ir.Node) -> Iterator[float]:
 
 
 def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.DataType) -> str:
-    """What a head meets behind a Cast, one side of which is F16: a factor that the session fuses across it, or a kernel
-    for F16."""
+    """Return what a head meets across a Cast from or to F16; empty if nothing.
+
+    That is a factor that the session fuses, or a node with an F16 kernel.
+    """
     for cast, dtype_beside in ((before, cast_from(before)), (behind, cast_to(behind))):
         if cast is None or dtype_beside is None or not {dtype, dtype_beside} & _HALF:
             continue
@@ -120,7 +126,10 @@ def _across_casts(before: ir.Node | None, behind: ir.Node | None, dtype: ir.Data
 
 
 def _readers(value: ir.Value, dtype: ir.DataType | None) -> Iterator[ir.Node | None]:
-    """Who reads a value of type ``dtype``, also behind nodes that change nothing; ``None``: an output of the graph."""
+    """Yield the nodes that read a value of type ``dtype``, across nodes that change nothing.
+
+    ``None`` means an output of the graph.
+    """
     if value.is_graph_output():
         yield None
     for user, _ in value.uses():

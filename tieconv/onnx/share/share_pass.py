@@ -1,16 +1,15 @@
-"""The share pass: requires → call → ensures."""
+"""Store each matrix of a graph once, as an onnx-ir pass: requires → call → ensures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError, PreconditionError
 
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS, OLDEST_IR, OLDEST_OPSET
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile, opset, sides
 from tieconv.onnx.share.apply import apply
@@ -22,16 +21,16 @@ from tieconv.onnx.share.uses import is_standard, uses_of
 from tieconv.sources.local.files import FileSet
 
 _INPUT = "it is an input of the graph, so a caller may replace it"
-_CAST = f"it is also read through a Cast, which a session of {RUNTIMES} folds into a second matrix of that type"
+_CAST = f"a Cast reads it too, and a session of {RUNTIMES} folds the Cast into a second matrix"
 _FORMS = 2
-"""Of a copy that stays a session may hold what is stored, and that turned or cast."""
+"""Forms of a copy that a session may hold: as stored, and transposed or cast."""
 
 
 class SharePass(InPlacePass):
     """Leaves one copy of each matrix that a graph holds more than once.
 
-    Without a ``form`` each head gets the first that keeps every bit of what a session computes. ``matrices`` say, after
-    the call, what was found and what became of it.
+    Without a ``form``, each head gets the first form that keeps every bit of a session's result. After the call,
+    ``matrices`` say what was done with each matrix.
     """
 
     def __init__(self, file: GraphFile, files: FileSet, form: HeadForm | None = None) -> None:
@@ -39,10 +38,10 @@ class SharePass(InPlacePass):
         self._files = files
         self._form = form
         self.matrices: tuple[SharedMatrix, ...] = ()
-        self._promised: dict[str, Any] = {}
+        self._promised: Interface = {}
 
     def requires(self, model: ir.Model) -> None:
-        """Raise `PreconditionError` for a graph too old to be rewritten."""
+        """Raise `PreconditionError` if the graph is too old to be rewritten."""
         if opset(model) < OLDEST_OPSET:
             raise PreconditionError(f"opset {opset(model)} is older than {OLDEST_OPSET}")
         if model.ir_version < OLDEST_IR:
@@ -61,16 +60,16 @@ class SharePass(InPlacePass):
         return PassResult(model, modified=changed)
 
     def ensures(self, model: ir.Model) -> None:
-        """Raise `PostconditionError` where inputs or outputs changed, or a dropped initializer is still there."""
+        """Raise `PostconditionError` if inputs or outputs changed, or if a kept initializer is missing."""
         if interface(model) != self._promised:
             raise PostconditionError("the graph's inputs or outputs changed")
         names = {name for graph in model.graphs() for name in graph.initializers}
         for matrix in self.matrices:
             if matrix.initializer not in names:
-                raise PostconditionError(f"initializer {matrix.initializer} is gone")
+                raise PostconditionError(f"initializer {matrix.initializer} is missing")
 
     def _cast_by_node(self, matrices: list[SharedMatrix]) -> list[SharedMatrix]:
-        """Matrices of which a session makes a second one by folding a Cast: sharing them would double the file."""
+        """Return matrices that a session holds twice because it folds a Cast. Sharing them would double the file."""
         reader = GraphBytes(self._file, self._files)
         reported = {matrix.initializer for matrix in matrices}
         casts = [
@@ -79,7 +78,7 @@ class SharePass(InPlacePass):
         return [_left(Group((Member(entry, False),), ("folded",)), _CAST, self._file.name) for entry in casts]
 
     def _groups(self) -> list[Group]:
-        """Groups of several copies, then single matrices that are also read transposed."""
+        """Return groups of several copies, then single matrices that nodes also read transposed."""
         reader = GraphBytes(self._file, self._files)
         stored = reader.stored(MIN_ELEMENTS)
         groups = find_groups(reader, stored)
@@ -116,7 +115,7 @@ class SharePass(InPlacePass):
         left: str,
         whole: Group | None = None,
     ) -> SharedMatrix:
-        """Share ``members``; those of ``whole`` beside them stay, each of them in two forms at most."""
+        """Share ``members``. The other members of ``whole`` stay, each in two forms at most."""
         whole = whole or group
         stored, held = _stored_bytes(members), _held_bytes(members)
         kinds = group.kinds
@@ -147,20 +146,27 @@ class SharePass(InPlacePass):
         )
 
     def left(self, why: str) -> None:
-        """Report every group as left alone: the pass is not run."""
+        """Report every group as unchanged: the pass does not run."""
         self.matrices = tuple(_left(group, why, self._file.name) for group in self._groups())
 
 
-def interface(model: ir.Model) -> dict[str, Any]:
-    """Inputs and outputs: names in order, types and shapes."""
+Interface = dict[str, list[tuple[str, str, str]]]
+"""The name, type and shape of each input and output."""
+
+
+def interface(model: ir.Model) -> Interface:
+    """Return inputs and outputs: names in order, types and shapes."""
     return {
-        side: [(value.name, str(value.type), str(value.shape)) for value in values]
+        side: [(str(value.name), str(value.type), str(value.shape)) for value in values]
         for side, values in (("inputs", model.graph.inputs), ("outputs", model.graph.outputs))
     }
 
 
 def _constants(model: ir.Model, matrix: ir.TensorProtocol) -> int:
-    """Constant nodes that hold a matrix of the same sides: they are not compared, and a session may hold them too."""
+    """Count Constant nodes that hold a matrix of the same shape.
+
+    The pass does not compare them, but a session may hold them too.
+    """
     sides_ = sorted(sides(matrix.shape))
     tensors = (
         ir.convenience.get_const_tensor(node.outputs[0])
@@ -172,7 +178,7 @@ def _constants(model: ir.Model, matrix: ir.TensorProtocol) -> int:
 
 
 def _is_cast_too(stored: Stored) -> bool:
-    """Whether a matrix is read both as it is and through a Cast."""
+    """Return whether nodes read a matrix both directly and through a Cast."""
     if len(stored.record.shape) != 2:
         return False
     casts = [use.node is not None and is_standard(use.node, "Cast") for use in uses_of(stored.value)]
@@ -180,12 +186,12 @@ def _is_cast_too(stored: Stored) -> bool:
 
 
 def _both_ways(members: Sequence[Member]) -> bool:
-    """Whether uses read the matrix as it lies and transposed: a session then holds both."""
+    """Return whether nodes read the matrix both as stored and transposed. A session then holds both."""
     return len(members[0].stored.record.shape) == 2 and len({read.use.flipped for read in reads_of(members)}) == 2
 
 
 def _parts(members: Sequence[Member]) -> list[list[Member]]:
-    """The members by type and orientation: within a part all bytes are the same."""
+    """Return the members by type and orientation. All bytes within a part are the same."""
     parts: dict[object, list[Member]] = {}
     for member in members:
         parts.setdefault((member.flipped, member.stored.record.dtype), []).append(member)
@@ -201,7 +207,7 @@ def _stored_bytes(members: Sequence[Member]) -> int:
 
 
 def _held_bytes(members: Sequence[Member]) -> int:
-    """In a session: each copy that is read, and for each that a Transpose turns the folded result."""
+    """Return the bytes in a session: each copy that is read, plus the result of each folded Transpose."""
     total = 0
     for member in members:
         turns = {use.flipped for use in uses_of(member.stored.value)}

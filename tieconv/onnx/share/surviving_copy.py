@@ -1,4 +1,4 @@
-"""Which copy of a matrix stays, and why others cannot go."""
+"""Choose which copy of a matrix stays, or say why the others cannot be removed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm
 from tieconv.onnx.graph.initializers import Stored
 from tieconv.onnx.share.find import Member
 from tieconv.onnx.share.patterns.interface import Names, Target
@@ -26,7 +26,7 @@ class Read:
 
 @record
 class Choice:
-    """The form that stays: ``keeper`` is the copy that has it, ``None`` where it must be written from ``source``."""
+    """The form that stays. ``keeper`` is the copy with that form, or ``None`` if it is made from ``source``."""
 
     keeper: Stored | None
     source: Stored
@@ -36,7 +36,7 @@ class Choice:
 
 @record
 class Setting:
-    """What holds for a whole graph file."""
+    """Settings for a whole graph file."""
 
     form: HeadForm
     opset: int
@@ -45,14 +45,14 @@ class Setting:
 
 
 def reads_of(members: Sequence[Member]) -> list[Read]:
-    """Every use of every copy."""
+    """Return every use of every copy."""
     return [
         Read(member.stored, use) for member in members for use in uses_of(member.stored.value, flipped=member.flipped)
     ]
 
 
 def to_rewrite(reads: Sequence[Read], choice: Choice, form: HeadForm) -> list[Read]:
-    """The uses that do not yet read what stays, ``use.flipped`` now relative to it."""
+    """Return the uses that do not read the copy that stays; ``use.flipped`` is relative to that copy."""
     turned = [Read(read.stored, replace(read.use, flipped=read.use.flipped != choice.flipped)) for read in reads]
     return [read for read in turned if not _settled(read, choice, form)]
 
@@ -67,7 +67,7 @@ def _settled(read: Read, choice: Choice, form: HeadForm) -> bool:
 
 
 def _turns(value: ir.Value | None) -> bool:
-    """Whether the value is turned on the way, and so turned back: a session folds that into a copy."""
+    """Return whether a Transpose turns the value and another one turns it back. A session folds them into a copy."""
     maker = value.producer() if value is not None else None
     if maker is None or not is_standard(maker, "Identity", "Transpose"):
         return False
@@ -75,15 +75,15 @@ def _turns(value: ir.Value | None) -> bool:
 
 
 def target_of(choice: Choice, setting: Setting, value: ir.Value | None = None) -> Target:
-    """What the uses are made to read: ``value``, else the copy that the choice is about."""
+    """Return what the uses will read: ``value``, or else the copy of ``choice``."""
     return Target(value or choice.source.value, choice.dtype, setting.form, setting.opset, setting.names)
 
 
-CAST = f"a Cast reads it, which a session of {RUNTIMES} folds into another matrix"
+CAST = f"a Cast reads it, and a session of {RUNTIMES} folds the Cast into another matrix"
 
 
 def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, str]:
-    """The first form that every use can be made to read; else ``None`` and what stands in the way of the best."""
+    """Return the first form that every use can read; else ``None`` and why the best form is impossible."""
     reads = reads_of(members)
     why = ""
     types = {member.stored.value.dtype for member in members}
@@ -100,7 +100,7 @@ def choose(members: Sequence[Member], setting: Setting) -> tuple[Choice | None, 
 
 
 def _candidates(members: Sequence[Member], reads: Sequence[Read], setting: Setting) -> Iterator[Choice]:
-    """Forms in the order of preference: rows as the embedding reads them, in the type that heads compute in."""
+    """Yield forms in order of preference: rows as the embedding reads them, in the type of the heads."""
     turns = _orientations(reads)
     types = _types(members, reads)
     for flipped in turns:
@@ -115,7 +115,7 @@ def _candidates(members: Sequence[Member], reads: Sequence[Read], setting: Setti
 
 
 def _orientations(reads: Sequence[Read]) -> tuple[bool, bool]:
-    """The orientation in which rows are gathered first, then the other one."""
+    """Return the orientation in which rows are gathered, then the other one."""
     for read in reads:
         node = read.use.node
         if node is not None and is_standard(node, "Gather") and integer(node, "axis", 0) in (0, -2):
@@ -124,7 +124,7 @@ def _orientations(reads: Sequence[Read]) -> tuple[bool, bool]:
 
 
 def _types(members: Sequence[Member], reads: Sequence[Read]) -> list[ir.DataType]:
-    """The types of the copies, those first that anything but a Gather reads."""
+    """Return the types of the copies. Types that other nodes than a Gather read are first."""
     dtypes: list[ir.DataType] = []
     for read in sorted(reads, key=lambda read: read.use.node is not None and is_standard(read.use.node, "Gather")):
         dtype = read.stored.value.dtype

@@ -1,12 +1,12 @@
-"""The inverse of sharing: a head that reads the embedding's matrix gets one of its own, [H, V], for a MatMul."""
+"""Untie a graph: a head that reads the embedding's matrix gets a separate one, [H, V], for a MatMul."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
 from tieconv.onnx.graph.model import GraphFile
 from tieconv.onnx.share.apply import copied, turned
@@ -18,7 +18,7 @@ from tieconv.sources.local.files import FileSet
 
 
 def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
-    """Rewrite the graph in place; what was done to each matrix that an embedding and a head read."""
+    """Rewrite the graph in place; return what was done to each matrix that an embedding and a head read."""
     names = Names(file.model)
     matrices = []
     for stored in GraphBytes(file, files).stored(MIN_ELEMENTS):
@@ -31,7 +31,7 @@ def untie(file: GraphFile, files: FileSet) -> tuple[SharedMatrix, ...]:
 
 @record
 class _Tied:
-    """The heads of a matrix, and whether its rows are gathered from its transposed."""
+    """The heads of a matrix. ``flipped``: the embedding gathers rows of the transposed matrix."""
 
     flipped: bool
     heads: tuple[Use, ...]
@@ -58,7 +58,7 @@ def _is_head(use: Use) -> bool:
 
 
 def _reads_columns(use: Use) -> bool:
-    """Whether the node multiplies by the transposed of what is stored."""
+    """Return whether the node multiplies by the transpose of the stored matrix."""
     assert use.node is not None
     return use.flipped != bool(integer(use.node, "transB", 0))
 
@@ -90,7 +90,10 @@ def _untie(file: GraphFile, stored: Stored, tied: _Tied, names: Names) -> Shared
 
 
 def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
-    """Make the head read ``own`` as it lies; a node with a switch becomes a MatMul where it computes no more."""
+    """Make the head read ``own`` as stored.
+
+    A Gemm or FusedMatMul becomes a MatMul if it computes nothing more.
+    """
     if not _is_plain(node):
         node.replace_input_with(1, own)
         if "transB" in node.attributes:
@@ -107,7 +110,7 @@ def _rewrite(node: ir.Node, own: ir.Value, names: Names) -> None:
 
 
 def _is_plain(node: ir.Node) -> bool:
-    """Whether the node is a product of two inputs and nothing else."""
+    """Return whether the node only multiplies two inputs."""
     operands = [value for value in node.inputs if value is not None]
     switches = ("transA", "transBatchA", "transBatchB")
     alpha = node.attributes.get("alpha")

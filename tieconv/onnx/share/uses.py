@@ -1,4 +1,4 @@
-"""Who reads an initializer, seen through the nodes that only turn it round."""
+"""Find the nodes that read an initializer, also through Transpose and Identity nodes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tieconv.checkpoint.value_type import record
 _STANDARD = ("", "ai.onnx")
 MATRIX = 2
 SMALL = 8
-"""Elements of the longest constant that counts as a shape or a number, not as a tensor."""
+"""Most elements of a constant that counts as a shape or a number, not as a tensor."""
 
 
 @record
 class Use:
-    """Input ``index`` of ``node`` reads the matrix; ``flipped`` where it reads it transposed.
+    """Input ``index`` of ``node`` reads the matrix. ``flipped``: it reads the transpose.
 
-    ``node`` is ``None`` where the matrix itself is an output of the graph. ``dtype`` is the type that it reads, which
-    the value behind a Transpose need not declare.
+    ``node`` is ``None`` if the matrix itself is an output of the graph. ``dtype`` is the type that the node reads; the
+    graph may not declare the type behind a Transpose.
     """
 
     node: ir.Node | None
@@ -29,12 +29,12 @@ class Use:
 
 
 def is_standard(node: ir.Node, *names: str) -> bool:
-    """Whether the node is one of the standard operators ``names``."""
+    """Return whether the node is one of the standard operators ``names``."""
     return node.domain in _STANDARD and node.op_type in names
 
 
 def uses_of(value: ir.Value, *, flipped: bool = False, dtype: ir.DataType | None = None) -> Iterator[Use]:
-    """The nodes that compute with the value, of type ``dtype``; Transpose and Identity are looked through."""
+    """Yield the nodes that compute with the value, of type ``dtype``, also through Transpose and Identity."""
     dtype = dtype or value.dtype
     if value.is_graph_output():
         yield Use(None, 0, flipped, dtype)
@@ -53,7 +53,7 @@ def _passes_on(node: ir.Node) -> bool:
 
 
 def remove_unread(value: ir.Value) -> None:
-    """Remove the Transpose and Identity nodes behind the value that nothing reads any more."""
+    """Remove the Transpose and Identity nodes behind the value that no other node reads."""
     for node, _ in tuple(value.uses()):
         if _passes_on(node) and node.graph is not None:
             remove_unread(node.outputs[0])
@@ -62,7 +62,7 @@ def remove_unread(value: ir.Value) -> None:
 
 
 def drop(node: ir.Node) -> None:
-    """Remove a node that nothing reads any more, and what only it read: constants, and what computes a shape."""
+    """Remove a node that no other node reads, and the constants and shapes that only it read."""
     if node.graph is None or any(value.uses() or value.is_graph_output() for value in node.outputs):
         return
     inputs = [value for value in node.inputs if value is not None]
@@ -72,7 +72,7 @@ def drop(node: ir.Node) -> None:
 
 
 def drop_unread(value: ir.Value) -> None:
-    """Remove a small constant, or a shape and what computes it, once nothing reads it; a matrix is not touched."""
+    """Remove a small constant or the nodes of a shape if nothing reads them. A matrix is never removed."""
     if value.uses() or value.is_graph_output() or value.is_graph_input():
         return
     producer = value.producer()
@@ -86,13 +86,13 @@ def drop_unread(value: ir.Value) -> None:
 
 
 def integer(node: ir.Node, name: str, default: int) -> int:
-    """An integer attribute."""
+    """Return an integer attribute."""
     attribute = node.attributes.get(name)
     return default if attribute is None else attribute.as_int()
 
 
 def describe(node: ir.Node | None) -> str:
-    """The node for a report."""
+    """Return the node as a phrase for a report."""
     if node is None:
         return "the graph, as an output"
     return f"{node.op_type} {node.name or node.outputs[0].name}"

@@ -1,1 +1,1 @@
-"""Graphs planned, written beside OUT, proved and renamed."""
+"""Plan graphs, write them beside OUT, verify them, and rename them."""

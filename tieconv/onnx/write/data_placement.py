@@ -1,4 +1,4 @@
-"""Where the tensors of written graphs come to lie: each range once, pages apart, in the files that they came from."""
+"""Lay out the tensor bytes of written graphs: each range once, page-aligned, in its former file."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 from google.protobuf.message import EncodeError
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.errors import RefusedError
 from tieconv.onnx.graph.external import is_external, tensor_bytes, tensors
 from tieconv.onnx.graph.model import LIMIT, NEW, GraphFile
@@ -19,7 +19,7 @@ from tieconv.text import shown
 
 PAGE = 4096
 SMALL = 64
-"""Alignment of tensors of a page and more, and of smaller ones: sessions map the former into memory."""
+"""Alignment of tensors below one page. Larger ones use `PAGE`, because sessions map them into memory."""
 DATA = ".data"
 
 Source = ByteRange | Gathered
@@ -27,7 +27,7 @@ Source = ByteRange | Gathered
 
 @record
 class DataFile:
-    """A file of tensor bytes to write: what it is made from, each content at its offset."""
+    """A data file to write: its contents, each with its offset."""
 
     name: str
     pieces: tuple[tuple[int, Source], ...]
@@ -39,13 +39,13 @@ class DataFile:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the contents, without what lies between them."""
+        """Bytes of the contents, without padding."""
         return sum(content.size for _, content in self.pieces)
 
 
 @record
 class Store:
-    """The files to write: graphs by name, tensor bytes, and the source's data files that have no successor."""
+    """The files to write: graphs by name, data files, and the source's data files that are removed."""
 
     graphs: dict[str, bytes]
     data: tuple[DataFile, ...]
@@ -58,7 +58,7 @@ class Store:
 
 @record
 class _Written:
-    """A graph as a message, and what its external tensors hold."""
+    """A graph as a message, and the contents of its external tensors."""
 
     file: GraphFile
     proto: onnx.ModelProto
@@ -66,11 +66,11 @@ class _Written:
 
 
 def lay_out(files: Sequence[GraphFile], lone: str | None, data: str | None = None) -> Store:
-    """The files that follow from the graphs as they now are.
+    """Return the files for the graphs as they are now.
 
-    ``lone`` is the name that a single graph gets: all of its external data then goes to one file beside it,
-    ``data`` or else the graph's name with an ending. Raises `RefusedError` where a graph would become larger than a
-    file of its kind can be.
+    ``lone`` is the new name of a single graph. All of its external data then goes to one file beside it. ``data`` is
+    the name of that file; the default is the graph's name with an extension. Raises `RefusedError` if a graph would
+    exceed the size limit of its format.
     """
     written = [_message(file) for file in files]
     if lone is not None:
@@ -91,11 +91,11 @@ def _message(file: GraphFile) -> _Written:
         proto = ir.serde.serialize_model(file.model)
     except Exception as error:
         raise RefusedError(
-            f"{shown(file.name)} cannot be written again: onnx_ir does not serialize it ({type(error).__name__})",
+            f"tieconv cannot write {shown(file.name)} again: onnx_ir fails to serialize it ({type(error).__name__})",
             "export the model again",
             "onnx.unwritable",
         ) from error
-    # The library describes every initializer a second time; what the source did not is left out again.
+    # onnx_ir adds a value_info for every initializer. Remove those that the source does not have.
     plain = {initializer.name for initializer in proto.graph.initializer} - file.described
     infos = [info for info in proto.graph.value_info if info.name not in plain]
     del proto.graph.value_info[:]
@@ -116,13 +116,13 @@ def _content(file: GraphFile, tensor: onnx.TensorProto) -> Source:
 
 
 def _homes(graph: _Written) -> Iterator[tuple[onnx.TensorProto, str]]:
-    """The file that each tensor goes to: its own, or the graph's for a new one."""
+    """Yield the file that each tensor goes to: its former file, or the graph's data file for a new tensor."""
     for tensor, content in graph.contents:
         yield tensor, content.file if isinstance(content, ByteRange) else f"{graph.file.name}{DATA}"
 
 
 def _data(written: Sequence[_Written], homes: dict[int, str], moved: set[str]) -> tuple[DataFile, ...]:
-    """The files in ``moved`` with what is still read of them; references are set to the new places."""
+    """Return the files in ``moved`` with the contents that are still read, and update the references."""
     wanted: dict[str, dict[Source, None]] = {name: {} for name in sorted(moved)}
     for graph in written:
         for tensor, content in graph.contents:
@@ -150,7 +150,7 @@ def _lone(graph: _Written, name: str) -> tuple[DataFile, ...]:
 
 
 def _file(name: str, contents: tuple[Source, ...]) -> DataFile:
-    """The contents one after the other, in the order of their places in the source, new ones last."""
+    """Return a file with the contents in the order of the source, new ones last."""
     pieces: list[tuple[int, Source]] = []
     end = 0
     for content in sorted(contents, key=_order):
@@ -179,15 +179,15 @@ def _encode(
 
 
 def _bytes(graph: _Written) -> bytes:
-    """The graph as a file. Raises `RefusedError` where it is larger than one can be."""
+    """Return the graph as bytes. Raises `RefusedError` if it exceeds the size limit."""
     try:
         made = bytes(graph.proto.SerializeToString())
-    except EncodeError:  # from 2 GiB on, without a reason; nothing in these messages is required
+    except EncodeError:  # protobuf gives no reason from 2 GiB on; no field of these messages is required
         made = b""
     if made and len(made) <= LIMIT:
         return made
     raise RefusedError(
-        f"{shown(graph.file.name)} would have more than {LIMIT:,} bytes, more than a graph can",
-        "store its weights beside it first: onnx.save(..., save_as_external_data=True)",
+        f"{shown(graph.file.name)} would exceed the size limit of a graph ({LIMIT:,} bytes)",
+        "store its weights in a separate file first: onnx.save(..., save_as_external_data=True)",
         "onnx.too-large",
     )

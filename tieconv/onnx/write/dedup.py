@@ -1,4 +1,4 @@
-"""`dedup` of graphs: every matrix once, on disk and in a session."""
+"""Plan `dedup` of graphs: store every matrix once, on disk and in a session."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import partial
 
 from onnx_ir.passes import PreconditionError
 
+from tieconv.checkpoint.files.model_files import Listing
 from tieconv.checkpoint.finding import Action
-from tieconv.checkpoint.graph import RUNTIMES, HeadForm, SharedMatrix
-from tieconv.checkpoint.model_files import Listing
+from tieconv.checkpoint.write_plan.graph import RUNTIMES, HeadForm, SharedMatrix
 from tieconv.onnx.graph.model import GraphFile, blamed_on_source, read_sources
 from tieconv.onnx.graph.packages import has_onnxruntime
 from tieconv.onnx.share import SharePass
@@ -20,9 +20,10 @@ from tieconv.sources.local.files import FileSet, open_files
 
 
 def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedGraphs:
-    """The plan that stores each matrix of the graphs that MODEL names once. Raises what reading them raises.
+    """Return the plan that stores each matrix of MODEL's graphs once.
 
-    Without a ``form`` each head gets the first that keeps every bit of what a session computes.
+    Without a ``form``, each head gets the first form that keeps every bit of a session's result. Raises what reading
+    the graphs raises.
     """
     matrices: list[SharedMatrix] = []
     with open_files(listing.root) as files:
@@ -36,7 +37,7 @@ def plan_graph_dedup(listing: Listing, form: HeadForm | None = None) -> PlannedG
 
 
 def _widest(matrices: Sequence[SharedMatrix]) -> HeadForm:
-    """The form that a plan is named after: of several the one that the fewest runtimes and sessions gain from."""
+    """Return the form that the plan reports. Of several, it is the form that the fewest runtimes support."""
     used = {matrix.form for matrix in matrices}
     return next((form for form in (HeadForm.TRANSPOSE, HeadForm.FUSED) if form in used), HeadForm.GEMM)
 
@@ -58,18 +59,18 @@ def _share(graph: GraphFile, files: FileSet, form: HeadForm | None) -> tuple[Sha
 
 
 def notes_of(matrices: Sequence[SharedMatrix], command: Callable[[HeadForm], str]) -> list[str]:
-    """What the user should know of the plan; ``command`` writes the heads in a form."""
-    notes = [f"{matrix.graph}: left as it is: {matrix.left}" for matrix in matrices if matrix.left]
+    """Return what the user should know of the plan. ``command`` gives the command for another head form."""
+    notes = [f"{matrix.graph}: not changed: {matrix.left}" for matrix in matrices if matrix.left]
     if any(matrix.held_after > matrix.stored_after for matrix in matrices if matrix.done):
         notes.append(HELD_TWICE)
     beside = list(dict.fromkeys(matrix.rounded for matrix in matrices if matrix.rounded))
     if beside:
-        same_bits = "" if beside == [LEFT] else f"; the same bits: {command(HeadForm.FUSED)}"
-        notes.append(f"{RUNTIMES} may round otherwise, in the last bits, beside {', '.join(beside)}{same_bits}")
+        same_bits = "" if beside == [LEFT] else f"; to keep every bit: {command(HeadForm.FUSED)}"
+        notes.append(f"{RUNTIMES} may round the last bits differently next to {', '.join(beside)}{same_bits}")
     avoided = list(dict.fromkeys(matrix.avoided for matrix in matrices if matrix.avoided))
     if avoided:
-        fused = f"FusedMatMul keeps every bit beside {', '.join(avoided)}, and runs in ONNX Runtime alone"
+        fused = f"FusedMatMul keeps every bit next to {', '.join(avoided)}, but runs only in ONNX Runtime"
         notes.append(f"{fused}; for any runtime: {command(HeadForm.GEMM)}")
     if any(matrix.done for matrix in matrices) and not has_onnxruntime():
-        notes.append(f"the copies that a session holds will not be proved: {NOT_INSTALLED}")
+        notes.append(f"tieconv cannot count the copies in a session: {NOT_INSTALLED}")
     return notes

@@ -1,4 +1,4 @@
-"""Graphs replaced where they lie: what must hold before, and the order in which names change."""
+"""Replace graphs in place: check the conditions, and change names in a safe order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import ByteRange, FileState, Listing
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import RefusedError, TieconvError
 from tieconv.execute.publish import swap
 from tieconv.formats.onnx.model import SUFFIX, data_files
@@ -16,14 +17,14 @@ from tieconv.sources.local.files import locate, open_files
 from tieconv.text import shell_word, shown
 
 _OF_OTHERS = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".json", SUFFIX)
-"""Ends of files that hold more than a graph's data, whoever points at them."""
+"""Extensions of files that may hold more than a graph's data."""
 
 
 def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
-    """The name of the new data of a lone graph: it says what it is made from.
+    """Return the name of a lone graph's new data file, which includes a hash of its source.
 
-    It differs from the old one's, which the old graph needs until the new one has its name, and a run after a killed
-    one gives the same name again.
+    It differs from the old name, because the old graph needs its data until the new graph has its name. A run after a
+    killed run computes the same name.
     """
     known = sorted((name, state.device, state.inode, state.size, state.mtime_ns) for name, state in states.items())
     made_from = repr((command, known)).encode()
@@ -31,19 +32,19 @@ def data_name(graph: str, command: str, states: dict[str, FileState]) -> str:
 
 
 def old_data(spans: Iterable[ByteRange], used: Iterable[str]) -> tuple[str, ...]:
-    """The data files that nothing needs any more."""
+    """Return the data files that no tensor uses any more."""
     return tuple(sorted({span.file for span in spans} - set(used)))
 
 
 def check_removal(listing: Listing, names: tuple[str, ...], graphs: Iterable[str]) -> None:
-    """Raise `RefusedError` where a data file that would go may be somebody else's.
+    """Raise `RefusedError` if a data file to remove may hold other data, or if another graph reads it.
 
-    ``graphs`` are those that are written anew; any other graph below the directory may read the file too.
+    ``graphs`` are those that are written. Any other graph below the directory may read the file too.
     """
     for name in names:
         if name.lower().endswith(_OF_OTHERS):
             raise RefusedError(
-                f"{shown(name)} holds the graph's data and may hold more, so --in-place does not remove it",
+                f"--in-place does not remove {shown(name)}, because it may hold more than the graph's data",
                 "write a new model with -o OUT",
                 "in-place.data",
             )
@@ -51,14 +52,14 @@ def check_removal(listing: Listing, names: tuple[str, ...], graphs: Iterable[str
         shared = sorted(read & set(names))
         if shared:
             raise RefusedError(
-                f"{shown(graph)} reads {shown(shared[0])} too, so --in-place cannot replace one of them alone",
-                f"give the directory: {shell_word(listing.root)}",
+                f"--in-place cannot replace one graph, because {shown(graph)} reads {shown(shared[0])} too",
+                f"give the directory, so that all graphs change: {shell_word(listing.root)}",
                 "in-place.shared-data",
             )
 
 
 def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str]]]:
-    """Every other graph below the directory, and the files that it reads."""
+    """Yield every other graph below the directory, and the files that it reads."""
     around = locate(listing.root)
     others = [name for name in around.entries if name.lower().endswith(SUFFIX) and name not in written]
     with open_files(listing.root) as files:
@@ -67,16 +68,16 @@ def _readers(listing: Listing, written: set[str]) -> Iterator[tuple[str, set[str
                 yield name, data_files(listing.root, files, name)
             except TieconvError as error:
                 raise RefusedError(
-                    f"{shown(name)} cannot be read, so nobody can say whether it reads the same data: {error.message}",
-                    "move it away, or write a new model with -o OUT",
+                    f"tieconv cannot read {shown(name)}, which may use the same data: {error.message}",
+                    "move it out of the directory, or write a new model with -o OUT",
                     "in-place.other-graph",
                 ) from error
 
 
 def publish(staged: Path, final: Path, data: Iterable[str], old: Iterable[str]) -> None:
-    """Exchange a lone graph: the new data gets its name, then the graph, then the old data goes.
+    """Exchange a lone graph: rename the new data, then the graph, then remove the old data.
 
-    Killed between any two, the graph that has the name finds its data.
+    If the process is killed between two steps, the graph under the final name still has its data.
     """
     published: list[Path] = []
     try:

@@ -1,4 +1,4 @@
-"""A plan for graphs that can be carried out."""
+"""Plan changes of graphs, and execute the plan."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tieconv.checkpoint.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
-from tieconv.checkpoint.model_files import FileState, Listing
+from tieconv.checkpoint.files.model_files import FileState, Listing
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile
@@ -24,7 +24,7 @@ from tieconv.sources.local.files import open_files
 
 @record
 class PlannedGraphs:
-    """What becomes of the graphs of MODEL. ``str()`` gives the `tieconv.plan/1` JSON."""
+    """What a command will do with the graphs of MODEL. ``str()`` gives the `tieconv.plan/1` JSON."""
 
     command: str
     form: HeadForm
@@ -64,7 +64,7 @@ class PlannedGraphs:
         )
 
     def outcome(self) -> GraphOutcome:
-        """The plan as it stands, not executed."""
+        """Return the plan without executing it."""
         return GraphOutcome(self.plan)
 
     def check(
@@ -76,13 +76,13 @@ class PlannedGraphs:
         hardlink: bool = False,
         verify: Verify = "full",
     ) -> None:
-        """Every refusal that needs no writing, as `execute` would make it."""
+        """Raise every refusal that is known before writing, as `execute` would."""
         target = self._target(out, in_place, overwrite, hardlink, verify)
         if not self._is_done(target):
             check(target, self._target_store(target))
 
     def clear(self, out: str | Path | None = None, *, in_place: bool = False) -> None:
-        """Remove what a killed run left beside ``out``, so that `check` does not meet it."""
+        """Remove what a killed run left beside ``out``, so that `check` does not refuse it."""
         sweep(self._target(out, in_place, False, False, "full").final)
 
     def execute(
@@ -95,26 +95,26 @@ class PlannedGraphs:
         verify: Verify = "full",
         progress: Progress | None = None,
     ) -> GraphOutcome:
-        """Write to ``out``, or over the source with ``in_place``; prove it by its bytes, its content and a session.
+        """Write to ``out``, or over the source with ``in_place``. Verify the bytes, the content and a session.
 
-        Only then it gets its name. Raises a `TieconvError` and leaves the source as it was and ``out`` absent (or old)
-        where anything fails.
+        The result is renamed only after that. If anything fails, raises a `TieconvError`, the source is unchanged, and
+        ``out`` is absent or old.
         """
         target = self._target(out, in_place, overwrite, hardlink, verify)
         lone = self._lone(target)
         if self._is_done(target):
-            sweep(target.final)  # what a run left that was killed once the graph had its name
+            sweep(target.final)  # files of a run that was killed after the rename
             return GraphOutcome(self.plan, executed=True, verified=True, output=str(target.target.path))
         written = write(target, self._target_store(target), lambda new: self._prove(new, lone), progress, self._recheck)
         plan = replace(self.plan, notes=(*self.plan.notes, *written.notes))
         return GraphOutcome(plan, executed=True, verified=True, output=str(target.target.path), proofs=written.proofs)
 
     def _is_done(self, target: GraphTarget) -> bool:
-        """Whether the graphs in place already are what was asked for."""
+        """Return whether the graphs in place already are as requested."""
         return target.target.in_place and not any(file.changed for file in self.files)
 
     def _prove(self, new: Path, lone: str | None) -> tuple[SessionProof, ...]:
-        """The proofs of the graphs that changed."""
+        """Return the proofs of the graphs that changed."""
         proofs = []
         for file in self.files:
             name = lone or file.name
@@ -127,7 +127,7 @@ class PlannedGraphs:
         return tuple(proofs)
 
     def _recheck(self) -> None:
-        """Raise `StalePlanError` where initializers of the source that were shared are no longer equal."""
+        """Raise `StalePlanError` if shared initializers of the source are no longer equal."""
         if self.command == "dedup":
             for file in self.files:
                 check_still_equal(
@@ -159,7 +159,7 @@ class PlannedGraphs:
 
 
 def states_of(listing: Listing, files: Sequence[GraphFile]) -> dict[str, FileState]:
-    """What identifies every file that the graphs were read from."""
+    """Return the state of every file that the graphs were read from."""
     names = {file.name for file in files} | {span.file for file in files for span in file.ranges}
     with open_files(listing.root) as opened:
         return {name: opened.state(name) for name in sorted(names)}

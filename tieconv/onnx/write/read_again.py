@@ -1,4 +1,4 @@
-"""Written graphs, read again and held against what they were made from."""
+"""Read written graphs again, and compare them with their source."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import onnx
 
-from tieconv.checkpoint.graph import SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.write_plan.graph import SharedMatrix
 from tieconv.errors import StalePlanError, TieconvError, VerificationError
 from tieconv.formats.onnx.model import check_readable
 from tieconv.onnx.graph.initializers import GraphBytes
@@ -21,10 +21,10 @@ from tieconv.text import shown
 
 
 def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence[SharedMatrix] | None) -> None:
-    """The graph ``name`` under ``staged`` can be read, is valid, and has the inputs and outputs of ``source``.
+    """Check that the graph ``name`` under ``staged`` is valid and has the inputs and outputs of ``source``.
 
-    With ``matrices`` (those of the pass) no large matrix is stored twice but those that were left. Raises
-    `VerificationError`.
+    With ``matrices`` (those of the pass), also check that no large matrix is stored twice. Matrices that the pass left
+    are excepted. Raises `VerificationError`.
     """
     try:
         with open_files(staged) as files:
@@ -47,9 +47,9 @@ def check_written(staged: Path, name: str, source: GraphFile, matrices: Sequence
 
 
 def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> None:
-    """Raise `StalePlanError` where the copies of a shared matrix differ in the source as it is now.
+    """Raise `StalePlanError` if the copies of a shared matrix now differ in the source.
 
-    The times of a file do not show a write through a mapping that was dirty before.
+    A file's times do not show a write through a memory mapping that was dirty before.
     """
     if not any(matrix.dropped for matrix in matrices):
         return
@@ -70,7 +70,7 @@ def check_still_equal(source: GraphFile, matrices: Sequence[SharedMatrix]) -> No
 
 
 def _check_valid(written: Path, source: Path) -> None:
-    """onnx's checker passes, unless it did not pass the source either."""
+    """Check that onnx's checker accepts the graph, unless it rejects the source too."""
     why = _fault(written)
     if why and not _fault(source):
         _fail(written.name, f"is not valid: {shown(why, 300)}")
@@ -79,12 +79,12 @@ def _check_valid(written: Path, source: Path) -> None:
 def _fault(path: Path) -> str:
     try:
         onnx.checker.check_model(str(path))
-    except Exception as error:  # noqa: BLE001 - the checker raises its own kinds
+    except Exception as error:  # noqa: BLE001 - the checker raises various exceptions
         return str(error) or type(error).__name__
     return ""
 
 
-_HINT = "nothing was written; please report this with the graph's exporter and its version"
+_HINT = "nothing was written; report this with the graph's exporter and its version"
 
 
 def _fail(name: str, why: str) -> NoReturn:

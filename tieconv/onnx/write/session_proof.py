@@ -1,4 +1,4 @@
-"""What a session of a written graph really holds: its own optimised model, read back and counted by content."""
+"""Count the copies that a session of a written graph holds, from the session's optimized model."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tieconv.checkpoint.graph import SessionProof, SharedMatrix
-from tieconv.checkpoint.graph_structure import MIN_ELEMENTS
-from tieconv.checkpoint.model_files import ByteRange
+from tieconv.checkpoint.files.graph_structure import MIN_ELEMENTS
+from tieconv.checkpoint.files.weight_file import ByteRange
+from tieconv.checkpoint.write_plan.graph import SessionProof, SharedMatrix
 from tieconv.errors import VerificationError
 from tieconv.install import install_command
 from tieconv.onnx.graph.initializers import GraphBytes, Stored
@@ -19,15 +19,16 @@ from tieconv.sources.local.files import open_files
 from tieconv.text import shown
 
 _DUMP = "tieconv-proof.onnx"
-_HINT = "nothing was written; please report this with the graph's exporter and its version"
+_HINT = "nothing was written; report this with the graph's exporter and its version"
 NOT_INSTALLED = f"onnxruntime is not installed: {install_command('onnx')}"
 
 
 def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix]) -> SessionProof:
-    """How many copies of each matrix a session of the graph ``name`` under ``staged`` holds, all optimisations on.
+    """Return how many copies of each matrix a session of the graph holds, with all optimizations on.
 
-    Raises `VerificationError` where it is more than was promised, or where no session can be made of the written
-    graph but one can of ``source``. Without onnxruntime, and for a graph that it cannot run, nothing is proved.
+    Raises `VerificationError` if there are more copies than promised. Raises it also if no session can load the written
+    graph but a session can load ``source``. Without onnxruntime, and for a graph that it cannot run, the result is a
+    reason instead of counts.
     """
     if not has_onnxruntime():
         return SessionProof(name, why_not=NOT_INSTALLED)
@@ -44,11 +45,11 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
             (staged / left).unlink(missing_ok=True)
     for matrix in matrices:
         if copies[matrix.initializer] == 0:
-            return SessionProof(name, why_not=f"the session knows no initializer named {matrix.initializer}")
+            return SessionProof(name, why_not=f"the session has no initializer named {matrix.initializer}")
         if copies[matrix.initializer] > matrix.copies_promised:
             raise VerificationError(
                 f"{shown(name)}: a session holds {copies[matrix.initializer]} copies of {shown(matrix.initializer)}, "
-                f"{matrix.copies_promised} promised",
+                f"but the plan promised {matrix.copies_promised}",
                 _HINT,
                 "verify.session",
             )
@@ -56,10 +57,10 @@ def prove(staged: Path, source: Path, name: str, matrices: Sequence[SharedMatrix
 
 
 def _dump(graph: Path, to: Path, outside: bool) -> str:
-    """Have a session write its optimised model; why it could not, empty where it did.
+    """Make a session write its optimized model. Return why it failed; empty if it wrote the model.
 
-    What the session did not change stays a reference to the graph's own data, so the file is small; with
-    ``outside`` (a matrix is expected twice) everything goes to a data file, as a graph ends at 2 GiB.
+    What the session did not change remains a reference to the graph's data, so the file is small. With ``outside`` (a
+    matrix is expected twice) all tensors go to a data file. A graph alone is limited to 2 GiB.
     """
     import onnxruntime as ort
 
@@ -73,9 +74,9 @@ def _dump(graph: Path, to: Path, outside: bool) -> str:
         options.add_session_config_entry("session.optimized_model_external_initializers_file_name", f"{to.name}.data")
     try:
         ort.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001 - the runtime raises its own kinds
-        return f"onnxruntime {ort.__version__} makes no session of it: {str(error).splitlines()[0][:300]}"
-    return "" if to.exists() else "onnxruntime wrote no optimised model"
+    except Exception as error:  # noqa: BLE001 - the runtime raises various exceptions
+        return f"onnxruntime {ort.__version__} cannot load the graph: {str(error).splitlines()[0][:300]}"
+    return "" if to.exists() else "onnxruntime did not write an optimized model"
 
 
 def _check_source(source: Path, name: str, why_not: str) -> None:
@@ -87,15 +88,15 @@ def _check_source(source: Path, name: str, why_not: str) -> None:
     options.add_session_config_entry("session.disable_prepacking", "1")
     try:
         ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-    except Exception:  # noqa: BLE001 - it could not be run before either
+    except Exception:  # noqa: BLE001 - the source could not run either
         return
     raise VerificationError(f"written {shown(name)}: {shown(why_not, 400)}", _HINT, "verify.session")
 
 
 def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[dict[str, int], list[str]]:
-    """Copies of each matrix, and the matrices of which the session made another in a wider type.
+    """Return the copies of each matrix, and the matrices that the session also holds in a wider type.
 
-    The CPU provider computes products of F16 in F32, and casts a constant for that once, whatever the graph says.
+    The CPU provider computes products of F16 in F32. For that it casts a constant once, whatever the graph says.
     """
     with open_files(staged) as files:
         graph: GraphFile = read_graph(str(staged), dump, files)
@@ -109,7 +110,10 @@ def _count(staged: Path, dump: str, matrices: Sequence[SharedMatrix]) -> tuple[d
 
 
 def _alike(matrix: SharedMatrix, stored: Sequence[Stored], groups: Sequence[set[str]]) -> dict[ByteRange, bool]:
-    """The places of the kept initializer's copies, and whether each is in a wider type; empty where it is not there."""
+    """Return the ranges of the kept initializer's copies, and whether each has a wider type.
+
+    The result is empty if the initializer is absent.
+    """
     own = next((entry.record for entry in stored if entry.value.name == matrix.initializer), None)
     if own is None:
         return {}

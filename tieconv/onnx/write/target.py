@@ -1,14 +1,15 @@
-"""Where graphs are written, what comes along, and every refusal that needs no writing."""
+"""Decide where graphs are written and which files are copied, and raise every refusal before writing."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from tieconv.checkpoint.model_files import Checkpoint, FileState, Layout, Listing, WeightFile
-from tieconv.checkpoint.operation import LinkFile
-from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.files.model_files import Checkpoint, FileState, Layout, Listing
+from tieconv.checkpoint.files.weight_file import WeightFile
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.operation import LinkFile
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.errors import DestinationError, RefusedError
 from tieconv.execute.refusals import check_place
 from tieconv.execute.system_errors import free_bytes, no_space, writing
@@ -21,7 +22,7 @@ from tieconv.text import shown
 
 @record
 class GraphTarget:
-    """What is written and where: ``store(name)`` is laid out for the name that OUT has."""
+    """What is written, and where."""
 
     listing: Listing
     states: dict[str, FileState]
@@ -33,12 +34,12 @@ class GraphTarget:
 
     @property
     def final(self) -> Path:
-        """OUT, absolute, its parent free of links."""
+        """OUT as an absolute path whose parent has no symlinks."""
         return destination(self.plan, self.target)
 
     @property
     def plan(self) -> Plan:
-        """The plan of the other formats, as far as the checks of OUT look at it."""
+        """The plan in the form that the checks of OUT read."""
         named = self.listing.named
         files = (WeightFile(named, self.listing.entries[named], 0, (), None),) if named else ()
         layout = Layout.FILE if named else Layout.SINGLE
@@ -48,7 +49,7 @@ class GraphTarget:
 
     @property
     def _replaced(self) -> tuple[str, ...]:
-        """Files of a directory that is exchanged in place; a link among them would leave its target behind."""
+        """Files of a directory that are replaced in place. A symlink among them would leave its target unchanged."""
         return graph_names(self.listing) if self.in_place and not self.is_file else ()
 
     @property
@@ -56,7 +57,10 @@ class GraphTarget:
         return self.target.in_place
 
     def companions(self, store: Store) -> list[str]:
-        """Files that come along as they are; in place only data that graphs read: copies, for it may have one name."""
+        """Return files that are copied unchanged; in place only data that graphs read.
+
+        That data is copied, because a file may have only one name.
+        """
         if self.is_file:
             return []
         anew = {*store.graphs, *store.removed, *(file.name for file in store.data)}
@@ -64,21 +68,21 @@ class GraphTarget:
         return [name for name in names if name not in anew and not is_staging(name)]
 
     def bytes_needed(self, store: Store) -> int:
-        """Bytes of all files of OUT, those that come along included."""
+        """Return the bytes of all files of OUT, including copied ones."""
         return store.bytes_written + sum(self.listing.entries[name] for name in self.companions(store))
 
 
 def check(target: GraphTarget, store: Store) -> None:
-    """Every refusal that needs no writing."""
+    """Raise every refusal that is known before writing."""
     if target.target.hardlink:
         raise RefusedError(
-            f"{shown(target.listing.source)} is an ONNX graph, which --hardlink does not serve",
+            f"--hardlink does not support ONNX graphs: {shown(target.listing.source)}",
             "write a new model with -o OUT",
             "onnx.option",
         )
     if not target.is_file and target.listing.special:
         raise RefusedError(
-            f"{shown(target.listing.special[0])} is no regular file of this model, so it cannot come along",
+            f"tieconv cannot copy {shown(target.listing.special[0])}: it is not a regular file of this model",
             "move it out of the model directory",
             "out.special",
         )
@@ -86,8 +90,8 @@ def check(target: GraphTarget, store: Store) -> None:
     with writing(final.name, final.parent, 0):
         if target.is_file and final.suffix.lower() != SUFFIX:
             raise DestinationError(
-                f"{shown(target.target.path)} does not end in .onnx, as the file to write does",
-                f"write {shown(final.name)}.onnx",
+                f"{shown(target.target.path)} must end in .onnx",
+                f"use {shown(final.name)}.onnx",
                 "out.suffix",
             )
         check_place(target.plan, target.target)
@@ -99,15 +103,15 @@ def check(target: GraphTarget, store: Store) -> None:
 
 
 def check_beside(target: GraphTarget, store: Store) -> None:
-    """Raise `DestinationError` where a file stands beside a lone graph that its data is to go to."""
+    """Raise `DestinationError` if a file exists where a lone graph's data will be written."""
     if not target.is_file:
         return
     for file in store.data:
         path = target.final.parent / file.name
-        # In place the name says what the data is made from: a file of it is what a killed run left.
+        # In place the name contains a hash of the source, so an existing file is from a killed run.
         if os.path.lexists(path) and not (target.in_place and path.is_file() and not path.is_symlink()):
             raise DestinationError(
-                f"{shown(target.final.parent / file.name)} exists, where the data of the graph is to go",
+                f"{shown(target.final.parent / file.name)} already exists, but the graph's data needs this name",
                 "give another -o",
                 "out.exists",
             )

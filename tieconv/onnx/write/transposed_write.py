@@ -1,4 +1,4 @@
-"""A stored matrix written transposed, tile by tile, and the proof that a file holds it."""
+"""Write a stored matrix transposed, tile by tile, and check that a file holds it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tieconv.checkpoint.model_files import ByteRange
-from tieconv.checkpoint.output import Gathered
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.output import Gathered
 from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
-from tieconv.execute.proof.verify import first_difference
+from tieconv.execute.proof.first_difference import first_difference
 
 SIDE = 2048
-"""Rows and columns of a tile: 16 MiB of single precision, read and written in runs of 8 KiB."""
+"""Rows and columns of a tile: 16 MiB of float32, read and written in runs of 8 KiB."""
 _STRIP = 64
 
 Array = npt.NDArray[Any]
@@ -36,7 +36,7 @@ class _Tile:
 
 
 def write_turned(source: int, descriptor: int, offset: int, content: Gathered, tick: Tick) -> None:
-    """Write the content from ``offset`` on; one that is not turned is copied."""
+    """Write the content at ``offset``. Content that is not transposed is copied."""
     if not _is_turned(content):
         copy_range(source, content.range.start, descriptor, offset, content.range.size, tick)
         return
@@ -50,7 +50,10 @@ def write_turned(source: int, descriptor: int, offset: int, content: Gathered, t
 
 
 def first_not_turned(source: int, descriptor: int, start: int, content: Gathered, tick: Tick) -> int | None:
-    """An offset at which the file does not hold the content from ``start`` on; ``None`` where it holds all of it."""
+    """Return the first offset at which the file differs from the content, or ``None`` if it holds all of it.
+
+    The content starts at offset ``start`` of the file.
+    """
     if not _is_turned(content):
         span: ByteRange = content.range
         return first_difference(source, descriptor, [(start, start + span.size)], span.start - start, tick)
@@ -83,7 +86,10 @@ def _tiles(rows: int, columns: int) -> Iterator[_Tile]:
 
 
 def _turned(source: int, content: Gathered, tile: _Tile, width: int) -> Array:
-    """The tile, transposed; strips as wide as a few cache lines turn three times as fast as the whole."""
+    """Return the transposed tile.
+
+    Strips as wide as a few cache lines are three times as fast as the whole tile.
+    """
     columns = content.shape[0]
     stored: Array = np.empty(tile.shape, np.dtype(f"<u{width}"))
     for row, line in enumerate(stored, tile.top):

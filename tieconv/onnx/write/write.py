@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tieconv.checkpoint.graph import SessionProof
-from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.checkpoint.value_type import record
-from tieconv.errors import VerificationError
+from tieconv.checkpoint.write_plan.graph import SessionProof
 from tieconv.execute import tree
-from tieconv.execute.contents.attributes import Like, first_like, inherit, inherit_directory, notes
-from tieconv.execute.contents.copy import Tick, copy_range, read_full, write_full
+from tieconv.execute.contents.attributes import Like, first_like, inherit_directory, notes
+from tieconv.execute.contents.copy import Tick, copy_range, write_full
 from tieconv.execute.contents.sync import Syncer
-from tieconv.execute.contents.write import Record, Writer
-from tieconv.execute.proof.verify import first_difference
+from tieconv.execute.contents.write import Record, Writer, created
 from tieconv.execute.publish import swap
 from tieconv.execute.publish.exchange import check_unchanged, exchange, standing
 from tieconv.execute.publish.interrupts import Interrupts, interrupts
@@ -25,12 +24,12 @@ from tieconv.execute.publish.owned import checked, owning
 from tieconv.execute.refusals import check_place, stale
 from tieconv.execute.staging import Staging
 from tieconv.execute.system_errors import writing
-from tieconv.onnx.write.data_placement import DataFile, Source, Store
+from tieconv.onnx.write.data_placement import DataFile, Store
 from tieconv.onnx.write.in_place import publish
 from tieconv.onnx.write.target import GraphTarget, check, check_beside
-from tieconv.onnx.write.transposed_write import first_not_turned, write_turned
+from tieconv.onnx.write.transposed_write import write_turned
+from tieconv.onnx.write.verify import check_bytes, check_names
 from tieconv.sources.local.files import open_files
-from tieconv.text import shown
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
@@ -101,9 +100,9 @@ class _Job:
         syncer = Syncer()
         try:
             writer = self._write(syncer)
-            self._compare()
+            check_bytes(self.target, self.store, new, self.tick)
             proofs = prove(new)
-            self._check_names()
+            check_names(self.target, self.store, new, self.before)
             syncer.finish()
         finally:
             syncer.stop()
@@ -121,7 +120,7 @@ class _Job:
         writer = Writer(root, self.staging.new, syncer, self.tick, self._like, self.record)
         for name, data in self.store.graphs.items():
             with self._created(name, syncer) as descriptor:
-                write_full(descriptor.number, data, 0)
+                write_full(descriptor, data, 0)
                 self.tick(len(data))
         for file in self.store.data:
             self._write_data(file, syncer)
@@ -157,20 +156,16 @@ class _Job:
 
     def _write_data(self, file: DataFile, syncer: Syncer) -> None:
         with open_files(self.target.listing.root) as sources, self._created(file.name, syncer) as made:
-            os.ftruncate(made.number, file.size)
+            os.ftruncate(made, file.size)
             for offset, content in file.pieces:
                 if isinstance(content, ByteRange):
                     source = sources.descriptor(content.file)
-                    copy_range(source, content.start, made.number, offset, content.size, self.tick)
+                    copy_range(source, content.start, made, offset, content.size, self.tick)
                 else:
-                    write_turned(sources.descriptor(content.range.file), made.number, offset, content, self.tick)
+                    write_turned(sources.descriptor(content.range.file), made, offset, content, self.tick)
 
-    def _created(self, name: str, syncer: Syncer) -> _Created:
-        path = self.staging.new / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        like = self._like(name)
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, like.creation_mode)
-        return _Created(name, number, syncer, like, self.record)
+    def _created(self, name: str, syncer: Syncer) -> AbstractContextManager[int]:
+        return created(self.staging.new, name, self._like(name), syncer, self.record)
 
     def _like(self, name: str) -> Like:
         """The file whose mode and owner a written one takes over: one of OUT, or else of the source."""
@@ -180,40 +175,6 @@ class _Job:
         if self.target.in_place:
             return Like(source, True)
         return first_like(replaced if self._replaces else None, source) or Like(source, False)
-
-    def _compare(self) -> None:
-        """What was written reads back as what it was made from."""
-        with open_files(self.staging.new) as written, open_files(self.target.listing.root) as sources:
-            for name, data in self.store.graphs.items():
-                stored = bytearray(written.state(name).size)
-                read_full(written.descriptor(name), memoryview(stored), 0)
-                if stored != data:
-                    raise _differs(name, 0)
-                self.tick(len(data))
-            for file in self.store.data if self.target.target.verify == "full" else ():
-                for offset, content in file.pieces:
-                    at = self._difference(written.descriptor(file.name), offset, content, sources.descriptor)
-                    if at is not None:
-                        raise _differs(file.name, at)
-
-    def _difference(self, written: int, offset: int, content: Source, source: Callable[[str], int]) -> int | None:
-        if isinstance(content, ByteRange):
-            span = [(offset, offset + content.size)]
-            return first_difference(source(content.file), written, span, content.start - offset, self.tick)
-        return first_not_turned(source(content.range.file), written, offset, content, self.tick)
-
-    def _check_names(self) -> None:
-        written = {name for name, status in tree.walk(self.staging.new) if not stat.S_ISDIR(status.st_mode)}
-        planned = {*self.store.graphs, *(file.name for file in self.store.data)}
-        planned |= set(self.target.companions(self.store))
-        remaining = {name for name, state in self.before.items() if not tree.is_directory(state)}
-        planned |= remaining - set(self.store.removed)
-        if written != planned:
-            raise VerificationError(
-                f"written {shown(sorted(written ^ planned)[0])} was not planned, or is not there",
-                "nothing was changed; please report this",
-                "verify.names",
-            )
 
     def _look_again(self, writer: Writer) -> None:
         """Nothing that this was made from changed while it was written."""
@@ -260,34 +221,3 @@ class _Job:
             for path in published:
                 path.unlink()
             raise
-
-
-@dataclass
-class _Created:
-    """A file being written: handed to the syncer and closed at the end."""
-
-    name: str
-    number: int
-    syncer: Syncer
-    like: Like
-    record: Record
-
-    def __enter__(self) -> _Created:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            if kind is None:
-                if lost := inherit(self.number, self.like):
-                    self.record.add_lost(self.name, lost)
-                self.syncer.add(self.number)
-        finally:
-            os.close(self.number)
-
-
-def _differs(name: str, position: int) -> VerificationError:
-    return VerificationError(
-        f"written {shown(name)} differs from its source at byte {position:,}",
-        "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it",
-        "verify.bytes",
-    )

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from typing import NoReturn
 
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
 from tieconv.checkpoint.inspection import Depth, Inspection
-from tieconv.checkpoint.model_files import ByteRange, Checkpoint, Document, Layout, TensorRecord, WeightFile
-from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights
-from tieconv.checkpoint.plan import Plan
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.declared import gated, view_config
 from tieconv.inspection.head import view_head
 from tieconv.inspection.ties import survey

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.plans.meaning import sentences
+from tieconv.plans.meaning import change_sentences
+from tieconv.plans.meaning.change_sentences import OWN
 from tieconv.plans.meaning.changes import Change
-from tieconv.plans.meaning.sentences import OWN
 
 
 def grouped(changes: Iterable[tuple[str, Change]]) -> Iterator[str]:
     """Yield the sentences about changes, each given with its release."""
     releases: dict[tuple[str, str, str, str | None], list[str]] = {}
     for release, change in changes:
-        had, gets = sentences.ends(change)
+        had, gets = change_sentences.ends(change)
         releases.setdefault((change.name, had, gets, change.origin), []).append(release)
     by_source: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (name, had, gets, origin), some in releases.items():
-        values = sentences.values_of(origin) if gets == OWN and origin is not None else gets
+        values = change_sentences.values_of(origin) if gets == OWN and origin is not None else gets
         by_source.setdefault((had, values, tuple(some)), []).append(name)
     by_fate: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for (had, values, together), names in by_source.items():
-        own = len(names) == 1 and values == sentences.values_of(names[0])
+        own = len(names) == 1 and values == change_sentences.values_of(names[0])
         by_fate.setdefault((had, OWN if own else values, together), []).extend(names)
     for (had, values, together), names in by_fate.items():
-        yield sentences.changed(together, names, had, values)
+        yield change_sentences.changed(together, names, had, values)

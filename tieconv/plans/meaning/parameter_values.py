@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.inspection import BiasState, Inspection, State
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
-from tieconv.checkpoint.output import Content, Gathered, OutputTensor, Padded, Scaled, Zeros
-from tieconv.checkpoint.plan import Plan
-from tieconv.checkpoint.proof import Equal
+from tieconv.checkpoint.write_plan.output import Content, Gathered, OutputTensor, Padded, Scaled, Zeros
+from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.checkpoint.write_plan.proof import Equal
 from tieconv.loaders.loaded import Absence, Parameter
 
 Values = tuple[object, ...]

@@ -16,13 +16,13 @@ from dataclasses import replace
 from tieconv.architectures.flag_levels import reading_v4
 from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.plan import Plan
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.inspection.stored_order import same_order, type_may_change
 from tieconv.loaders.load import TRANSFORMERS_5, load, releases
 from tieconv.loaders.loaded import Absence, Loaded
 from tieconv.plans.guards import again, refuse
-from tieconv.plans.meaning import sentences
+from tieconv.plans.meaning import change_sentences
 from tieconv.plans.meaning.changes import Change, changes
 from tieconv.plans.meaning.grouping import grouped
 from tieconv.plans.meaning.note import Note, Notes
@@ -51,7 +51,7 @@ def judged(
     if not forced:
         _refuse(before, seen, spared)
     types = type_may_change(before.checkpoint, after.checkpoint)
-    computed = (*_notes(seen), *((sentences.first_type(types),) if types else ()))
+    computed = (*_notes(seen), *((change_sentences.first_type(types),) if types else ()))
     return replace(plan, notes=(*texts, *(f"{sentence} {REVIEW_FIRST}" for sentence in computed)))
 
 
@@ -101,10 +101,10 @@ def _refuse(before: Inspection, seen: tuple[_View, ...], spared: Collection[str]
     for view in seen:
         newest = view.release == TRANSFORMERS_5
         if newest and view.refused:
-            refuse(sentences.refused(view.release, view.refused), hint, "meaning.refused")
+            refuse(change_sentences.refused(view.release, view.refused), hint, "meaning.refused")
         for change in view.changes:
             if change.loses and (newest or not {change.name, change.before.stored}.isdisjoint(spared)):
-                sentence = sentences.lost(view.release, change.name, *sentences.ends(change))
+                sentence = change_sentences.lost(view.release, change.name, *change_sentences.ends(change))
                 refuse(sentence, hint, "meaning.lost")
 
 
@@ -112,11 +112,11 @@ def _notes(seen: tuple[_View, ...]) -> Iterator[str]:
     changed: list[tuple[str, Change]] = []
     for view in reversed(seen):
         if view.refused:
-            yield sentences.refused(view.release, view.refused)
+            yield change_sentences.refused(view.release, view.refused)
         if view.swapped:
-            yield sentences.swapped(view.release, view.swapped)
+            yield change_sentences.swapped(view.release, view.swapped)
         unset = [change for change in view.changes if change.after.absence is Absence.UNSET]
         for source in dict.fromkeys(change.after.parameter for change in unset):
-            yield sentences.unset(view.release, source)
+            yield change_sentences.unset(view.release, source)
         changed += [(view.release, change) for change in view.changes if change not in unset]
     yield from grouped(changed)

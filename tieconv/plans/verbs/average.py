@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
-from tieconv.checkpoint.model_files import TensorRecord
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import is_apart
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.plans.edits import Edits
 from tieconv.plans.guards import again, refuse
 from tieconv.plans.meaning import Note

@@ -7,13 +7,14 @@ from enum import StrEnum
 
 from tieconv.architectures import locate
 from tieconv.architectures.flag_levels import reading_v4
-from tieconv.checkpoint.dtypes import BITS, FLOATS
 from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.files.dtypes import BITS, FLOATS
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.checkpoint.inspection import BiasState, Inspection, State, Tie
-from tieconv.checkpoint.model_files import ByteRange, TensorRecord
+from tieconv.checkpoint.inspection import BiasState, Inspection, State
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.checkpoint.plan import Plan, Promises
+from tieconv.checkpoint.tie_group import Tie
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
 from tieconv.loaders.load import head_bias
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

@@ -8,11 +8,13 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
+from tieconv.checkpoint.files.cautions import TRAINING
+from tieconv.checkpoint.files.model_files import WEIGHTS_KEY, Checkpoint, Layout
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import TRAINING, WEIGHTS_KEY, Checkpoint, Layout, TensorRecord
-from tieconv.checkpoint.operation import DropTensor, KeepTensor, LinkFile, Operation
-from tieconv.checkpoint.output import OutputTensor, OutputText, OutputWeights
-from tieconv.checkpoint.plan import Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan.operation import DropTensor, KeepTensor, LinkFile, Operation
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, TiePromise
 from tieconv.plans.guards import guard_layout, refuse
 from tieconv.plans.meaning import judged
 from tieconv.plans.meaning.described import described

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tieconv.checkpoint.family import Role, Tying
-from tieconv.checkpoint.inspection import BiasState, Inspection, Member, Tie
+from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.checkpoint.phrases import is_apart
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.plans.build import ALIKE
 from tieconv.plans.guards import again, inspect_hint

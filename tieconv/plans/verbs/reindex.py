@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 
 from tieconv.checkpoint import value_type
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.model_files import Caution, Checkpoint, TensorRecord
-from tieconv.checkpoint.operation import KeepTensor, LinkFile
-from tieconv.checkpoint.output import OutputText, OutputWeights
-from tieconv.checkpoint.plan import Plan, Promises
-from tieconv.checkpoint.proof import Equal
+from tieconv.checkpoint.write_plan.operation import KeepTensor, LinkFile
+from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.write_plan.proof import Equal
 from tieconv.errors import RefusedError, UnreadableError
 from tieconv.formats.index import DIGITS, LIMIT
 from tieconv.formats.json import lossless as spelled_json

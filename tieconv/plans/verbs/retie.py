@@ -7,11 +7,12 @@ from typing import NoReturn
 
 from tieconv.checkpoint.family import Role
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.phrases import is_apart
-from tieconv.checkpoint.plan import NormFold, Plan, Promises, TiePromise
 from tieconv.checkpoint.relation.proved import Scaled
-from tieconv.checkpoint.retie_forecast import RetieForecast
+from tieconv.checkpoint.tie_group import Member, Tie
+from tieconv.checkpoint.write_plan.plan import NormFold, Plan, Promises, TiePromise
+from tieconv.checkpoint.write_plan.retie_forecast import RetieForecast
 from tieconv.errors import RefusedError
 from tieconv.plans import biases
 from tieconv.plans.biases import BiasChoice

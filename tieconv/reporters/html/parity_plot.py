@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from tieconv.checkpoint.results.parity import Case, Figures, Gate, Histogram
+from tieconv.checkpoint.results.parity import Case, Gate, Histogram
+from tieconv.checkpoint.results.parity_metrics import Figures
 
 _WIDTH, _HEIGHT = 420, 210
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 30, 40

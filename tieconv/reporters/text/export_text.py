@@ -1,12 +1,12 @@
-"""An export, planned or done, for people."""
+"""Render an export, planned or done, as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.graph import SessionProof
 from tieconv.checkpoint.results.exported import ExportOutcome, ExportPlan
 from tieconv.checkpoint.results.parity import Parity
+from tieconv.checkpoint.write_plan.graph import SessionProof
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -20,7 +20,7 @@ def render(outcome: ExportOutcome, paint: Paint = plain, width: int | None = Non
 
 
 def render_results(outcome: ExportOutcome, before: ExportPlan, paint: Paint = plain, width: int | None = None) -> str:
-    """Return what an export made and measured; of its notes those that the plan ``before`` did not have."""
+    """Return what an export made and measured, with the notes that the plan ``before`` did not have."""
     lines = columns(_results(outcome), width=width)
     lines += [_session(proof, paint) for proof in outcome.proofs]
     if outcome.parity is not None:
@@ -49,7 +49,7 @@ def _rows(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
 
 def _estimate(plan: ExportPlan) -> Iterator[tuple[str, ...]]:
     yield "bytes", f"{size(plan.bytes_read)} read, about {size(plan.bytes_written)} written"
-    yield "parity", f"measured on {plan.provider} before OUT gets its name" if plan.parity else "not measured"
+    yield "parity", f"measured before OUT is written (--provider {plan.provider})" if plan.parity else "not measured"
 
 
 def _results(outcome: ExportOutcome) -> Iterator[tuple[str, ...]]:
@@ -67,7 +67,7 @@ def _session(proof: SessionProof, paint: Paint) -> str:
     if not proof.proved:
         return f"  {paint('not proved', 'warning')} in a session: {shown(proof.why_not, 300)}"
     held = ", ".join(f"{shown(name)} {'once' if n == 1 else f'{n} times'}" for name, n in proof.copies)
-    return f"  {paint('proved', 'good')}: a session {f'holds {held}' if held else 'of it can be made'}"
+    return f"  {paint('proved', 'good')}: a session {f'holds {held}' if held else 'can load the graph'}"
 
 
 def _parity(report: Parity, paint: Paint) -> str:
@@ -77,5 +77,5 @@ def _parity(report: Parity, paint: Paint) -> str:
     ratio = values.get("rms_ratio")
     text = shown(failed[0], 300) if failed else shown(report.reason, 300)
     if report.verdict == "passed" and ratio is not None:
-        text = f"error {ratio:.2f} of torch's own in this precision, {report.provider.active}"
+        text = f"the error is {ratio:.2f} times torch's in the same precision, {report.provider.active}"
     return f"  parity {paint(str(report.verdict), style)}: {text}"

@@ -1,10 +1,10 @@
-"""A plan for graphs, for people."""
+"""Render a plan for graphs as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tieconv.checkpoint.graph import GraphOutcome, GraphPlan, SharedMatrix
+from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, SharedMatrix
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -28,7 +28,7 @@ def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None
             held = ", ".join(f"{shown(name)} {_times(copies)}" for name, copies in proof.copies)
             lines.append(f"  {paint('proved', 'good')}: a session of {shown(proof.graph)} holds {held}")
             lines += [
-                f"  note: to compute with {shown(name)} the CPU provider casts it to a wider type, a copy of its own"
+                f"  note: the CPU provider also holds a copy of {shown(name)} in a wider type, to compute with it"
                 for name in proof.casts
             ]
         else:
@@ -51,7 +51,7 @@ def _rows(plan: GraphPlan) -> Iterator[tuple[str, ...]]:
     before = sum(matrix.held_before for matrix in plan.matrices)
     after = sum(matrix.held_after for matrix in plan.matrices)
     if before != after:
-        yield "in session", size(before), f"of these matrices become {size(after)}"
+        yield "in session", size(before), f"for these matrices becomes {size(after)}"
     figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
     yield "bytes", figures
 
@@ -64,7 +64,7 @@ def _matrix(plan: GraphPlan, matrix: SharedMatrix) -> Iterator[tuple[str, ...]]:
         if plan.command == "untie":
             yield "add", shown(name), f"a transposed copy of {shown(matrix.initializer)}"
         else:
-            yield "drop", shown(name), f"{' and '.join(matrix.kinds)} of {shown(matrix.initializer)}"
+            yield "drop", shown(name), f"copy of {shown(matrix.initializer)} ({', '.join(matrix.kinds)})"
     if matrix.nodes:
         head_form = f", head as {matrix.form}" if matrix.form else ""
         yield "rewrite", count(len(matrix.nodes), "node"), f"{shown(', '.join(matrix.nodes))}{head_form}"

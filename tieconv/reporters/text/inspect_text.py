@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Knowledge
 from tieconv.checkpoint.finding import REVIEW_FIRST
-from tieconv.checkpoint.inspection import Inspection, Member, State, Tie
+from tieconv.checkpoint.inspection import Inspection, State
+from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.reporters.text.inspect_answer import STYLES, answer
 from tieconv.reporters.text.inspect_head import bias_row, embedding_row, output_row

@@ -1,10 +1,11 @@
-"""A parity report for people."""
+"""Render a parity report as text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tieconv.checkpoint.results.parity import Case, Figures, Gate, Identity, Lost, Parity, Verdict
+from tieconv.checkpoint.results.parity import Case, Gate, Identity, Lost, Parity, Verdict
+from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
@@ -13,7 +14,7 @@ _STYLES = {Verdict.PASSED: "good", Verdict.FAILED: "error", Verdict.NOT_RUN: "wa
 
 
 def render(report: Parity, paint: Paint = plain, width: int | None = None) -> str:
-    """The whole report, without a newline at the end."""
+    """Return the whole report, without a newline at the end."""
     blocks = [_title(report, paint), "\n".join(columns(facts(report), width=width))]
     if report.identity is not None and (report.identity.lost or report.identity.unexplained):
         blocks.append("\n".join([paint("weights", "heading"), *columns(_weights(report.identity), width=width)]))
@@ -31,51 +32,45 @@ def _title(report: Parity, paint: Paint) -> str:
 
 
 def facts(report: Parity) -> Iterator[tuple[str, str]]:
-    """What was measured, where and with what, as names and sentences."""
+    """Yield what was measured, where and with what, as names and sentences."""
     structure, use = report.structure, report.provider
     if structure is not None:
         yield "graph", f"{structure.kind}, {structure.precision}, opset {structure.opset}"
         for note in structure.notes:
             yield "fed", shown(note, 400)
     placed = ", ".join(f"{number} nodes on {shown(name)}" for name, number in use.placement.items())
-    asked = f"asked for {use.requested}" + (f"; {placed}" if placed else "")
+    asked = f"requested: {use.requested}" + (f"; {placed}" if placed else "")
     yield "provider", f"{shown(use.active) or 'none'} ({asked})"
     if use.versions:
         yield "versions", ", ".join(f"{name} {shown(version)}" for name, version in use.versions.items())
     for note in use.notes:
         yield "note", shown(note, 400)
-    reference, floor = report.metrics.get("reference"), report.metrics.get("floor")
-    if isinstance(reference, dict) and isinstance(floor, dict):
-        yield "reference", f"torch {reference['dtype']}; the floor is torch {floor['dtype']}; seeds {_seeds(report)}"
+    metrics = report.metrics
+    if metrics is not None:
+        dtypes = f"torch {metrics.reference.dtype}; the floor is torch {metrics.floor.dtype}"
+        yield "reference", f"{dtypes}; seeds {', '.join(map(str, metrics.seeds))}"
     if report.identity is not None:
         yield "weights", _coverage(report.identity)
-    free = report.metrics.get("free_run")
-    if isinstance(free, dict):
-        yield (
-            "free run",
-            f"{free['identical']:.1%} of {free['sequences']} greedy runs of {free['steps']} tokens are the "
-            "reference's to the end (not judged)",
-        )
-    yield from _tf32(report)
+    if metrics is not None:
+        yield from _not_judged(metrics)
 
 
-def _seeds(report: Parity) -> str:
-    seeds = report.metrics.get("seeds")
-    return ", ".join(map(str, seeds)) if isinstance(seeds, list) else ""
-
-
-def _tf32(report: Parity) -> Iterator[tuple[str, str]]:
-    errors = report.metrics.get("tf32")
-    logits = errors.get("logits") if isinstance(errors, dict) else None
-    if isinstance(logits, dict):
-        yield "TF32", f"with TF32 the RMS error is {number(logits['ratio'])} times torch's (not judged; off above)"
+def _not_judged(metrics: Metrics) -> Iterator[tuple[str, str]]:
+    """What was measured and decides nothing."""
+    free = metrics.free_run
+    if free is not None:
+        runs = f"{free.identical:.1%} of {free.sequences} greedy runs of {free.steps} tokens"
+        yield "free run", f"{runs} are the reference's to the end (not judged)"
+    logits = metrics.tf32.logits if metrics.tf32 is not None else None
+    if logits is not None:
+        yield "TF32", f"with TF32 the RMS error is {number(logits.ratio)} times torch's (not judged; off above)"
 
 
 def _coverage(identity: Identity) -> str:
     share = identity.bytes_found / identity.bytes if identity.bytes else 1.0
     forms = ", ".join(f"{number} {form}" for form, number in sorted(identity.how.items()))
-    copies = f"; the word embedding stands {count(identity.copies, 'time')}" if identity.copies else ""
-    unused = f"; {count(len(identity.unused), 'stored tensor')} the class does not read" if identity.unused else ""
+    copies = f"; the graph stores the word embedding {count(identity.copies, 'time')}" if identity.copies else ""
+    unused = f"; the class does not read {count(len(identity.unused), 'stored tensor')}" if identity.unused else ""
     return (
         f"{identity.found} of {count(identity.tensors, 'tensor')} ({share:.1%} of {size(identity.bytes)}) "
         f"bit for bit in the graph: {forms or 'none'}{copies}{unused}"
@@ -98,7 +93,7 @@ _HEAD = ("batch", "sequence", "past", "padding", "n", "relative RMS", "torch's",
 
 
 def _cases(cases: Iterable[Case]) -> Iterator[tuple[str, ...]]:
-    """A row a shape: the worst of its seeds."""
+    """Yield a row for each shape, with the worst of its seeds."""
     yield _HEAD
     shapes: dict[tuple[int, ...], list[Case]] = {}
     for case in cases:
@@ -138,7 +133,7 @@ def _gate(gate: Gate, paint: Paint) -> tuple[str, ...]:
 
 
 def number(value: float | None) -> str:
-    """Three digits; ``none`` where there is no figure."""
+    """Return three digits, or ``none`` without a figure."""
     if value is None:
         return "none"
     return f"{value:.3g}" if value < 10000 else f"{value:.1e}"
@@ -146,7 +141,7 @@ def number(value: float | None) -> str:
 
 def _verdict(report: Parity, paint: Paint, width: int | None) -> Iterator[str]:
     sentences = {
-        Verdict.PASSED: "passed: the checkpoint's weights, and errors of the size of torch's own in this precision",
+        Verdict.PASSED: "passed: the graph holds the checkpoint's weights, and its errors are within the limits",
         Verdict.FAILED: "failed: " + "; ".join(gate.name for gate in report.gates if not gate.passed),
         Verdict.NOT_RUN: f"not run: {shown(report.reason, 400)}",
     }[report.verdict]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from tieconv.checkpoint import kept_copies
-from tieconv.checkpoint.operation import (
+from tieconv.checkpoint.write_plan.operation import (
     AverageTensor,
     CopyTensor,
     DropFile,
@@ -24,7 +24,7 @@ from tieconv.checkpoint.operation import (
     ShareTensor,
     TrimStorage,
 )
-from tieconv.checkpoint.plan import Outcome, Plan
+from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from hashlib import sha256
 from types import TracebackType
 
-from tieconv.checkpoint.git_files import check_git_file
-from tieconv.checkpoint.model_files import ByteRange, FileState
+from tieconv.checkpoint.files.git_files import check_git_file
+from tieconv.checkpoint.files.model_files import FileState
+from tieconv.checkpoint.files.weight_file import ByteRange
 from tieconv.errors import UnreadableError
 from tieconv.sources.digest import Kind, hash_bytes, kind_of
 from tieconv.sources.hub.cache import cached_files, cached_root
@@ -76,7 +77,7 @@ class HubFiles:
 
     def state(self, name: str) -> FileState:
         """As a local file's. Equal for two LFS files of any repository exactly where their content hashes are."""
-        stored = self._stored(name)
+        stored = self.snapshot.file(name)
         if stored.sha256:
             return FileState(-1, int(stored.sha256, 16), stored.size, 0)
         identity = sha256(
@@ -86,11 +87,11 @@ class HubFiles:
 
     def content_id(self, name: str) -> str | None:
         """The SHA-256 that the Hub stores the file under: equal ones are equal files."""
-        return self._stored(name).sha256
+        return self.snapshot.file(name).sha256
 
     def known_hash(self, name: str) -> tuple[Kind, str]:
         """The hash that the file is stored under."""
-        stored = self._stored(name)
+        stored = self.snapshot.file(name)
         return kind_of(stored.digest), stored.digest
 
     def announce(self, spans: Iterable[ByteRange]) -> None:
@@ -105,7 +106,7 @@ class HubFiles:
 
     def _travels(self, span: ByteRange) -> bool:
         held = span.file in self._cached or self._held.get(span.file, span.start, span.end) is not None
-        return not held and span.size > 0 and span.end <= self._stored(span.file).size
+        return not held and span.size > 0 and span.end <= self.snapshot.file(span.file).size
 
     def prepare(self, names: Iterable[str]) -> None:
         """Fetch the heads of files that will be read next, a few at a time."""
@@ -119,7 +120,7 @@ class HubFiles:
 
     def pread(self, name: str, size: int, offset: int) -> bytes:
         """Up to ``size`` bytes at ``offset``, fewer only at the end of the file. Raises `UnreadableError`."""
-        stored = self._stored(name)
+        stored = self.snapshot.file(name)
         end = min(offset + size, stored.size)
         if end <= offset:
             return b""
@@ -138,7 +139,7 @@ class HubFiles:
         """Fill ``buffer`` from ``offset`` of ``span``. Raises `UnreadableError`."""
         start = span.start + offset
         end = start + len(buffer)
-        if end > self._stored(span.file).size:
+        if end > self.snapshot.file(span.file).size:
             raise UnreadableError(f"{shown(span.file)} ended while it was read", "fetch it again", "path.shrank")
         if span.file in self._cached:
             self._local.read_into(span, offset, buffer)
@@ -193,7 +194,7 @@ class HubFiles:
         """Hold the first bytes of a file, or all of a document, once."""
         if self._held.until(name, 0, 1):
             return
-        stored = self._stored(name)
+        stored = self.snapshot.file(name)
         size = stored.size if _is_document(stored) else min(stored.size, READ_AHEAD)
         if size:
             self._held.add(name, 0, self._fetch(name, 0, size))
@@ -235,21 +236,10 @@ class HubFiles:
         return self.client.open(self._remote(name), start, end)
 
     def _remote(self, name: str) -> RemoteFile:
-        stored = self._stored(name)
+        stored = self.snapshot.file(name)
         commit = self.snapshot.commit
         url = url_of(self.snapshot.repo, self.snapshot.below + name, commit)
-        return RemoteFile(url, self._label(name), stored.size, commit, stored.digest)
-
-    def _label(self, name: str) -> str:
-        return f"{shown(self.snapshot.listing.source)}: {shown(name)}"
-
-    def _stored(self, name: str) -> Stored:
-        try:
-            return self.snapshot.stored[name]
-        except KeyError:
-            raise UnreadableError(
-                f"{self._label(name)} is not in the repository", "check the name", "hub.no-file"
-            ) from None
+        return RemoteFile(url, self.snapshot.label(name), stored.size, commit, stored.digest)
 
 
 def _is_document(stored: Stored) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tieconv.checkpoint.model_files import Listing
+from tieconv.checkpoint.files.model_files import Listing
 from tieconv.checkpoint.value_type import record
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.sources.hub.client import Client
@@ -41,6 +41,18 @@ class Snapshot:
     listing: Listing
     stored: Mapping[str, Stored]
     below: str = ""  # the directory that names are relative to, with its slash
+
+    def label(self, name: str) -> str:
+        """The file as messages name it."""
+        return f"{shown(self.listing.source)}: {shown(name)}"
+
+    def file(self, name: str) -> Stored:
+        """What the repository stores as ``name``. Raises `UnreadableError` where it has no such file."""
+        try:
+            return self.stored[name]
+        except KeyError:
+            problem = f"{self.label(name)} is not in the repository"
+            raise UnreadableError(problem, "check the name", "hub.no-file") from None
 
 
 def look_up(client: Client, source: str, repo_path: RepoPath) -> Snapshot:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from tieconv.checkpoint.git_files import LARGEST, check_git_file
-from tieconv.checkpoint.model_files import ByteRange, FileState, Listing, WeightFile
+from tieconv.checkpoint.files.git_files import LARGEST, check_git_file
+from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.files.weight_file import ByteRange, WeightFile
 from tieconv.errors import UnreadableError, UnsafePathError
 from tieconv.text import shown
 
@@ -35,43 +35,16 @@ def open_regular(path: AnyPath, root: AnyPath) -> int:
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise UnsafePathError(
-            f"{shown(path)} is {_kind(mode)}, not a regular file",
-            "move it out of the model directory",
-            "path.not-regular",
-        )
+        from tieconv.sources.local.unreadable_path import not_regular
+
+        raise not_regular(path, mode)
     return descriptor
 
 
 def _unreadable(path: AnyPath, error: OSError) -> UnreadableError:
-    if error.errno in (errno.ENXIO, errno.ELOOP):
-        return UnsafePathError(
-            f"{shown(path)} is not a regular file", "move it out of the model directory", "path.not-regular"
-        )
-    reason = (error.strerror or "unknown error").lower()
-    hint = _HINTS.get(error.errno or 0, "check the path and the disk")
-    if error.errno == errno.ENOENT and os.path.islink(path):
-        hint = "the link leads nowhere: fetch the file again, or remove the link"
-    return UnreadableError(f"{shown(path)} cannot be opened: {reason}", hint, "path.unreadable")
+    from tieconv.sources.local.unreadable_path import unreadable  # most paths can be read
 
-
-_HINTS = {
-    errno.ENOENT: "check the path",
-    errno.EACCES: "ask its owner for permission to read it",
-    errno.EPERM: "ask its owner for permission to read it",
-    errno.EMFILE: "allow more open files: ulimit -n 8192",
-}
-
-
-def _kind(mode: int) -> str:
-    kinds = {
-        stat.S_IFIFO: "a FIFO",
-        stat.S_IFCHR: "a character device",
-        stat.S_IFBLK: "a block device",
-        stat.S_IFSOCK: "a socket",
-        stat.S_IFDIR: "a directory",
-    }
-    return kinds.get(stat.S_IFMT(mode), "a special file")
+    return unreadable(path, error)
 
 
 def _resolve(path: str, root: str) -> str:
@@ -199,8 +172,10 @@ def locate(source: str) -> Listing:
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno not in _ABSENT:
             raise _unreadable(source, error) from error
+        from tieconv.sources.local.unreadable_path import hint_for_missing
+
         problem = f"{shown(source) or 'an empty name'}: no such file or directory"
-        raise UnreadableError(problem, _hint_for_missing(source), "path.absent") from None
+        raise UnreadableError(problem, hint_for_missing(source), "path.absent") from None
     if os.path.isdir(source):
         root, named = os.path.abspath(source), None
     else:
@@ -216,25 +191,13 @@ def _check_regular(path: str, root: str) -> None:
     except UnsafePathError as error:
         if error.code != "path.not-regular":
             raise
-        raise UnsafePathError(error.message, _WANTED, error.code) from error  # it was named: nothing is to be moved
+        from tieconv.sources.local.unreadable_path import WANTED
+
+        raise UnsafePathError(error.message, WANTED, error.code) from error  # it was named: nothing is to be moved
 
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)
 """What the system says of a name that nothing has or can have."""
-_WANTED = "give a model directory, a weight file or an index"
-_PAGE = r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)(?:[/?#].*)?"
-
-
-_REPOSITORY = r"(?a:(?!\.)[\w.-]+/(?!\.)[\w.-]+)"
-_FILES = (".safetensors", ".json", ".bin", ".pt", ".pth", ".th", ".ckpt", ".onnx")
-
-
-def _hint_for_missing(source: str) -> str:
-    if page := re.fullmatch(_PAGE, source):
-        return f"for the model on the Hub write hf://{shown(page[1])}"
-    if re.fullmatch(_REPOSITORY, source) and not source.endswith(_FILES):
-        return f"for the model on the Hub write hf://{shown(source)}"
-    return _WANTED
 
 
 def _walk(root: str, *, deep: bool) -> tuple[dict[str, int], tuple[str, ...]]:

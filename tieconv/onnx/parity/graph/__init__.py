@@ -1,1 +1,1 @@
-"""A graph run as a language model: its inputs, its cache, its passes."""
+"""Run a graph as a language model: its inputs, its cache, its passes."""

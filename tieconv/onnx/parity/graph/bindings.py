@@ -1,4 +1,4 @@
-"""What each input of a graph is for, told from its name, type and axes; and which output feeds which cache input."""
+"""Find the role of each input from its name, type and axes, and the output that feeds each cache input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tieconv.text import shown
 
 
 class Role(StrEnum):
-    """What an input is for."""
+    """The role of an input."""
 
     IDS = "input_ids"
     MASK = "attention_mask"
@@ -37,7 +37,10 @@ class Kind(StrEnum):
 
 
 class Padding(StrEnum):
-    """Where a graph takes the padding of a row; all but the first take several tokens after a past in one row alone."""
+    """Where a graph takes the padding of a row.
+
+    All but the first take several tokens after a past only in a batch of one row.
+    """
 
     FRONT = "left padding"
     BEHIND = "right padding"
@@ -48,7 +51,7 @@ class Padding(StrEnum):
 class Cache:
     """One key or value tensor: the input for the past, and the output that holds past and present.
 
-    ``capacity`` positions are there before the first token; they are none but where the cache holds a window.
+    ``capacity`` is the number of positions before the first token. It is 0 unless the cache holds a window.
     """
 
     past: Value
@@ -60,7 +63,8 @@ class Cache:
 class Bindings:
     """The graph's inputs by role; ``logits`` is the name of that output.
 
-    ``switches`` are the inputs that say how it runs; ``notes`` say what it left open or cannot be fed.
+    ``switches`` are the inputs that control how the graph runs. ``notes`` list what the graph leaves open, or what it
+    cannot be fed.
     """
 
     kind: Kind
@@ -86,7 +90,7 @@ _HALVES = {
     ),
     "inputs_embeds": ("a decoder without its embedding", "export it with its embedding: tieconv export MODEL -o OUT"),
 }
-"""Inputs that another graph computes: optimum's decoders, merged or not; graphs behind an `embed_tokens.onnx`."""
+"""Inputs that another graph computes: in optimum's decoders, and in graphs behind an `embed_tokens.onnx`."""
 _TOKENS = (Role.IDS, Role.MASK, Role.POSITIONS, Role.TYPES, Role.DECODER_IDS)
 _AXES = {
     Role.IDS: ("batch", "sequence"),
@@ -99,12 +103,11 @@ _AXES = {
 
 
 def bind(graph: Graph, *, masked: bool, width: int = 0) -> Bindings:
-    """The roles of the inputs; ``masked`` is whether the model predicts masked tokens.
+    """Return the roles of the inputs. ``masked``: the model predicts masked tokens.
 
-    ``width`` is that of the model's heads, for graphs that leave it open.
-
-    Raises `UnreadableError` for an input that no rule knows, and for a graph without token ids or logits;
-    `NotRunError` for the decoder of a pair and for a graph behind the embedding, which alone are no model.
+    ``width`` is that of the model's heads, for graphs that leave it open. Raises `UnreadableError` for an unknown
+    input, and for a graph without token ids or logits. Raises `NotRunError` for a graph that is only part of a model,
+    such as the decoder of a pair.
     """
     refuse_halves(graph)
     presents = {_cache_layer(value.name): value.name for value in graph.outputs if _cache_layer(value.name)}
@@ -139,12 +142,12 @@ _EXPORT = "export one graph with input_ids, attention_mask, position_ids and the
 
 
 def refuse_halves(graph: Graph) -> None:
-    """Raise `NotRunError` for a graph whose input another graph computes."""
+    """Raise `NotRunError` for a graph with an input that another graph computes."""
     for value in graph.inputs:
         if value.name in _HALVES:
             kind, hint = _HALVES[value.name]
             raise NotRunError(
-                f"{shown(graph.path)} is {kind}: its {value.name} come from another graph, and parity measures "
+                f"{shown(graph.path)} is {kind}: another graph computes its {value.name}, but parity measures "
                 "one graph from token ids to logits",
                 hint,
                 "onnx.half",
@@ -160,7 +163,7 @@ def _kind(inputs: dict[Role, Value], cached: bool, masked: bool) -> Kind:
 
 
 def _closed(value: Value, width: int) -> Value:
-    """The cache with the model's width where its own is open."""
+    """Return the cache value with the model's width if its own width is open."""
     open_ = width > 0 and not isinstance(value.shape[3], int)
     return replace(value, shape=(*value.shape[:3], width)) if open_ else value
 
@@ -174,31 +177,31 @@ def _padding(grouped: Mapping[str, int]) -> Padding:
 def _notes(padding: Padding, opened: int, width: int, capacity: int) -> Iterator[str]:
     if opened:
         sentence = f"{opened} caches leave" if opened > 1 else "one cache leaves"
-        yield f"{sentence} the width open: {width} was fed, as the config has it"
+        yield f"{sentence} the width open: parity fed the config's width, {width}"
     if padding is not Padding.FRONT:
         sentence = (
-            "padding stood behind the tokens, never in front" if padding is Padding.BEHIND else "no padding was fed"
+            "parity padded on the right, never on the left" if padding is Padding.BEHIND else "parity fed no padding"
         )
         yield f"GroupQueryAttention takes no mask: {sentence}; several tokens after a past were one sequence at a time"
     if capacity:
-        yield f"caches that hold a window had {capacity} positions from the start"
+        yield f"caches with a window had {capacity} positions from the start"
 
 
 def _cache_layer(name: str) -> tuple[int, str] | None:
-    """Layer and part of a cache tensor's name."""
+    """Return layer and part from a cache tensor's name."""
     match = _CACHE.fullmatch(name)
     return (int(match["layer"]), match["part"]) if match else None
 
 
 def _unknown(graph: Graph, value: Value) -> UnreadableError:
     type_and_shape = f"{value.dtype.lower()}{list(value.shape)}"
-    why = "has no output that continues it" if _cache_layer(value.name) else "is none that parity can feed"
+    why = "has no matching output" if _cache_layer(value.name) else "is unknown to parity"
     message = f"{shown(graph.path)}: the input {shown(value.name)} ({shown(type_and_shape)}) {why}"
     return UnreadableError(message, _EXPORT, "onnx.inputs")
 
 
 def faults(bindings: Bindings) -> Iterator[str]:
-    """What stands against running the graph at every shape: fixed axes, and no way to mask padding."""
+    """Yield what prevents running the graph at every shape: fixed axes, or no way to mask padding."""
     for role, value in bindings.inputs.items():
         yield from _frozen(value, _AXES[role])
     for cache in bindings.caches:
@@ -206,7 +209,7 @@ def faults(bindings: Bindings) -> Iterator[str]:
     for value in bindings.switches:
         yield from _frozen(value, ("sequence",)) if value.name == PLACES else ()
     if Role.MASK not in bindings.inputs:
-        yield "the graph has no input attention_mask: padded batches cannot be run"
+        yield "the graph has no input attention_mask, so it cannot run padded batches"
 
 
 def _frozen(value: Value, axes: tuple[str, ...]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A graph as it lies on disk, its weights mapped and not loaded: inputs, outputs, initializers."""
+"""Read a graph from disk with its weights mapped, not loaded: inputs, outputs, initializers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUANTISED = frozenset({
 
 @record
 class Value:
-    """An input or output: its ONNX element type and its axes, a symbol or ``None`` where one is free."""
+    """An input or output: its ONNX element type and its axes. A dynamic axis is a symbol or ``None``."""
 
     name: str
     dtype: str
@@ -38,9 +38,9 @@ class Value:
 
 @record
 class Initializer:
-    """A weight of the graph; ``array()`` maps its values, bf16 as bit patterns."""
+    """A weight of the graph; ``array()`` maps its values, with bf16 as bit patterns."""
 
-    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __eq__ = object.__eq__  # compare by identity: arrays and sessions have no useful equality
     __hash__ = object.__hash__
 
     name: str
@@ -50,13 +50,13 @@ class Initializer:
     tensor: Any
 
     def array(self) -> Any:
-        """The values as a numpy array over the file."""
+        """Return the values as a numpy array that is mapped from the file."""
         return self.tensor.numpy()
 
 
 @record
 class Graph:
-    """An ONNX file: ``weights`` are its initializers and constants, ``model`` the whole as onnx-ir reads it."""
+    """An ONNX file: ``weights`` are its initializers and constants, ``model`` is the onnx-ir model."""
 
     path: str
     opset: int
@@ -70,10 +70,10 @@ class Graph:
 
 
 def read_graph(path: str) -> Graph:
-    """The graph at ``path``.
+    """Return the graph at ``path``.
 
-    Raises `UnreadableError` where it is none or its data ends early, `UnsafePathError` where its data lies elsewhere
-    or is a link.
+    Raises `UnreadableError` if it is not a graph or if its data ends early. Raises `UnsafePathError` if its data is
+    outside the directory or behind a symlink.
     """
     need("onnx", "onnx", _PURPOSE)
     ir = need("onnx_ir", "onnx", _PURPOSE)
@@ -83,7 +83,7 @@ def read_graph(path: str) -> Graph:
     try:
         model = ir.load(path)
     except Exception as error:
-        # onnx-ir and protobuf raise what they like on a file that is no graph.
+        # onnx-ir and protobuf raise any exception on a file that is not a graph.
         message = f"{shown(path)} is not an ONNX graph: {shown(error)}"
         raise UnreadableError(message, "check the path", "onnx.malformed") from error
     graph = model.graph
@@ -100,7 +100,7 @@ def read_graph(path: str) -> Graph:
 
 
 def quantised_weights(graph: Graph) -> Iterator[str]:
-    """Sentences about nodes that compute with a quantised matrix."""
+    """Yield clauses about nodes that compute with a quantized matrix."""
     matrices = {weight.name for weight in graph.weights if len(weight.shape) > 1 and weight.dtype not in DTYPES}
     nodes = graph.model.graph.all_nodes() if graph.model is not None else ()
     for node in nodes:
@@ -110,7 +110,7 @@ def quantised_weights(graph: Graph) -> Iterator[str]:
                 and value.name in matrices
                 and str(value.dtype.name if value.dtype else "") not in DTYPES
             ):
-                yield f"{node.op_type} {node.name} reads {value.name}, a quantised weight"
+                yield f"{node.op_type} {node.name} reads the quantized weight {value.name}"
 
 
 def _value(value: Any) -> Value:
@@ -122,7 +122,9 @@ def _weights(ir: Any, model: Any, path: str, files: FileSet) -> Iterator[Initial
     for graph in model.graphs():
         for name, value in graph.initializers.items():
             if value.const_value is None:
-                raise UnreadableError(f"{shown(name)} has no value in the graph", "export it again", "onnx.malformed")
+                raise UnreadableError(
+                    f"{shown(name)} has no value in the graph", "export the graph again", "onnx.malformed"
+                )
             yield _initializer(ir, name, value.const_value, path, files)
     for holder in (model.graph, *model.functions.values()):
         for node in holder.all_nodes():
@@ -132,7 +134,7 @@ def _weights(ir: Any, model: Any, path: str, files: FileSet) -> Iterator[Initial
 
 
 def _side(side: Any) -> int | str | None:
-    """A side's length, or its symbol; exporters write a side that is always 2 as the symbol "2"."""
+    """Return a side's length or its symbol. Exporters write a side that is always 2 as the symbol "2"."""
     if isinstance(side, int):
         return side
     symbol = side.value
@@ -140,7 +142,7 @@ def _side(side: Any) -> int | str | None:
 
 
 def _initializer(ir: Any, name: str, tensor: Any, path: str, files: FileSet) -> Initializer:
-    """A weight; its data, where it lies outside the graph, must lie where graphs may have theirs."""
+    """Return a weight. Check the path of its data if the data is in another file."""
     if isinstance(tensor, ir.ExternalTensor):
         length = "" if tensor.length is None else str(tensor.length)
         entries = {"location": os.fspath(tensor.location), "offset": str(tensor.offset or 0), "length": length}

@@ -1,4 +1,4 @@
-"""The graph as a model: logits of a batch in one pass, or piece by piece through its cache."""
+"""Compute logits with a graph: of a batch in one pass, or piece by piece with its cache."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from tieconv.reference import Batch
 
 @record
 class GraphModel:
-    """An open session with the meaning of its inputs; ``window`` is the config's sliding window."""
+    """An open session with the roles of its inputs; ``window`` is the config's sliding window."""
 
-    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __eq__ = object.__eq__  # compare by identity: arrays and sessions have no useful equality
     __hash__ = object.__hash__
 
     session: Session
@@ -30,11 +30,11 @@ class GraphModel:
     window: int = 0
 
     def logits(self, batch: Batch) -> torch.Tensor:
-        """Logits (batch × sequence × vocabulary) of one pass without a past."""
+        """Return logits (batch × sequence × vocabulary) of one pass without a past."""
         return self._run(batch, 0, self.no_past(batch))[0]
 
     def steps(self, batch: Batch, pieces: tuple[int, ...]) -> Iterator[torch.Tensor]:
-        """Logits of consecutive ``pieces`` of the sequence, the cache of each fed to the next."""
+        """Yield logits of consecutive ``pieces`` of the sequence; each piece feeds its cache to the next."""
         past, start = self.no_past(batch), 0
         for length in pieces:
             end = start + length
@@ -43,7 +43,7 @@ class GraphModel:
             start = end
 
     def generate(self, batch: Batch, steps: int) -> torch.Tensor:
-        """Greedy tokens (batch × steps), each fed back with the cache."""
+        """Return greedy tokens (batch × steps), each fed back with the cache."""
         past, start, tokens = self.no_past(batch), 0, []
         for _ in range(steps):
             logits, past = self._run(batch, start, past)
@@ -63,7 +63,7 @@ class GraphModel:
         return in_front(computed, batch.mask) if turned else computed, carried
 
     def feeds(self, batch: Batch, start: int) -> dict[str, Any]:
-        """Values of every input but the caches, from position ``start`` on."""
+        """Return values for every input except the caches, from position ``start``."""
         batch = behind(batch, start) if self.bindings.padding is Padding.BEHIND else batch
         roles = self.bindings.inputs.items()
         feeds = {value.name: self._token_feed(role, value, batch, start) for role, value in roles}
@@ -86,7 +86,7 @@ class GraphModel:
         return self.session.value(np.full((1,) * len(value.shape), self.window, np.int64))
 
     def no_past(self, batch: Batch) -> dict[str, Any]:
-        """Caches without a token."""
+        """Return caches without a token."""
         rows = batch.ids.shape[0]
         empty = {}
         for cache in self.bindings.caches:
@@ -97,7 +97,7 @@ class GraphModel:
 
 
 def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
-    """The batch with one more token in each row, of the first type."""
+    """Return the batch with one more token in each row, of the first type."""
     ones = torch.ones(tokens.shape[0], 1, dtype=torch.int64)
     types = None if batch.types is None else torch.cat([batch.types, ones - 1], 1)
     more = torch.cat([batch.ids, tokens[:, None]], 1), torch.cat([batch.mask, ones], 1)
@@ -105,12 +105,12 @@ def extended(batch: Batch, tokens: torch.Tensor) -> Batch:
 
 
 def _fixed(side: int | str | None) -> int:
-    assert isinstance(side, int), "a cache without heads or width is a fault of the structure"
+    assert isinstance(side, int), "a cache without fixed heads or width is a structure fault"
     return side
 
 
 def as_tensor(value: Any) -> torch.Tensor:
-    """A value in main memory as a torch tensor; numpy has no bf16, DLPack has."""
+    """Return a value in main memory as a torch tensor. bf16 uses DLPack, because numpy has no bf16."""
     if value.data_type() == "tensor(bfloat16)":
         return torch.from_dlpack(value._ortvalue.to_dlpack()).clone()
     return torch.from_numpy(value.numpy())

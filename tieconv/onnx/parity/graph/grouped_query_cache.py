@@ -1,7 +1,8 @@
-"""The cache of `GroupQueryAttention`, the operator that onnxruntime-genai's graphs are built on.
+"""Support the cache of `GroupQueryAttention`, the operator that onnxruntime-genai's graphs use.
 
-It takes no mask but the number of tokens of each row, so that padding must stand behind them, and several tokens
-after a past for one row alone. A windowed cache has its whole capacity from the start.
+The operator takes no mask, but the number of tokens of each row. So padding must follow the tokens, and several tokens
+after a past need a batch of one row. A windowed cache has its full capacity from the start.
+
 Source: the operator's schema in ONNX Runtime, domain com.microsoft.
 """
 
@@ -20,7 +21,7 @@ _PASTS = (3, 4)
 
 
 def grouped_caches(graph: Graph) -> dict[str, int]:
-    """The graph's inputs that are such a cache, by name, with the positions that each holds before the first token."""
+    """Return the names of such caches among the graph's inputs, with their positions before the first token."""
     if graph.model is None:
         return {}
     nodes = [node for node in graph.model.graph.all_nodes() if node.op_type == "GroupQueryAttention"]
@@ -33,7 +34,7 @@ def grouped_caches(graph: Graph) -> dict[str, int]:
 
 
 def _capacity(attributes: Mapping[str, object]) -> int:
-    """The window of a windowed cache: the least that the operator takes, and on CUDA the only one."""
+    """Return the window of a windowed cache: the smallest capacity, and on CUDA the only one."""
     return max(_whole(attributes, "local_window_size"), 0) if _whole(attributes, "sliding_window_cache") == 1 else 0
 
 
@@ -43,7 +44,10 @@ def _whole(attributes: Mapping[str, object], name: str) -> int:
 
 
 def behind(batch: Batch, start: int) -> Batch:
-    """The batch with each row's padding behind its tokens; all of it lies before ``start``, or ``start`` is 0."""
+    """Return the batch with each row's padding after its tokens.
+
+    All padding is before ``start``, or ``start`` is 0.
+    """
     order = _tokens_first(batch.mask)
     mask = batch.mask.gather(1, order)
     if start:
@@ -53,7 +57,7 @@ def behind(batch: Batch, start: int) -> Batch:
 
 
 def in_front(logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Logits of such a batch (batch × sequence × vocabulary) in the order of ``mask``, the padding in front."""
+    """Return logits of such a batch (batch × sequence × vocabulary) in the order of ``mask``, with padding first."""
     rows = torch.arange(len(logits))[:, None]
     return logits[rows, _tokens_first(mask).argsort(1)]
 

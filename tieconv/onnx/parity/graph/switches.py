@@ -1,7 +1,8 @@
-"""Inputs that say how a graph runs and not on what: the branch of a merged decoder, the logits to keep, the places.
+"""Feed inputs that control how a graph runs.
 
-Sources: `use_cache_branch` of optimum's `merge_decoders`; `num_logits_to_keep` and `cache_position` of the forward
-passes of transformers, 0 logits being all of them.
+These are the branch of a merged decoder, the number of logits to keep, and the cache positions. Sources:
+`use_cache_branch` of optimum's `merge_decoders`; `num_logits_to_keep` and `cache_position` of the forward passes of
+transformers, in which 0 logits mean all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _WHOLE = ("INT64", "INT32")
 
 
 def is_switch(value: Value) -> bool:
-    """Whether the input is one of these, in name, type and axes."""
+    """Return whether name, type and axes are those of such an input."""
     if value.name == PLACES:
         return value.dtype in _WHOLE and len(value.shape) == 1
     single = len(value.shape) == 0 or (len(value.shape) == 1 and value.shape[0] in (1, None))
@@ -26,7 +27,7 @@ def is_switch(value: Value) -> bool:
 
 
 def switched(value: Value, start: int, end: int) -> np.ndarray:
-    """What the input is fed where the tokens ``start`` to ``end`` are run, those before them being in the cache."""
+    """Return the value of the input for the tokens ``start`` to ``end``; earlier tokens are in the cache."""
     if value.name == BRANCH:
         return np.full((1,) * len(value.shape), start > 0)
     dtype = np.int32 if value.dtype == "INT32" else np.int64
@@ -36,11 +37,11 @@ def switched(value: Value, start: int, end: int) -> np.ndarray:
 
 
 def switch_notes(names: Collection[str]) -> Iterator[str]:
-    """How they were fed, for the report."""
+    """Yield how these inputs were fed, for the report."""
     if BRANCH in names:
-        yield f"{BRANCH} was false for a sequence's first tokens, over an empty past, and true for those after them"
+        yield f"{BRANCH} was false for the first tokens of a sequence (empty past), and true after them"
     for name in KEEP:
         if name in names:
-            yield f"{name} was 0, which keeps the logits of every position; no other number was fed"
+            yield f"{name} was always 0, which keeps the logits of every position"
     if PLACES in names:
-        yield f"{PLACES} counted the tokens of the cache and after, padding too"
+        yield f"{PLACES} counted all tokens from the first in the cache, including padding"

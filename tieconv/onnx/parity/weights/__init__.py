@@ -1,1 +1,1 @@
-"""Weight identity: the checkpoint's tensors looked for in a graph."""
+"""Find the checkpoint's tensors in a graph, bit for bit."""

@@ -1,4 +1,4 @@
-"""Look for the bytes of a checkpoint tensor among the weights of a graph, in either orientation."""
+"""Search for the bytes of a checkpoint tensor among the weights of a graph, in either orientation."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tieconv.checkpoint.model_files import ByteReader, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.onnx.parity.graph.file import DTYPES, Initializer
 from tieconv.onnx.parity.weights.folds import Fold
 from tieconv.onnx.parity.weights.packed_weights import Rows, Tensor
 
 BLOCK = 1 << 21
-"""Elements compared at a time: some 40 MB at the most, casts included."""
+"""Elements compared at a time: at most about 40 MB, including casts."""
 _PROBES = 48
 BIT_TYPES = {"float16": np.int16, "bfloat16": np.int16, "float32": np.int32, "float64": np.int64}
 STORED = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64}
@@ -26,10 +27,10 @@ STORED = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F
 
 @dataclass
 class Candidate:
-    """A weight of the graph in one orientation: ``rows(first, last)`` are its elements in row-major order.
+    """A weight of the graph in one orientation. ``rows(first, last)`` are its elements in row-major order.
 
-    ``part`` is an expert's matrix within a stack (experts × rows × columns): its number, and which ``(half, halves)``
-    of its rows as the checkpoint has them, since gate and up projections are stacked too.
+    ``part`` is an expert's matrix within a stack (experts × rows × columns). It is the expert's number, and which
+    ``(half, halves)`` of the checkpoint's rows, because gate and up projections are stacked too.
     """
 
     weight: Initializer
@@ -57,7 +58,7 @@ class Candidate:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As the checkpoint has it, where transposed or a part."""
+        """The shape in the checkpoint, for a transposed weight or a part."""
         if self.part is None:
             return tuple(reversed(self.weight.shape)) if self.transposed else self.weight.shape
         rows, columns = self.weight.shape[1:][:: -1 if self.transposed else 1]
@@ -70,7 +71,7 @@ class Candidate:
 
 
 def _candidates(weight: Initializer) -> Iterator[Candidate]:
-    """Where a tensor may stand in a weight: whole, transposed, and as an expert's matrix or half of one."""
+    """Yield the ways in which a weight may hold a tensor: whole, transposed, or in an expert's matrix."""
     yield Candidate(weight, False)
     if len(weight.shape) == 2 and min(weight.shape) > 1:
         yield Candidate(weight, True)
@@ -84,14 +85,14 @@ def _candidates(weight: Initializer) -> Iterator[Candidate]:
 
 
 def _positions(elements: int) -> Any:
-    """Where elements are sampled: spread over the tensor, the first and the last among them."""
+    """Return the sampled positions: spread over the tensor, including the first and the last."""
     count = min(_PROBES, elements)
     return np.unique(np.linspace(0, elements - 1, count).astype(np.int64)) if count else np.zeros(0, np.int64)
 
 
 @dataclass
 class TensorSearch:
-    """The graph's weights by dtype, size and samples; ``held`` are the weights that some tensor explains."""
+    """The graph's weights by dtype, size and samples. ``held`` are the weights that some tensor explains."""
 
     reader: ByteReader
     places: dict[tuple[str, int, bytes], list[Candidate]] = field(default_factory=lambda: defaultdict(list))
@@ -105,7 +106,7 @@ class TensorSearch:
             self.places[weight.dtype, elements, candidate.probe()].append(candidate)
 
     def find(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Iterator[tuple[Candidate, Fold]]:
-        """Every place that holds the tensor, each proved over all elements."""
+        """Yield every weight that holds the tensor, after a comparison of all elements."""
         samples = self._sample(record)
         for dtype in sorted(self.sizes.get(record.elements, ())):
             for fold in folds:
@@ -115,7 +116,7 @@ class TensorSearch:
                         yield candidate, fold
 
     def whole(self, record: TensorRecord, precision: str, folds: tuple[Fold, ...]) -> Tensor:
-        """The tensor as a weight of some type would hold it, plain and folded, read as far as it is looked at."""
+        """Return the tensor as a weight of some type would hold it, with every fold. It is read on demand."""
         columns = record.shape[1] if len(record.shape) == 2 else 1
         width = columns * (record.nbytes // max(record.elements, 1))
 
@@ -153,7 +154,10 @@ class TensorSearch:
 
 
 def _fits(candidate: Candidate, record: TensorRecord) -> bool:
-    """A transposed place needs a matrix of the opposite shape; a straight one may be squeezed or flattened."""
+    """Return whether the shapes fit.
+
+    A transposed weight needs the opposite shape; a straight one may be squeezed or flattened.
+    """
     return (not candidate.transposed and candidate.part is None) or candidate.shape == record.shape
 
 
@@ -162,12 +166,15 @@ def _tensor(raw: bytearray, record: TensorRecord) -> torch.Tensor:
 
 
 def _cast(tensor: torch.Tensor, precision: str, dtype: str, fold: Fold) -> torch.Tensor:
-    """As a model in ``precision`` holds it; kept wider only where the graph stores the plain weight so."""
+    """Return the tensor as a model in ``precision`` holds it.
+
+    It stays wider only if the graph stores the weight wider and without a fold.
+    """
     target = precision if fold.name else DTYPES[dtype]
     return tensor.to(getattr(torch, target))
 
 
 def bits_of(tensor: torch.Tensor, dtype: str) -> Any:
-    """The bit patterns in the graph's own dtype."""
+    """Return the bit patterns in the graph's dtype."""
     made = tensor.to(getattr(torch, DTYPES[dtype]))
     return made.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[made.element_size()]).numpy()

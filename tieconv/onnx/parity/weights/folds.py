@@ -1,4 +1,4 @@
-"""What exporters fold into a weight, as exact arithmetic that can be proved bit for bit."""
+"""Compute what exporters fold into a weight, in exact arithmetic that can be compared bit for bit."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Fold:
-    """A weight as the graph may hold it; ``apply`` takes it in the graph's precision and gives what is stored."""
+    """A weight as the graph may hold it. ``apply`` maps the weight in the graph's precision to what is stored."""
 
     name: str
     apply: Callable[[Any], Any]
 
 
 def folds(config: Any) -> Iterator[Fold]:
-    """The folds that the config of the model implies, the plain weight first.
+    """Yield the folds that the config of the model implies, the unchanged weight first.
 
-    ``rounded`` is a weight of a 16-bit graph that was rounded and then stored wider, ``one plus`` Gemma's norm,
-    computed in float32; the scales are those of embeddings and attention scores.
+    ``rounded`` is a weight of a 16-bit graph that was rounded and then stored wider. ``one plus`` is Gemma's norm,
+    computed in float32. The scales are those of embeddings and attention scores.
     """
     yield Fold("", lambda weight: weight)
     yield Fold("rounded", lambda weight: weight)
@@ -31,19 +31,19 @@ def folds(config: Any) -> Iterator[Fold]:
 
 
 def _times(weight: Any, factor: float) -> Any:
-    """The product as a model computes it, with the factor rounded to the weight's precision."""
+    """Return the product as a model computes it, with the factor rounded to the weight's precision."""
     return weight * weight.new_tensor(factor)
 
 
 def head_width(config: Any) -> int:
-    """Elements of one attention head; 0 where the config does not tell."""
+    """Return the elements of one attention head, or 0 if the config does not say."""
     hidden = _number(config, "hidden_size") or _number(config, "d_model")
     heads = _number(config, "num_attention_heads")
     return int(_number(config, "head_dim") or (hidden // heads if heads else 0))
 
 
 def factors(config: Any) -> Iterator[float]:
-    """The scales of embeddings and attention scores that the config implies."""
+    """Yield the scales of embeddings and attention scores that the config implies."""
     hidden = _number(config, "hidden_size") or _number(config, "d_model")
     if hidden:
         yield from (hidden**0.5, hidden**-0.5)

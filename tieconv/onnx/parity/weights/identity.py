@@ -1,4 +1,4 @@
-"""Weight identity: each checkpoint tensor looked for in the graph by its bytes, whatever its name there."""
+"""Search each checkpoint tensor in the graph by its bytes, whatever its name there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-from tieconv.checkpoint.model_files import ByteReader, Checkpoint, TensorRecord
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
 from tieconv.checkpoint.results.parity import Identity, Lost
 from tieconv.inspection.view_reader import readable
 from tieconv.onnx.parity.graph.file import DTYPES, Graph, Initializer
@@ -19,7 +21,7 @@ from tieconv.onnx.parity.weights.folds import Fold
 from tieconv.onnx.parity.weights.packed_weights import Weight, find_blocks
 
 REQUIRED = 4096
-"""Elements from which a vector must be found; every matrix must be."""
+"""Elements from which a vector must be in the graph. Every matrix must be."""
 
 
 def weight_identity(
@@ -33,12 +35,12 @@ def weight_identity(
     computed: Collection[torch.Tensor] = (),
     offsets: Mapping[str, int] = MappingProxyType({}),
 ) -> Identity:
-    """Every tensor of the checkpoint looked for in the graph, and every matrix of the graph in the checkpoint.
+    """Search every checkpoint tensor in the graph, and every matrix of the graph in the checkpoint.
 
-    Found means bit for bit over all elements, after torch's cast (to nearest, ties to even) to the dtype that the
-    graph stores. ``unused`` tensors, which the model's class does not read, are left out. ``computed`` are
-    matrices of the model that no file holds, such as sinusoidal positions: they explain one of the graph as well.
-    ``offsets`` are the rows, by parameter, that precede position 0 in a table: a graph may leave them out.
+    A match is bit for bit over all elements. The tensor is first cast to the graph's dtype as torch does (to nearest,
+    ties to even). ``unused`` tensors, which the model's class does not read, are skipped. ``computed`` are matrices of
+    the model that no file holds, such as sinusoidal positions. They also explain a matrix of the graph. ``offsets`` are
+    the rows, by parameter, before position 0 in a table; a graph may omit them.
     """
     reader, records = readable(reader, [record for record in checkpoint.tensors.values() if record.name not in unused])
     search = TensorSearch(reader)
@@ -50,13 +52,13 @@ def weight_identity(
     for record in floats:
         matches = list(search.find(record, precision, folds))
         for candidate, _ in matches:
-            if candidate.part is None:  # a part explains itself, not the stack
+            if candidate.part is None:  # a part explains only itself, not the whole stack
                 search.held.setdefault(candidate.weight.name, record.name)
         if matches:
             candidate, fold = matches[0]
             forms[", ".join(filter(None, (candidate.form, fold.name)))] += 1
         else:
-            lost.append(_lost(record, "no initializer holds these bytes"))
+            lost.append(_lost(record, "no initializer has these bytes"))
         if record.name == embedding:
             copies = len({candidate.weight.name for candidate, _ in matches})
     matrices = {record.name: record.shape for record in floats if _is_matrix(record.shape)}
@@ -106,13 +108,13 @@ def _lost(record: TensorRecord, reason: str) -> Lost:
 
 
 def _before(entry: Lost, offsets: Mapping[str, int]) -> int:
-    """The rows before position 0, where the tensor is such a table, with the prefix of the class or without."""
+    """Return the rows before position 0 if the tensor is such a table, with or without the class's prefix."""
     rows = next((rows for name, rows in offsets.items() if f".{name}".endswith(f".{entry.name}")), 0)
     return rows if len(entry.shape) == 2 and entry.shape[0] > rows else 0
 
 
 def _shorter(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> set[str]:
-    """The matrices that the weight would hold beside padding: one of its sides is longer, by a quarter at most."""
+    """Return the matrices that the weight could hold with padding: one side is longer, by at most a quarter."""
     return {name for name, shape in matrices.items() if _is_longer(_sides(weight.shape), _sides(shape))}
 
 
@@ -125,7 +127,7 @@ def _is_longer(sides: tuple[int, ...], own: tuple[int, ...]) -> bool:
 
 
 def _like(weight: Initializer, matrices: Mapping[str, tuple[int, ...]]) -> bool:
-    """Whether the weight has the sides of a matrix of the checkpoint, in either order, or its elements in a row."""
+    """Return whether the weight has the shape of a checkpoint matrix, in either order, or is its flat form."""
     sides = _sides(weight.shape)
     if len(sides) == 1:
         return sides[0] >= REQUIRED and any(prod(shape) == sides[0] for shape in matrices.values())
@@ -142,7 +144,10 @@ def _unexplained(
     matrices: Mapping[str, tuple[int, ...]],
     computed: Collection[torch.Tensor],
 ) -> Iterator[Lost]:
-    """Float weights of the graph that hold no tensor: matrices, and what may be one; in the shape of one they must."""
+    """Yield float weights of the graph that hold no tensor of the checkpoint.
+
+    These are matrices, and vectors that may be matrices. A weight in the shape of a tensor is required to hold one.
+    """
     for weight in graph.weights:
         if weight.dtype not in DTYPES or weight.name in held:
             continue
@@ -150,12 +155,12 @@ def _unexplained(
         if not (like or _is_matrix(weight.shape)) or any(_is_computed(weight, tensor) for tensor in computed):
             continue
         same = like or bool(_shorter(weight, matrices))
-        reason = "has the shape of a checkpoint tensor and the bytes of none" if same else "is no checkpoint tensor"
+        reason = "has the shape of a checkpoint tensor, but other bytes" if same else "is not a checkpoint tensor"
         yield Lost(weight.name, weight.shape, weight.dtype, weight.nbytes, same, reason)
 
 
 def _is_computed(weight: Initializer, tensor: torch.Tensor) -> bool:
-    """Whether the weight is this tensor of the model, bit for bit, as it is or transposed."""
+    """Return whether the weight is this tensor of the model, bit for bit, as stored or transposed."""
     if tensor.numel() != prod(weight.shape) or not tensor.is_floating_point():
         return False
     forms = [tensor] if tensor.ndim != 2 else [tensor, tensor.T]

@@ -1,8 +1,8 @@
-"""Tensors that a graph holds as part of a larger matrix, or in several smaller ones: packed and split projections.
+"""Find tensors that a graph holds inside a larger matrix or split into smaller ones.
 
-GPT-2's `c_attn` comes out of some exporters as three matrices; of others the query, key and value projections as one.
-A hash of sampled elements of each row and column says where to look, so that a checkpoint of which the graph holds
-nothing is refuted after a few reads a tensor.
+Some exporters split GPT-2's `c_attn` into three matrices. Others pack query, key and value projections into one. Hashes
+of sampled elements of each row and column narrow the search. So a wrong checkpoint is refuted after a few reads per
+tensor.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from tieconv.onnx.parity.weights.sampled_lines import Lines, View, hashed, posit
 _BLOCK = 1 << 21
 """Elements compared at a time."""
 _TRIES = 64
-"""Places that samples could not refute and the elements did, after which one weight is given up."""
+"""Failed full comparisons after which one weight is skipped."""
 
 Rows = Callable[[int, int], Any]
-"""The bit patterns of a tensor's rows from one up to another, rows × columns."""
+"""The bit patterns of a tensor's rows from one number up to another, rows × columns."""
 
 
 @record
 class Tensor:
-    """A tensor of the checkpoint, a vector being a column.
+    """A tensor of the checkpoint; a vector is a column.
 
     ``forms`` gives its rows as a weight of the given type would hold them, by the name of each fold.
     """
@@ -37,7 +37,7 @@ class Tensor:
     forms: Callable[[str], Iterable[tuple[str, Rows]]]
 
     def after(self, count: int) -> Tensor:
-        """The tensor without its first ``count`` rows."""
+        """Return the tensor without its first ``count`` rows."""
 
         def forms(dtype: str) -> Iterator[tuple[str, Rows]]:
             return ((fold, partial(_later, rows, count)) for fold, rows in self.forms(dtype))
@@ -50,7 +50,7 @@ class Tensor:
 
     @property
     def axes(self) -> range:
-        """Along which others may stand beside it."""
+        """The axes along which other tensors may be packed with it."""
         return range(len(self.shape))
 
 
@@ -60,7 +60,7 @@ def _later(rows: Rows, count: int, first: int, end: int) -> Any:
 
 @record
 class Weight:
-    """A weight of the graph: its type and its bit patterns, of the weight's shape."""
+    """A weight of the graph: its type and its bit patterns, in the weight's shape."""
 
     dtype: str
     bits: Any
@@ -68,9 +68,10 @@ class Weight:
 
 @record
 class Blocks:
-    """``forms``: how each tensor is stored; ``held`` are the weights that tensors fill, or that fill a tensor.
+    """How tensors are stored in weights.
 
-    ``within`` are the tensors that stand in a weight among others, or beside padding.
+    ``forms`` says how each tensor is stored. ``held`` are the weights that tensors fill, or that fill a tensor.
+    ``within`` are the tensors in a weight that also holds others or padding.
     """
 
     forms: Mapping[str, str]
@@ -79,9 +80,10 @@ class Blocks:
 
 
 def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) -> Blocks:
-    """Look for the tensors inside weights and for weights inside the tensors, side by side along either axis.
+    """Search the tensors inside weights, and weights inside the tensors, side by side along either axis.
 
-    Every element of what is found was compared. Only vectors and matrices are looked for, among their own kind.
+    Every element of a match was compared. Vectors are searched in vectors, matrices in matrices, and nothing else is
+    searched.
     """
     forms: dict[str, str] = {}
     held: set[str] = set()
@@ -105,7 +107,7 @@ def find_blocks(tensors: Mapping[str, Tensor], weights: Mapping[str, Weight]) ->
 
 
 def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
-    """The weights' rows and columns by type."""
+    """Return the weights' rows and columns by type."""
     lines: dict[str, Lines] = {}
     for name, weight in weights.items():
         if weight.bits.ndim in (1, 2):
@@ -114,7 +116,7 @@ def _lines(weights: Mapping[str, Weight]) -> dict[str, Lines]:
 
 
 def _packed(tensor: Tensor, lines: Mapping[str, Lines]) -> Iterator[tuple[str, View, int, int]]:
-    """The weights that hold the tensor among others: how, which, from which line of theirs, and how many lines."""
+    """Yield the weights that hold the tensor among others: form, weight, first line and number of lines."""
     for dtype, held in sorted(lines.items()):
         for fold, rows in tensor.forms(dtype):
             grid = _grid(tensor, rows)
@@ -126,7 +128,7 @@ def _packed(tensor: Tensor, lines: Mapping[str, Lines]) -> Iterator[tuple[str, V
 
 
 def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis: int) -> Iterator[tuple[View, int]]:
-    """The places that hold the tensor, none of them within an earlier one's stretch."""
+    """Yield the matches that a full comparison confirms, without overlaps."""
     ends: dict[View, int] = defaultdict(int)
     tries: dict[View, int] = defaultdict(int)
     length = tensor.sides[axis]
@@ -142,7 +144,10 @@ def _proved(places: Iterable[tuple[View, int]], rows: Rows, tensor: Tensor, axis
 
 
 def _split(tensor: Tensor, lines: Mapping[str, Lines]) -> tuple[str, set[str]]:
-    """How the tensor is split, and the weights that, one after the other, are all of it; none where it is not."""
+    """Return how the tensor is split, and the weights that together hold all of it.
+
+    Both are empty if the tensor is not split.
+    """
     for dtype, held in sorted(lines.items()):
         for fold, rows in tensor.forms(dtype):
             for axis in tensor.axes:
@@ -153,7 +158,7 @@ def _split(tensor: Tensor, lines: Mapping[str, Lines]) -> tuple[str, set[str]]:
 
 
 def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
-    """The weights that the tensor consists of along the axis; empty where a stretch of it is in none."""
+    """Return the weights that form the tensor along the axis; empty if one part is missing."""
     length, width = tensor.sides[axis], tensor.sides[1 - axis]
     names: set[str] = set()
     at = 0
@@ -168,21 +173,21 @@ def _parts(tensor: Tensor, rows: Rows, axis: int, held: Lines) -> set[str]:
 
 
 def _stretch(rows: Rows, axis: int, at: int, view: View) -> tuple[Rows, Any]:
-    """The tensor from line ``at`` on, as far as the view is long, and the view turned like it."""
+    """Return the tensor from line ``at`` for the length of the view, and the view in the same orientation."""
     if axis == 0:
         return lambda first, end: rows(at + first, at + end), view.lines
     return lambda first, end: rows(first, end)[:, at : at + len(view.lines)], view.lines.T
 
 
 def _grid(tensor: Tensor, rows: Rows) -> Any:
-    """Sampled columns of sampled rows."""
+    """Return sampled columns of sampled rows."""
     height, width = tensor.sides
     columns = positions(width)
     return np.concatenate([rows(row, row + 1)[:, columns] for row in map(int, positions(height))])
 
 
 def _line(tensor: Tensor, rows: Rows, axis: int, at: int) -> int:
-    """The hash of one line along the axis."""
+    """Return the hash of one line along the axis."""
     height, width = tensor.sides
     if axis == 0:
         return int(hashed(rows(at, at + 1)[:, positions(width)])[0])
@@ -194,7 +199,7 @@ def _named(form: str, fold: str) -> str:
 
 
 def _equal(rows: Rows, wanted: Any) -> bool:
-    """Whether the rows are, bit for bit, those of ``wanted``."""
+    """Return whether the rows equal those of ``wanted`` bit for bit."""
     step = max(_BLOCK // wanted.shape[1], 1)
     return all(
         np.array_equal(rows(at, min(at + step, len(wanted))), wanted[at : at + step])
@@ -203,7 +208,7 @@ def _equal(rows: Rows, wanted: Any) -> bool:
 
 
 def _covers(stretches: Iterable[tuple[int, int]], length: int) -> bool:
-    """Whether the stretches leave nothing out."""
+    """Return whether the stretches leave no gap."""
     end = 0
     for first, stop in sorted(stretches):
         if first > end:

@@ -1,4 +1,4 @@
-"""Rows and columns of a graph's weights, found by a hash of elements sampled from them."""
+"""Find rows and columns of a graph's weights by a hash of sampled elements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _AT_ONCE = 1 << 14
 class View:
     """A weight as lines × width: its rows, or with ``axis`` 1 its columns."""
 
-    __eq__ = object.__eq__  # by identity: arrays and sessions are not compared
+    __eq__ = object.__eq__  # compare by identity: arrays and sessions have no useful equality
     __hash__ = object.__hash__
 
     name: str
@@ -30,18 +30,18 @@ class View:
 
 
 def positions(side: int) -> Any:
-    """Which of ``side`` elements are sampled, the first and the last among them."""
+    """Return which of ``side`` elements are sampled, including the first and the last."""
     return np.unique(np.linspace(0, side - 1, min(_SAMPLES, side)).astype(np.int64))
 
 
 def hashed(samples: Any) -> Any:
-    """A number a row of ``samples``; equal rows have equal numbers."""
+    """Return a number for each row of ``samples``. Equal rows have equal numbers."""
     return (samples.astype(np.int64).view(np.uint64) * _FACTORS[: samples.shape[1]]).sum(axis=1, dtype=np.uint64)
 
 
 @dataclass
 class _Shelf:
-    """The lines of one width, those of one view after those of another."""
+    """The lines of one width, view after view."""
 
     views: list[View] = field(default_factory=list)
     hashes: list[Any] = field(default_factory=list)
@@ -56,7 +56,7 @@ class _Shelf:
         self.starts.append(self.starts[-1] + len(lines))
 
     def at(self, number: int) -> tuple[Any, Any]:
-        """All hashes, and the places of ``number`` among them, in order."""
+        """Return all hashes, and the sorted positions of ``number`` among them."""
         if self._sorted is None:
             whole = np.concatenate(self.hashes)
             order = np.argsort(whole, kind="stable")
@@ -73,15 +73,15 @@ class Lines:
         self._shelves: dict[tuple[int, int], _Shelf] = defaultdict(_Shelf)
 
     def add(self, name: str, bits: Any) -> None:
-        """A vector or a matrix."""
+        """Add a vector or a matrix."""
         views = [View(name, 0, bits[:, None])] if bits.ndim == 1 else [View(name, 0, bits), View(name, 1, bits.T)]
         for view in views:
             self._shelves[bits.ndim, view.lines.shape[1]].add(view)
 
     def places(self, axes: int, width: int, sampled: Any, length: int) -> Iterator[tuple[View, int]]:
-        """Where ``length`` lines, of which the hashes at ``positions(length)`` are given, may stand.
+        """Yield candidate positions of ``length`` lines whose hashes at ``positions(length)`` are given.
 
-        Views of weights with ``axes`` axes and lines of ``width``, from the first line of each on.
+        The result has views of weights with ``axes`` axes and lines of ``width``, each with its first line.
         """
         shelf = self._shelves.get((axes, width))
         if shelf is None:
@@ -98,7 +98,10 @@ class Lines:
             yield shelf.views[view], at - shelf.starts[view]
 
     def beginning(self, axes: int, width: int, number: int, longest: int) -> list[View]:
-        """The views of at most ``longest`` lines whose first line has the hash ``number``, the longest first."""
+        """Return views whose first line has the hash ``number``, the longest first.
+
+        They have at most ``longest`` lines.
+        """
         shelf = self._shelves.get((axes, width))
         if shelf is None:
             return []

@@ -1,1 +1,1 @@
-"""The kinds of nodes that read a matrix, one module each."""
+"""Rewrite the nodes that read a matrix, one module for each kind of node."""

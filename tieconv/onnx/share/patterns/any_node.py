@@ -1,4 +1,4 @@
-"""Any other node: it may read another copy of the same bytes, and nothing else."""
+"""Handle any other node: it can read another copy of the same bytes, and nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tieconv.onnx.share.uses import Use, describe
 
 
 class AnyNode:
-    """A node that nothing is known of."""
+    """A node of unknown meaning."""
 
     def claims(self, use: Use) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""`Gather`: the embedding, read along either axis of the matrix and in either of two exact types."""
+"""Handle `Gather`: the embedding, along either axis of the matrix and in either of two exact types."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tieconv.onnx.share.uses import Use, integer, is_standard
 class Lookup:
     """A Gather of rows or columns.
 
-    The other way round it gathers along the other axis and turns what it found, which is small; from another type
-    it casts what it found.
+    If the stored matrix is transposed, it gathers along the other axis and transposes the small result. If the stored
+    matrix has another type, it casts the result.
     """
 
     def claims(self, use: Use) -> bool:
@@ -43,10 +43,10 @@ class Lookup:
 
 
 def _turn(node: ir.Node, axis: int) -> list[int]:
-    """Axes of what is found along the other axis, in the order that ``node`` gives them.
+    """Return the permutation that restores the axis order of ``node`` after a Gather on the other axis.
 
-    Rows of the transposed (axis 0) are found as [C, indices…] and wanted as [indices…, C]; columns (axis 1) the
-    other way round.
+    Rows of the transpose (axis 0) arrive as [C, indices…] and must become [indices…, C]. Columns (axis 1) need the
+    inverse.
     """
     rank = _rank(node.inputs[1])
     assert rank is not None

@@ -1,4 +1,4 @@
-"""`Gemm` and `FusedMatMul`: nodes that have a switch for the transposed matrix."""
+"""Handle `Gemm` and `FusedMatMul`, which have an attribute for the transposed matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tieconv.onnx.share.uses import Use, integer, is_standard
 
 
 class Switched:
-    """A node that reads the matrix transposed, or as it lies, by an attribute."""
+    """A node with an attribute that makes it read the matrix transposed."""
 
     def claims(self, use: Use) -> bool:
         return use.node is not None and (is_standard(use.node, "Gemm") or _is_fused(use.node))
@@ -23,7 +23,7 @@ class Switched:
         if not use.flipped:
             return ""
         if use.index > 1 or (_is_fused(node) and (use.index != 1 or integer(node, "transBatchB", 0))):
-            return f"a {node.op_type} reads it in another place than its right-hand side"
+            return f"a {node.op_type} reads it as another input than the right operand"
         return ""
 
     def rewrite(self, use: Use, target: Target) -> None:

@@ -1,10 +1,10 @@
-"""`MatMul(x, Wᵀ)`: the head of a language model, as ONNX exporters write it."""
+"""Handle `MatMul(x, Wᵀ)`: the head of a language model, as ONNX exporters write it."""
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
+from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.graph.model import sides
 from tieconv.onnx.share.head_surroundings import Around, around
 from tieconv.onnx.share.patterns.interface import Names, Target, constant, dtype_of, replace
@@ -13,15 +13,15 @@ from tieconv.onnx.share.uses import MATRIX, Use, drop, drop_unread, is_standard
 
 MICROSOFT = "com.microsoft"
 _FLOATS = ("FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16")
-"""What Gemm and FusedMatMul compute in: the standard's Gemm of integers has no kernel anywhere."""
+"""The types of Gemm and FusedMatMul. The standard's Gemm of integers has no kernel in any runtime."""
 ALLOWZERO = 14
 """The first opset whose Reshape can keep an axis of length 0."""
 SHAPE_END = 15
-"""The first opset whose Shape can leave axes out."""
+"""The first opset whose Shape can omit axes."""
 
 
 class MatMulHead:
-    """A MatMul whose right-hand side is the matrix transposed."""
+    """A MatMul whose right operand is the transposed matrix."""
 
     def claims(self, use: Use) -> bool:
         return use.node is not None and is_standard(use.node, "MatMul")
@@ -31,11 +31,11 @@ class MatMulHead:
         if dtype_of(use, target.dtype) != target.dtype:
             return f"a MatMul computes with it in {dtype_of(use, target.dtype).name}"
         if use.index != 1:
-            return "a MatMul has it on its left" if use.flipped else ""
+            return "a MatMul reads it as its left operand" if use.flipped else ""
         if not use.flipped or target.form is HeadForm.TRANSPOSE:
             return ""
         if target.dtype.name not in _FLOATS:
-            return f"no {'FusedMatMul' if target.form is HeadForm.FUSED else 'Gemm'} computes in {target.dtype.name}"
+            return f"{'FusedMatMul' if target.form is HeadForm.FUSED else 'Gemm'} does not support {target.dtype.name}"
         if target.form is HeadForm.FUSED:
             return ""
         if target.opset < ALLOWZERO and _rank(use.node.inputs[0]) != 2:
@@ -56,17 +56,17 @@ class MatMulHead:
 
 
 def folded(use: Use, target: Target) -> tuple[ir.Node, ...]:
-    """The nodes beside a head that are rewritten with it."""
+    """Return the nodes next to a head that are rewritten with it."""
     return around(use.node, target.dtype).nodes if use.node is not None and _becomes_gemm(use, target) else ()
 
 
 def rounded(use: Use, target: Target) -> str:
-    """What beside a head may be rounded otherwise once it is a Gemm; empty where nothing can."""
+    """Return what a session may round differently next to a head that becomes a Gemm; empty if nothing."""
     return beside(use.node, target.dtype) if use.node is not None and _becomes_gemm(use, target) else ""
 
 
 def becomes_another_node(use: Use) -> bool:
-    """Whether the use is a MatMul that has to read the matrix transposed, in one form or another."""
+    """Return whether the use is a MatMul that must read the matrix transposed."""
     return use.flipped and use.index == 1 and use.node is not None and is_standard(use.node, "MatMul")
 
 
@@ -88,12 +88,12 @@ def _transpose(node: ir.Node, target: Target) -> None:
 
 
 def _turned(target: Target) -> ir.Value:
-    """The one Transpose of the matrix, in its own graph, so that a session folds it once."""
+    """Return the only Transpose of the matrix, in the matrix's graph, so that a session folds it once."""
     value, graph = target.value, target.value.graph
     assert isinstance(graph, ir.Graph) and value.shape is not None
     for user, _ in value.uses():
         if is_standard(user, "Transpose") and user.graph is graph:
-            if graph[0] is not user:  # the head may stand before it
+            if graph[0] is not user:  # the head may precede it
                 graph.remove(user)
                 graph.insert_before(graph[0], user)
             return user.outputs[0]
@@ -120,7 +120,7 @@ def _gemm(node: ir.Node, value: ir.Value, target: Target) -> None:
 
 
 def _product(node: ir.Node, surroundings: Around, value: ir.Value, target: Target) -> list[ir.Node]:
-    """The nodes that compute the product, on rows of which there is one axis."""
+    """Return the nodes that compute the product, with all rows along one axis."""
     attributes = {"transB": 1} | ({} if surroundings.alpha == 1 else {"alpha": surroundings.alpha})
     x = surroundings.x if surroundings.narrow is None else surroundings.narrow.inputs[0]
     assert x is not None and value.shape is not None
@@ -146,7 +146,7 @@ def _product(node: ir.Node, surroundings: Around, value: ir.Value, target: Targe
 
 
 def _cast_like(cast: ir.Node | None, made: ir.Node) -> list[ir.Node]:
-    """The same cast of what ``made`` computes; nothing where there is none."""
+    """Return the same cast of what ``made`` computes, or nothing if ``cast`` is ``None``."""
     if cast is None:
         return []
     node = ir.node("Cast", [made.outputs[0]], cast.attributes)
@@ -155,7 +155,7 @@ def _cast_like(cast: ir.Node | None, made: ir.Node) -> list[ir.Node]:
 
 
 def _shape(node: ir.Node, x: ir.Value, vocabulary: int, target: Target) -> tuple[list[ir.Node], ir.Value]:
-    """The shape of the result, and the nodes that compute it where it is not fixed."""
+    """Return the shape of the result, and the nodes that compute it if it is not fixed."""
     if x.shape is not None and all(isinstance(side, int) for side in x.shape):
         return [], constant(node, [*sides(x.shape)[:-1], vocabulary], target.names, "shape")
     width = constant(node, [vocabulary], target.names, "width")

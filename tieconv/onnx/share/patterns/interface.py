@@ -1,4 +1,4 @@
-"""What every pattern of use offers: whether it can read the matrix the other way round, and the rewriting."""
+"""Define what every pattern can do: check whether a node can read the target, and rewrite the node."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 
 import onnx_ir as ir
 
-from tieconv.checkpoint.graph import HeadForm
 from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.onnx.share.uses import Use
 
 
@@ -28,7 +28,7 @@ class Names:
                 self.taken.add(node.name or "")
 
     def free(self, wanted: str) -> str:
-        """``wanted``, or the first of its numbered variants that nothing has."""
+        """Return ``wanted``, or its first numbered variant that is free."""
         name, number = wanted, 1
         while name in self.taken:
             name, number = f"{wanted}_{number}", number + 1
@@ -38,7 +38,7 @@ class Names:
 
 @record
 class Target:
-    """The initializer that stays, and how a head is to read it."""
+    """The initializer that stays, and how a head will read it."""
 
     value: ir.Value
     dtype: ir.DataType
@@ -50,15 +50,15 @@ class Target:
 class Pattern(Protocol):
     """One kind of node that reads a matrix.
 
-    ``use.flipped`` is relative to the target: true where the node reads the transposed of what stays.
+    ``use.flipped`` is relative to the target: true if the node reads the transpose of the target.
     """
 
     def claims(self, use: Use) -> bool:
-        """Whether the node is of this kind."""
+        """Return whether the node is of this kind."""
         ...
 
     def refuses(self, use: Use, target: Target) -> str:
-        """Why the node cannot be made to read the target; empty where it can."""
+        """Return why the node cannot read the target; empty if it can."""
         ...
 
     def rewrite(self, use: Use, target: Target) -> None:
@@ -67,7 +67,7 @@ class Pattern(Protocol):
 
 
 def replace(old: ir.Node, nodes: Sequence[ir.Node], names: Names) -> None:
-    """Put ``nodes`` in the place of ``old``; the last one takes over its output, name and notes."""
+    """Replace ``old`` by ``nodes``. The last node takes over its output, name and metadata."""
     graph, final = old.graph, nodes[-1]
     assert graph is not None
     for node in nodes[:-1]:
@@ -80,7 +80,7 @@ def replace(old: ir.Node, nodes: Sequence[ir.Node], names: Names) -> None:
 
 
 def dtype_of(use: Use, default: ir.DataType) -> ir.DataType:
-    """The type that the node reads."""
+    """Return the type that the node reads."""
     if use.dtype is not None:
         return use.dtype
     value = use.node.inputs[use.index] if use.node is not None else None
@@ -88,7 +88,7 @@ def dtype_of(use: Use, default: ir.DataType) -> ir.DataType:
 
 
 def constant(node: ir.Node, values: Sequence[int], names: Names, hint: str) -> ir.Value:
-    """A small int64 initializer in the node's graph."""
+    """Return a small int64 initializer in the node's graph."""
     graph = node.graph
     assert isinstance(graph, ir.Graph)
     name = names.free(f"{node.outputs[0].name}/{hint}")

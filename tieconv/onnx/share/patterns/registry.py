@@ -1,4 +1,4 @@
-"""The kinds of nodes that the pass knows; the last one claims every other."""
+"""List the kinds of nodes that the pass knows. The last one claims every other node."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ PATTERNS: tuple[Pattern, ...] = (Lookup(), MatMulHead(), Switched(), AnyNode())
 
 
 def pattern_of(use: Use) -> Pattern:
-    """The first pattern that claims the use."""
+    """Return the first pattern that claims the use."""
     return next(pattern for pattern in PATTERNS if pattern.claims(use))

@@ -1,4 +1,7 @@
-"""The Reshapes around a Gemm that stands for a MatMul: `Reshape(Gemm(Reshape(x, [-1, H]), W), [*shape(x)[:-1], V])`."""
+"""Match the Reshapes around a Gemm.
+
+The whole is `Reshape(Gemm(Reshape(x, [-1, H]), W), [*shape(x)[:-1], V])`, which replaces a MatMul.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from tieconv.onnx.share.uses import SMALL, drop, drop_unread, integer, is_standa
 
 @record
 class ReshapedGemm:
-    """The nodes from ``first_reshape`` (of ``x``) over ``gemm`` to ``last_reshape`` (of the product)."""
+    """The nodes from ``first_reshape`` (of ``x``) through ``gemm`` to ``last_reshape`` (of the product)."""
 
     x: ir.Value
     first_reshape: ir.Node
@@ -19,7 +22,7 @@ class ReshapedGemm:
 
 
 def reshaped_gemm_of(gemm: ir.Node) -> ReshapedGemm | None:
-    """Return the Reshapes around a Gemm; ``None`` without them, or where the shapes are not those of a MatMul."""
+    """Return the Reshapes around a Gemm, or ``None`` if there are none or the shapes are not a MatMul's."""
     flat = gemm.inputs[0]
     first_reshape = flat.producer() if flat is not None else None
     uses = list(gemm.outputs[0].uses())
@@ -36,7 +39,7 @@ def reshaped_gemm_of(gemm: ir.Node) -> ReshapedGemm | None:
 
 
 def _keeps_leading(shape: ir.Value | None, x: ir.Value) -> bool:
-    """Whether ``shape`` is that of ``x`` up to its last side."""
+    """Return whether ``shape`` equals the shape of ``x`` except for the last axis."""
     joined = shape.producer() if shape is not None else None
     if joined is None:
         fixed, shape_of_x = _constant(shape), x.shape

@@ -1,0 +1,102 @@
+"""What a value holds has a type of its own: no field is a dictionary of anything."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNTYPED = re.compile(r"\bAny\b|\b(?:Mutable)?(?:Mapping|[dD]ict)\[str, object\]")
+"""Annotations that say nothing of what is inside."""
+MODULE = "an object of a library that is not imported where the type is read"
+JSON = "a JSON document of the model, whose keys its author chose"
+ALLOWED = {
+    ("tieconv/analysis/certificate/tokenizer_files.py", "TokenizerFiles", "documents"): JSON,
+    ("tieconv/checkpoint/files/model_files.py", "Document", "value"): JSON,
+    ("tieconv/demo/train.py", "Trained", "model"): MODULE,
+    (
+        "tieconv/gate/settings.py",
+        "_Table",
+        "values",
+    ): "a table of a TOML file, whose keys are read and checked one by one",
+    ("tieconv/onnx/parity/graph/file.py", "Initializer", "tensor"): MODULE,
+    ("tieconv/onnx/parity/graph/file.py", "Graph", "model"): MODULE,
+    ("tieconv/onnx/parity/measured_pair.py", "Subject", "config"): MODULE,
+    ("tieconv/onnx/parity/passes.py", "Work", "config"): MODULE,
+    ("tieconv/onnx/parity/session_runs.py", "SessionRuns", "tokens"): MODULE,
+    ("tieconv/onnx/parity/weights/folds.py", "Fold", "apply"): MODULE,
+    ("tieconv/onnx/parity/weights/packed_weights.py", "Weight", "bits"): MODULE,
+    ("tieconv/onnx/parity/weights/sampled_lines.py", "View", "lines"): MODULE,
+    ("tieconv/onnx/parity/weights/sampled_lines.py", "_Shelf", "hashes"): MODULE,
+    ("tieconv/onnx/parity/weights/sampled_lines.py", "_Shelf", "_sorted"): MODULE,
+    ("tieconv/onnx/session/open_.py", "Session", "inner"): MODULE,
+    ("tieconv/onnx/session/open_.py", "Session", "ort"): MODULE,
+    (
+        "tieconv/onnx/session/provider.py",
+        "Choice",
+        "providers",
+    ): "what ONNX Runtime takes: names, or pairs with options",
+    ("tieconv/plans/verbs/reindex.py", "_Carried", "value"): JSON,
+    ("tieconv/plans/verbs/reindex.py", "_Carried", "metadata"): JSON,
+    ("tieconv/reference/model.py", "Batch", "ids"): MODULE,
+    ("tieconv/reference/model.py", "Batch", "mask"): MODULE,
+    ("tieconv/reference/model.py", "Batch", "decoder_ids"): MODULE,
+    ("tieconv/reference/model.py", "Batch", "types"): MODULE,
+    ("tieconv/reference/model.py", "Reference", "model"): MODULE,
+    ("tieconv/reference/two_tables.py", "Apart", "embed"): MODULE,
+    ("tieconv/reference/two_tables.py", "Apart", "head"): MODULE,
+    ("tieconv/reference/two_tables.py", "Apart", "windows"): MODULE,
+    ("tieconv/reference/two_tables.py", "Apart", "counts"): MODULE,
+    ("tieconv/reference/windows.py", "Fed", "places"): MODULE,
+    ("tieconv/reference/windows.py", "Fed", "targets"): MODULE,
+}
+"""Fields whose value has no type that could be said, and why."""
+
+
+def untyped_fields(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Each class of a module with a field whose annotation is `UNTYPED`, and that field."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            for field in node.body:
+                if isinstance(field, ast.AnnAssign) and UNTYPED.search(ast.unparse(field.annotation)):
+                    yield node.name, ast.unparse(field.target)
+
+
+def _all() -> Iterator[tuple[str, str, str]]:
+    for path in sorted((ROOT / "tieconv").rglob("*.py")):
+        module = path.relative_to(ROOT).as_posix()
+        fields = untyped_fields(ast.parse(path.read_text(encoding="utf-8")))
+        yield from ((module, owner, name) for owner, name in fields)
+
+
+@pytest.mark.parametrize(
+    "annotation",
+    [
+        "Any",
+        "dict[str, Any]",
+        "Mapping[str, object]",
+        "dict[str, object] | None",
+        "list[Any]",
+        "'Mapping[str, object]'",
+    ],
+)
+def test_an_untyped_field_is_seen(annotation: str) -> None:
+    """However deep in the annotation it stands."""
+    assert list(untyped_fields(ast.parse(f"class A:\n    detail: {annotation}\n"))) == [("A", "detail")]
+
+
+def test_a_typed_field_is_passed() -> None:
+    """An object is one value; a mapping of numbers says what it holds."""
+    assert not list(untyped_fields(ast.parse("class A:\n    before: object\n    counts: Mapping[str, int]\n")))
+
+
+def test_no_field_is_a_dictionary_of_anything() -> None:
+    """A state is a record with the fields that it has."""
+    assert set(_all()) - set(ALLOWED) == set()
+
+
+def test_every_exception_exists() -> None:
+    """`ALLOWED` lists nothing that is gone."""
+    assert set(ALLOWED) - set(_all()) == set()

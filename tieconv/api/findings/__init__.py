@@ -1,0 +1,1 @@
+"""What `check` finds, which rules there are, and how findings are mended or waived."""

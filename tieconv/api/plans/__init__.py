@@ -1,0 +1,1 @@
+"""Plans that write a model, one module a subject."""

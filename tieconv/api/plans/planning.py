@@ -1,0 +1,53 @@
+"""From MODEL to a plan that can be carried out, whatever the plan is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tieconv.api.evidence import inspect
+from tieconv.api.graphs import refuse_graphs
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.opened import on_disk, proved
+from tieconv.plans.other_formats import alone, dropping
+from tieconv.sources import is_hub
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.planned import PlannedWrite
+
+
+def planned_write(
+    make: Callable[[Inspection], Plan],
+    path: str | Path,
+    depth: Depth,
+    embed: str | None,
+    head: str | None,
+    drop_other_formats: bool,
+    fetch: bool,
+) -> PlannedWrite:
+    """The plan that ``make`` makes of the evidence, and what it takes to carry it out.
+
+    Of a model on the Hub headers are read, and what a proof needs; it is fetched at once with ``fetch``, else when the
+    plan is carried out.
+    """
+    from tieconv.planned import PlannedWrite
+
+    def local_write() -> PlannedWrite:
+        return planned_write(make, on_disk(path, drop_other_formats), depth, embed, head, drop_other_formats, False)
+
+    refuse_graphs(path)
+    far = is_hub(str(path))
+    if far and fetch:
+        return local_write()
+    evidence = proved(str(path), depth, embed, head) if far else inspect(path, depth=depth, embed=embed, head=head)
+    if drop_other_formats:
+        plan = dropping(make(replace(evidence, checkpoint=alone(evidence.checkpoint))))
+    else:
+        plan = make(evidence)
+    reinspect = partial(inspect, embed=embed, head=head)
+    return PlannedWrite(plan, reinspect, local_write if far else None, evidence.fetched)

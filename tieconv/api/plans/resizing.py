@@ -1,0 +1,69 @@
+"""The plan that makes config and tensors agree on the size of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieconv.api.plans.planning import planned_write
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.opened import opened, reading, with_tokenizer
+from tieconv.plans.verbs.resize import Fill
+from tieconv.plans.verbs.resize import plan_resize as make_plan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.checkpoint.files.interface import ByteReader
+    from tieconv.checkpoint.files.weight_file import TensorRecord
+    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.planned import PlannedWrite
+
+_ROWS = 4096
+"""Rows of a matrix that are added up at once."""
+
+
+def plan_resize(
+    path: str | Path = ".",
+    *,
+    to: str | int,
+    fill: str = "zeros",
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """Return the plan that gives config, embedding, head and head bias one number of rows.
+
+    ``to`` is ``"rows"`` (`vocab_size` follows the embedding), ``"config"`` (the tensors follow `vocab_size`) or a
+    number for both. New rows hold ``fill``: ``"zeros"`` or the ``"mean"`` of the rows that are there. Raises
+    `RefusedError` where a row would be cut off that a token of the tokenizer has, or where no tokenizer says so.
+    """
+    if not isinstance(to, int) and to not in ("rows", "config") and not to.isdecimal():
+        raise ValueError(f"to={to!r} is not rows, config or a number")
+
+    def make(evidence: Inspection) -> Plan:
+        def mean_row(record: TensorRecord) -> bytes:
+            with reading(evidence.checkpoint) as files:
+                return _mean_row(files, record)
+
+        with opened(evidence.checkpoint.root) as (_, files, _):
+            evidence = with_tokenizer(evidence, files)
+        return make_plan(evidence, str(to), Fill(fill), mean_row)
+
+    return planned_write(make, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
+
+
+def _mean_row(reader: ByteReader, record: TensorRecord) -> bytes:
+    """The mean of the rows of a matrix, added up in float64 and rounded once."""
+    import numpy as np
+
+    from tieconv.execute.contents.mean import floats, rounded
+
+    rows, width = record.shape
+    line = record.nbytes // rows
+    total = np.zeros(width)
+    for first in range(0, rows, _ROWS):
+        block = bytearray(min(_ROWS, rows - first) * line)
+        reader.read_into(record.range, first * line, memoryview(block))
+        total += floats(block, record.dtype).reshape(-1, width).sum(axis=0)
+    return rounded(total / rows, record.dtype)

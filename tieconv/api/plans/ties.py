@@ -1,0 +1,142 @@
+"""Plans that tie the embedding and the head, untie them, or set the flag."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from math import inf
+from typing import TYPE_CHECKING
+
+from tieconv import plans
+from tieconv.api.plans.planning import planned_write
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.write_plan.proof import Digest, digest
+from tieconv.inspection.blocks import stream
+from tieconv.inspection.view_reader import readable
+from tieconv.plans import BiasChoice, Survivor
+from tieconv.plans.verbs import set_tie
+from tieconv.sources.local.files import open_files
+from tieconv.sources.texts import read_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tieconv.checkpoint.write_plan.plan import Plan
+    from tieconv.planned import PlannedWrite
+
+
+def plan_retie(
+    path: str | Path = ".",
+    *,
+    bias: str = "keep",
+    survivor: str | None = None,
+    force: bool = False,
+    max_kl: float | None = None,
+    text: str | Path | None = None,
+    fold_norm: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """The plan that drops the redundant copies of tied tensors and sets the config to tied.
+
+    ``bias`` is ``keep``, ``zero`` or ``strip``; ``survivor`` (``embed``, ``head`` or their ``mean``) with ``force``
+    ties tensors that are not bit-equal, with ``max_kl`` where that is proved to move the probabilities by no
+    more nats a token, or measured to on a file of ``text``. ``fold_norm`` puts the factors of a head that holds a
+    folded norm back into the norm, where that is exact. Raises `RefusedError` where the function would change.
+    """
+    choice, chosen_survivor = BiasChoice(bias), Survivor(survivor) if survivor else None
+    maker = partial(plans.plan_retie, bias=choice, survivor=chosen_survivor, force=force)
+    if max_kl is not None:
+        if chosen_survivor is None:
+            raise ValueError("max_kl needs a survivor")
+        if not 0 <= max_kl < inf:
+            raise ValueError("max_kl is a number of nats, 0 or more")
+        words = None if text is None else read_text(str(text))
+        maker = partial(_within, partial(maker, force=True), str(chosen_survivor), max_kl, words)
+        fetch = True  # what it costs is computed from every number of both tables
+    if fold_norm:
+        if chosen_survivor is not None:
+            raise ValueError("a fold keeps the embedding and the norm: no survivor is chosen")
+        maker, fetch = partial(_unfolded, maker), True
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
+
+
+def _unfolded(make: Callable[..., Plan], evidence: Inspection) -> Plan:
+    """The plan that ``make`` makes of the norm that was folded into the head; a plain one where there is one table."""
+    from tieconv.analysis.model.subject import open_subject
+    from tieconv.analysis.retie_cost.fold import unfold
+
+    with open_files(evidence.checkpoint.root) as files:
+        files.expect(evidence.checkpoint.files)
+        subject = open_subject(evidence, files)
+        if not subject.head:
+            return make(evidence, fold=None)
+        proofs = _digests(evidence, files)
+        plan = make(evidence, fold=unfold(subject))
+        return replace(plan, proofs=(*plan.proofs, *proofs))
+
+
+def _digests(evidence: Inspection, files: ByteReader) -> tuple[Digest, ...]:
+    """What both tables hold before anything is computed from them, so that the write can tell whether it changed."""
+    ends = {end.name for end in (evidence.head.input_embedding, evidence.head.output_head) if end}
+    tables = [record for name, record in evidence.checkpoint.tensors.items() if name in ends]
+    reader, dense = readable(files, tables)
+    return tuple(
+        Digest(table, digest(stream(reader, table_record.range)))
+        for table, table_record in zip(tables, dense, strict=True)
+    )
+
+
+def _within(
+    make: Callable[[Inspection], Plan], survivor: str, max_kl: float, text: str | None, evidence: Inspection
+) -> Plan:
+    """The plan that ``make`` makes, where what it loses is within ``max_kl``."""
+    from tieconv.analysis.retie_cost.kl_budget import check_kl_budget
+
+    plan = make(evidence)  # refuses at once what no budget allows
+    with open_files(evidence.checkpoint.root) as files:
+        files.expect(evidence.checkpoint.files)
+        proofs = _digests(evidence, files)
+        note = check_kl_budget(evidence, files, plans.forecast_retie(evidence), survivor, max_kl, text)
+    return replace(plan, notes=(*plan.notes, note), proofs=(*plan.proofs, *proofs))
+
+
+def plan_untie(
+    path: str | Path = ".",
+    *,
+    bias: str = "keep",
+    keep_flag: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """The plan that stores the head, and every other tied name, as a tensor of its own.
+
+    ``keep_flag`` leaves the config tied. Raises `RefusedError` where the function would change.
+    """
+    maker = partial(plans.plan_untie, bias=BiasChoice(bias), keep_flag=keep_flag)
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)
+
+
+def plan_set_tie(
+    flag: str,
+    path: str | Path = ".",
+    *,
+    force: bool = False,
+    embed: str | None = None,
+    head: str | None = None,
+    drop_other_formats: bool = False,
+    fetch: bool = False,
+) -> PlannedWrite:
+    """The plan that writes ``tie_word_embeddings`` at every level of the config and touches no tensor.
+
+    ``flag`` is ``true``, ``false`` or ``auto`` (what the tensors say). Raises `RefusedError` where a stored tensor
+    would be discarded or an absent one start random, unless ``force``, and where the flag changes the forward pass.
+    """
+    maker = partial(set_tie.plan_set_tie, flag=set_tie.Flag(flag), force=force)
+    return planned_write(maker, path, Depth.CANDIDATES, embed, head, drop_other_formats, fetch)

@@ -1,0 +1,188 @@
+"""A checkpoint as data: which tensors lie where, and the documents beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import field, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.value_type import record
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.files.graph_structure import GraphRecord
+from tieconv.checkpoint.files.cautions import Caution
+from tieconv.checkpoint.files.weight_file import TensorRecord, WeightFile
+
+
+class Layout(StrEnum):
+    """How MODEL is laid out on disk."""
+
+    SINGLE = "single"  # a directory with one weight file
+    SHARDED = "sharded"  # a directory with an index and its shards
+    FILE = "file"  # a lone weight file
+
+
+@record
+class Document:
+    """A JSON file beside the weights: the parsed value and the exact text it came from."""
+
+    name: str
+    text: str
+    value: Mapping[str, object]
+
+
+OPENED = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+"""What transformers looks for in a model's directory, in its order."""
+
+WEIGHTS_KEY = "transformers_weights"
+"""The key of the config under which transformers newer than 4.48 takes another name."""
+
+
+@record
+class FileState:
+    """What identifies a file's content at reading time, so that a stale plan can fail.
+
+    ``ctime_ns`` changes with every write, also where ``mtime_ns`` was put back; 0 where nothing tells it.
+    """
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int = 0
+
+    def is_still(self, now: FileState | None, relinked: Collection[tuple[int, int]] = ()) -> bool:
+        """Whether ``now`` is the same file, unchanged; a hard link that was made of it changes ``ctime_ns`` too.
+
+        ``relinked`` are (device, inode) of such files.
+        """
+        if now is not None and (self.device, self.inode) in relinked:
+            now = replace(now, ctime_ns=self.ctime_ns)
+        return now == self
+
+
+@record
+class Listing:
+    """What MODEL names on disk.
+
+    ``named`` is the file that the user named, ``None`` for a directory. ``entries`` are the regular files
+    under ``root`` (relative, sorted) and their bytes, ``special`` the FIFOs, devices, sockets and links that
+    lead outside.
+    """
+
+    source: str
+    root: str
+    named: str | None
+    entries: Mapping[str, int]
+    special: tuple[str, ...]
+
+    @property
+    def top(self) -> tuple[str, ...]:
+        """The regular files directly under the root."""
+        return tuple(entry for entry in self.entries if "/" not in entry)
+
+
+@record
+class Adapter:
+    """What the config of a PEFT adapter says: its base, and which modules it changes or replaces.
+
+    ``targets`` are the entries of ``target_modules`` (one pattern, or the ends of module names), ``saved`` those of
+    ``modules_to_save``, ``tied`` whether PEFT was told to keep tied modules tied (``ensure_weight_tying``).
+    """
+
+    kind: str
+    base: str
+    base_class: str
+    targets: tuple[str, ...]
+    saved: tuple[str, ...]
+    tied: bool
+
+
+class _Tensors:
+    """A place for what is made once of a record's values, and is none of them."""
+
+    __slots__ = ("_tensors",)
+    _tensors: Mapping[str, TensorRecord]
+
+
+_NATIVE = r"(.*/)?consolidated[^/]*\.safetensors"
+"""What Mistral's own tools write beside a `params.json`; vLLM looks for it by this name, in every folder."""
+
+
+@record
+class Checkpoint(_Tensors):
+    """Everything that is known without reading tensor bytes.
+
+    ``source`` is the path as the user gave it, ``root`` the absolute directory that file names are
+    relative to. ``companions`` are the other regular files of the directory (relative paths) and their
+    bytes, ``special`` what is there and is no regular file. ``orphans`` are weight files of the directory that
+    the model does not use, ``others`` the companions that hold a model in another format, ``twins`` the weight files
+    among those whose headers were read. ``read_only`` says what
+    to do instead where no command writes the format (empty: it is written), ``headers_only`` that tensor bytes are
+    out of reach. ``graphs`` are those of an ONNX model. ``revision`` is the commit of a model on the Hub, ``unread``
+    the shards that were left out because nothing in them ties.
+    """
+
+    source: str
+    root: str
+    layout: Layout
+    format: str
+    files: tuple[WeightFile, ...]
+    config: Document | None = None
+    index: Document | None = None
+    companions: Mapping[str, int] = field(default_factory=dict)
+    special: tuple[str, ...] = ()
+    cautions: tuple[Caution, ...] = ()
+    states: Mapping[str, FileState] = field(default_factory=dict)
+    orphans: tuple[WeightFile, ...] = ()
+    others: Mapping[str, FileState] = field(default_factory=dict)
+    twins: tuple[WeightFile, ...] = ()
+    adapter: Adapter | None = None
+    read_only: str = ""
+    headers_only: bool = False
+    graphs: tuple[GraphRecord, ...] = ()
+    revision: str = ""
+    unread: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> Mapping[str, TensorRecord]:
+        """Every tensor by name, in file order."""
+        try:
+            return self._tensors
+        except AttributeError:
+            by_name = {tensor.name: tensor for file in self.files for tensor in file.tensors}
+            object.__setattr__(self, "_tensors", by_name)
+            return by_name
+
+    @property
+    def entry(self) -> str | None:
+        """The file that leads to the tensors: the index or the only weight file; ``None`` without an index."""
+        if self.index is not None:
+            return self.index.name
+        return None if self.layout is Layout.SHARDED or not self.files else self.files[0].name
+
+    @property
+    def complete(self) -> bool:
+        """Whether shards without an index are the whole set that their names count."""
+        totals = {file.name.rpartition("-of-")[2].partition(".")[0] for file in self.files}
+        return totals == {f"{len(self.files):05d}"}
+
+    @property
+    def config_values(self) -> Mapping[str, object]:
+        """The config's content; empty where there is no config."""
+        return self.config.value if self.config else {}
+
+    @property
+    def native(self) -> str:
+        """The first weight file in Mistral's own format, at any depth; empty where there is none."""
+        names = (name for name in (*self.states, *self.companions) if re.fullmatch(_NATIVE, name))
+        return min(names, key=lambda name: (name.count("/"), name), default="")
+
+    def file(self, name: str) -> WeightFile:
+        """The weight file with this name; ``KeyError`` where there is none."""
+        for candidate in self.files:
+            if candidate.name == name:
+                return candidate
+        raise KeyError(name)

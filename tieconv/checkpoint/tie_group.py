@@ -1,0 +1,83 @@
+"""Tied groups and duplicates: which names are one parameter, and what is stored of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.relation.interface import State as State
+from tieconv.checkpoint.value_type import record
+
+if TYPE_CHECKING:
+    from tieconv.checkpoint.relation.proved import Relation
+
+
+@record
+class Member:
+    """One name of a tie group; ``loads_as`` where the loader gives it another name."""
+
+    name: str
+    stored: bool
+    relation: Relation
+    loads_as: str | None = None
+
+    @property
+    def state(self) -> State:
+        return self.relation.state
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of a group's ``members``."""
+        return {
+            "name": self.name,
+            "stored": self.stored,
+            "state": str(self.state),
+            "detail": self.relation.to_dict(),
+            **({} if self.loads_as is None else {"loads_as": self.loads_as}),
+        }
+
+
+@record
+class Tie:
+    """Names that the architecture makes one parameter.
+
+    ``declared`` says whether the config makes this group tied, ``consistent`` whether the stored
+    tensors agree with that (``None`` where a needed comparison was not made). ``canonical`` is the
+    name that is, or should be, stored.
+    """
+
+    role: Role
+    canonical: str
+    canonical_stored: bool
+    declared: bool
+    consistent: bool | None
+    gated: bool
+    bytes_wasted: int
+    members: tuple[Member, ...]
+
+    @property
+    def stored_members(self) -> tuple[Member, ...]:
+        return tuple(member for member in self.members if member.stored)
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``ties``."""
+        return {
+            "role": str(self.role),
+            "canonical": self.canonical,
+            "declared": self.declared,
+            "consistent": self.consistent,
+            "bytes_wasted": self.bytes_wasted,
+            "members": [member.to_dict() for member in self.members],
+        }
+
+
+@record
+class Duplicate:
+    """Tensors outside the tie groups that hold the same values; ``kind`` is a `State` value."""
+
+    kind: State
+    tensors: tuple[str, ...]
+    bytes_wasted: int
+
+    def to_dict(self) -> dict[str, object]:
+        """One entry of ``duplicates``."""
+        return {"kind": str(self.kind), "tensors": list(self.tensors), "bytes_wasted": self.bytes_wasted}

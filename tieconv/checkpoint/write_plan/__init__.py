@@ -1,0 +1,1 @@
+"""A plan as data: operations, files to write, and what is promised about them."""

@@ -1,0 +1,201 @@
+"""What becomes of the matrices that a graph stores more than once: data for reports, no graph library."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from enum import StrEnum
+
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA
+from tieconv.version import VERSION
+
+MEASURED_RUNTIMES = ("1.31.1", "1.32.0")
+"""The releases of ONNX Runtime on which the tests measured what a session folds, fuses and holds."""
+RUNTIMES = f"ONNX Runtime {' or '.join(MEASURED_RUNTIMES)}"
+
+
+class HeadForm(StrEnum):
+    """How a head multiplies by a matrix that is stored as the embedding's [V, H]."""
+
+    GEMM = "gemm"  # Reshape, Gemm(transB=1), Reshape: standard operators, one copy in the session
+    FUSED = "fused"  # com.microsoft FusedMatMul(transB=1): one node, ONNX Runtime only
+    TRANSPOSE = "transpose"  # MatMul(x, Transpose(W)): one copy on disk, two in an ONNX Runtime session
+
+
+@record
+class SharedMatrix:
+    """One matrix of a graph that is stored, or held by a session, more than once.
+
+    ``kinds`` say how its copies relate (`identical`, `transposed`, `cast`, `folded`: a Transpose or Cast that a session
+    replaces by a second matrix). ``initializer`` is the copy that stays, ``dropped`` are the others, ``nodes``
+    those that were rewritten.
+    ``left`` says why copies stay (empty: none do), ``rounded`` what beside a head the CPU provider may round otherwise
+    afterwards (empty: nothing). ``form`` is that of its rewritten heads (``None``: no head was rewritten), chosen where
+    ``gemm`` may round differently beside ``avoided`` (empty: it does not).
+    Bytes are on disk (``stored``) and in a session (``held``).
+    """
+
+    graph: str
+    kinds: tuple[str, ...]
+    initializer: str
+    dropped: tuple[str, ...]
+    nodes: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    stored_before: int
+    stored_after: int
+    held_before: int
+    held_after: int
+    left: str = ""
+    copies_promised: int = 1
+    rounded: str = ""
+    form: HeadForm | None = None
+    avoided: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether anything about it changes."""
+        return bool(self.dropped or self.nodes)
+
+
+@record
+class SessionProof:
+    """What a session of the written graph holds: ``copies`` of each matrix, by the kept name.
+
+    ``casts`` are the matrices of which it made another in a wider type to compute with. ``why_not`` says why nothing
+    could be proved (empty: it was).
+    """
+
+    graph: str
+    copies: tuple[tuple[str, int], ...] = ()
+    casts: tuple[str, ...] = ()
+    why_not: str = ""
+
+    @property
+    def proved(self) -> bool:
+        return not self.why_not
+
+
+@record
+class GraphPlan:
+    """What a command will do to the graphs of MODEL; ``str()`` of its outcome is the `tieconv.plan/1` JSON.
+
+    ``names`` are the graph files, ``changed`` those that are written anew. Bytes are of weights and graphs.
+    """
+
+    command: str
+    source: str
+    form: HeadForm
+    names: tuple[str, ...]
+    changed: tuple[str, ...]
+    matrices: tuple[SharedMatrix, ...]
+    bytes_read: int
+    bytes_written: int
+    bytes_linked: int
+    bytes_before: int
+    bytes_after: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        done = sum(matrix.done for matrix in self.matrices)
+        if not done:
+            return "nothing to change"
+        singular, plural = ("gets", "get") if self.command == "untie" else ("is", "are")
+        outcome = "a copy for its heads" if self.command == "untie" else "stored once"
+        return f"1 matrix {singular} {outcome}" if done == 1 else f"{done} matrices {plural} {outcome}"
+
+
+@record
+class GraphOutcome:
+    """What became of a plan for graphs."""
+
+    plan: GraphPlan
+    executed: bool = False
+    verified: bool = False
+    output: str | None = None
+    proofs: tuple[SessionProof, ...] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.plan/1`."""
+        return _document(self)
+
+    def __str__(self) -> str:
+        import json
+
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+
+
+def _document(outcome: GraphOutcome) -> dict[str, object]:
+    """Schema `tieconv.plan/1`, with what is particular to graphs under ``graphs``, ``matrices`` and ``proofs``."""
+    plan = outcome.plan
+    return {
+        "schema": PLAN_SCHEMA,
+        "tieconv": VERSION,
+        "command": plan.command,
+        "source": plan.source,
+        "format": "onnx",
+        "summary": plan.summary,
+        "head_form": str(plan.form) if plan.command == "dedup" else None,
+        "graphs": [{"name": name, "changed": name in plan.changed} for name in plan.names],
+        "operations": _operations(plan),
+        "matrices": [_matrix(matrix) for matrix in plan.matrices],
+        "files_removed": [],
+        "notes": list(plan.notes),
+        "bytes_before": plan.bytes_before,
+        "bytes_after": plan.bytes_after,
+        "bytes_read": plan.bytes_read,
+        "bytes_written": plan.bytes_written,
+        "bytes_linked": plan.bytes_linked,
+        "executed": outcome.executed,
+        "verified": outcome.verified,
+        "proofs": [
+            {
+                "graph": proof.graph,
+                "proved": proof.proved,
+                "why_not": proof.why_not,
+                "copies": dict(proof.copies),
+                "casts": list(proof.casts),
+            }
+            for proof in outcome.proofs
+        ],
+        "output": outcome.output,
+    }
+
+
+def _operations(plan: GraphPlan) -> list[dict[str, object]]:
+    operations: list[dict[str, object]] = []
+    for matrix in plan.matrices:
+        if not matrix.done:
+            continue
+        operations.append({"op": "KeepTensor", "name": matrix.initializer, "file": matrix.graph})
+        if plan.command == "untie":
+            operations += [
+                {"op": "CopyTensor", "name": name, "source": matrix.initializer, "file": matrix.graph}
+                for name in matrix.dropped
+            ]
+            continue
+        because = f"{' and '.join(matrix.kinds)} of {matrix.initializer}"
+        operations += [
+            {"op": "DropTensor", "name": name, "because": because, "file": matrix.graph} for name in matrix.dropped
+        ]
+    return operations
+
+
+def _matrix(matrix: SharedMatrix) -> dict[str, object]:
+    return {
+        "graph": matrix.graph,
+        "kinds": list(matrix.kinds),
+        "kept": matrix.initializer,
+        "dropped": list(matrix.dropped),
+        "nodes": list(matrix.nodes),
+        "head_form": None if matrix.form is None else str(matrix.form),
+        "dtype": matrix.dtype,
+        "shape": list(matrix.shape),
+        "stored_before": matrix.stored_before,
+        "stored_after": matrix.stored_after,
+        "held_before": matrix.held_before,
+        "held_after": matrix.held_after,
+        "left": matrix.left,
+    }

@@ -1,0 +1,128 @@
+"""A plan: what will be written, and what is promised about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, field
+
+from tieconv.checkpoint.files.model_files import Checkpoint, FileState
+from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.value_type import record
+from tieconv.checkpoint.write_plan.operation import LinkFile, Operation
+from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights, bytes_taken
+from tieconv.checkpoint.write_plan.proof import Proof
+from tieconv.version import VERSION
+
+PLAN_SCHEMA = "tieconv.plan/1"
+
+
+@record
+class NormFold:
+    """Factors of the head's columns that go into the last norm: with ``values``, bytes by tensor, the embedding is the
+    head. Of the ``elements`` of ``head`` ``rounded`` ones are a product that their type could not hold.
+    """
+
+    values: Mapping[str, bytes]
+    head: str
+    rounded: int
+    elements: int
+
+
+@record
+class TiePromise:
+    """After the write a fresh inspection finds this group: which names are stored, and tied or not.
+
+    ``declared`` is ``None`` where there is no config to say so.
+    """
+
+    canonical: str
+    declared: bool | None
+    stored: tuple[str, ...]
+    absent: tuple[str, ...]
+
+
+@record
+class Promises:
+    """What is checked on the written bytes before the rename, beyond the byte comparison."""
+
+    effective: bool | None  # what the config then means; None where there is no config
+    ties: tuple[TiePromise, ...]
+
+
+@record
+class Plan:
+    """A promise. Pure data: making one reads nothing beyond the inspection it came from.
+
+    ``weights`` and ``texts`` are the files that change, ``links`` those that come along unchanged,
+    ``removed`` the source files that have no successor. ``notes`` are warnings for the user. ``proofs`` are what was
+    proved of dropped tensors, and is proved once more before the rename.
+    """
+
+    command: str
+    checkpoint: Checkpoint
+    fingerprint: Mapping[str, FileState]
+    operations: tuple[Operation, ...]
+    weights: tuple[OutputWeights, ...]
+    texts: tuple[OutputText, ...]
+    links: tuple[LinkFile, ...]
+    removed: tuple[str, ...]
+    promises: Promises
+    summary: str
+    options: Mapping[str, str | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    proofs: tuple[Proof, ...] = ()
+
+    @property
+    def changes_nothing(self) -> bool:
+        """True where the model already is what was asked for."""
+        return not (self.weights or self.texts or self.removed)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes of tensors and documents in the files that change (headers not counted)."""
+        tensors = sum(file.nbytes for file in self.weights)
+        return tensors + sum(len(text.text.encode()) for text in self.texts)
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of source tensors that the changed files are made from."""
+        return sum(bytes_taken(content) for file in self.weights for content in file.contents)
+
+    @property
+    def bytes_linked(self) -> int:
+        """Bytes of files that come along unchanged."""
+        return sum(link.bytes for link in self.links)
+
+
+@record
+class Outcome(Printed):
+    """What became of a plan. ``str()`` gives the `tieconv.plan/1` JSON."""
+
+    plan: Plan
+    executed: bool
+    verified: bool
+    output: str | None
+
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.plan/1`."""
+        plan = self.plan
+        return {
+            "schema": PLAN_SCHEMA,
+            "tieconv": VERSION,
+            "command": plan.command,
+            "source": plan.checkpoint.source,
+            "summary": plan.summary,
+            "operations": [_operation(operation) for operation in plan.operations],
+            "files_removed": list(plan.removed),
+            "notes": list(plan.notes),
+            "bytes_read": plan.bytes_read,
+            "bytes_written": plan.bytes_written,
+            "bytes_linked": plan.bytes_linked,
+            "executed": self.executed,
+            "verified": self.verified,
+            "output": self.output,
+        }
+
+
+def _operation(operation: Operation) -> dict[str, object]:
+    return {"op": type(operation).__name__, **{key: plain(value) for key, value in asdict(operation).items()}}

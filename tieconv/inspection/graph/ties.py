@@ -1,0 +1,226 @@
+"""From a checkpoint of ONNX graphs to evidence: roles come from the nodes, equality from the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from tieconv.architectures import find
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.files.graph_structure import GraphRecord, MatrixRead
+from tieconv.checkpoint.files.interface import ByteReader
+from tieconv.checkpoint.files.model_files import Checkpoint
+from tieconv.checkpoint.files.weight_file import TensorRecord
+from tieconv.checkpoint.inspection import (
+    BiasState,
+    ConfigView,
+    Depth,
+    Head,
+    Inspection,
+    OutputBias,
+    OutputHead,
+    State,
+    TensorView,
+)
+from tieconv.checkpoint.relation.interface import Aliased, Canonical
+from tieconv.checkpoint.relation.proved import Cast, Identical, Relation, Transposed, Unread
+from tieconv.checkpoint.tie_group import Duplicate, Member, Tie
+from tieconv.inspection.blocks import is_sampled
+from tieconv.inspection.declared import view_config
+from tieconv.inspection.graph.quantised_ties import quantised_pair, relate_quantised, wasted
+from tieconv.inspection.head import is_far
+
+Tensors = Mapping[str, TensorRecord]
+
+EQUAL = frozenset({State.IDENTICAL, State.ALIASED, State.TRANSPOSED, State.CAST})
+"""States in which a head holds the values of the embedding; a cast one up to its rounding."""
+
+
+def inspect_graphs(checkpoint: Checkpoint, reader: ByteReader, depth: Depth) -> Inspection:
+    """Evidence about the graphs of ``checkpoint``; findings are added by the checks."""
+    tensors = checkpoint.tensors
+    family = find(checkpoint.config_values, {})
+    config = view_config(checkpoint.config_values, family) if checkpoint.config else None
+    ties = tuple(_ties(checkpoint.graphs, tensors, reader, depth, config))
+    duplicates = tuple(_duplicates(checkpoint, tensors, ties, reader, depth))
+    stored = sum({tensor.range: tensor.range.size for tensor in tensors.values()}.values())
+    wasted = sum(tie.bytes_wasted for tie in ties) + sum(duplicate.bytes_wasted for duplicate in duplicates)
+    return Inspection(
+        checkpoint=checkpoint,
+        family=family,
+        depth=depth,
+        config=config or _undeclared(ties),
+        head=_view(checkpoint.graphs, tensors, reader, depth),
+        ties=ties,
+        duplicates=duplicates,
+        bytes_stored=stored,
+        bytes_unique=max(stored - wasted, 0),
+        bytes_read=getattr(reader, "bytes_read", 0),
+    )
+
+
+def _undeclared(ties: tuple[Tie, ...]) -> ConfigView:
+    tied = any(tie.declared for tie in ties)
+    return ConfigView("", (), (), tied, f"{'Tied' if tied else 'Untied'}: the nodes of the graph say so.")
+
+
+# --- ties ------------------------------------------------------------------------------------------------
+
+
+def _ties(
+    graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth, config: ConfigView | None
+) -> Iterator[Tie]:
+    for graph in graphs:
+        if graph.embedding is not None and graph.head is not None:
+            yield _tie(graph.embedding, graph.head, tensors, reader, depth, config)
+        elif (pair := quantised_pair(graph)) is not None:
+            relation = relate_quantised(*pair, tensors, reader, depth)
+            yield _made(pair[0].name, pair[1].name, relation, tensors, config, extra=wasted(relation, *pair, tensors))
+
+
+def _tie(
+    embedding: MatrixRead,
+    head: MatrixRead,
+    tensors: Tensors,
+    reader: ByteReader,
+    depth: Depth,
+    config: ConfigView | None,
+) -> Tie:
+    relation = None if head.name == embedding.name else _relation(embedding, head, tensors, reader, depth)
+    return _made(embedding.name, head.name, relation, tensors, config)
+
+
+def _made(
+    embedding: str, head: str, relation: Relation | None, tensors: Tensors, config: ConfigView | None, extra: int = 0
+) -> Tie:
+    """The tie of two initializers in this relation; ``None`` where they are one. ``extra`` bytes are wasted beside."""
+    members = [Member(embedding, True, Canonical())]
+    if relation is not None:
+        members.append(Member(head, True, relation))
+    states = {member.state for member in members} - {State.CANONICAL}
+    declared = config.effective if config else not states - EQUAL
+    unread = State.UNREAD in states
+    return Tie(
+        role=Role.WORD_EMBEDDING,
+        canonical=embedding,
+        canonical_stored=True,
+        declared=declared,
+        consistent=None if unread else not declared or not states - EQUAL,
+        gated=True,
+        bytes_wasted=_wasted(members, tensors) + extra,
+        members=tuple(members),
+    )
+
+
+def _wasted(members: list[Member], tensors: Tensors) -> int:
+    """Bytes of the copy; of a cast that loses nothing those of the narrower side."""
+    first, *rest = members
+    copies = [member for member in rest if member.state in (State.IDENTICAL, State.TRANSPOSED)]
+    casts = [member for member in rest if isinstance(member.relation, Cast) and member.relation.lossless]
+    narrower = [min(tensors[first.name].nbytes, tensors[member.name].nbytes) for member in casts]
+    return sum(tensors[member.name].nbytes for member in copies) + sum(narrower)
+
+
+def _relation(embedding: MatrixRead, head: MatrixRead, tensors: Tensors, reader: ByteReader, depth: Depth) -> Relation:
+    """What the head is to the embedding, as stored; ``transposed`` where it was compared the other way round."""
+    left, right = tensors[embedding.name], tensors[head.name]
+    if left.range == right.range and left.dtype == right.dtype and left.shape == right.shape:
+        return Aliased()
+    if depth is Depth.HEADER:
+        return Unread()
+    if depth is Depth.CANDIDATES and is_sampled(reader):
+        return _sampled(reader, left, right, turned=embedding.turned != head.turned)
+    from tieconv.inspection.equality.relation import relate  # a graph that shares its matrix compares nothing
+    from tieconv.inspection.view_reader import one_way
+
+    if embedding.turned == head.turned:
+        return _with_nan(relate(reader, left, right), left, reader)
+    relation = relate(reader, left, right) if left.shape == right.shape[::-1] and left.dtype == right.dtype else None
+    if not isinstance(relation, Transposed):
+        relation = relate(reader, *one_way(left, right))
+        if isinstance(relation, Identical):
+            relation = Transposed()
+        if not isinstance(relation, Aliased):
+            relation = replace(relation, transposed=True)
+    return _with_nan(relation, left, reader)
+
+
+def _sampled(reader: ByteReader, left: TensorRecord, right: TensorRecord, *, turned: bool) -> Relation:
+    """What samples tell; of a head that reads its matrix the other way round nothing."""
+    from tieconv.inspection.equality.sampled import HINT, relate_sampled  # of graphs on the Hub alone
+
+    if turned:
+        return Unread(transposed=True, reason=f"it would be compared transposed: {HINT}")
+    return relate_sampled(reader, left, right)
+
+
+def _with_nan(relation: Relation, record: TensorRecord, reader: ByteReader) -> Relation:
+    if not isinstance(relation, Identical | Transposed | Cast):
+        return relation
+    from tieconv.inspection.tensor_values import has_nan
+
+    return replace(relation, nan=True) if has_nan(reader, record) else relation
+
+
+# --- duplicates ------------------------------------------------------------------------------------------
+
+
+def _duplicates(
+    checkpoint: Checkpoint, tensors: Tensors, ties: tuple[Tie, ...], reader: ByteReader, depth: Depth
+) -> Iterator[Duplicate]:
+    candidates = _candidates(checkpoint, tensors, reader, depth)
+    if len(candidates) < 2:
+        return
+    from tieconv.inspection.equality.duplicates import find_duplicates
+
+    known = [frozenset(member.name for member in tie.members) for tie in ties]
+    homes = {name: graph.file for graph in checkpoint.graphs for name in graph.names}
+    for duplicate in find_duplicates(reader, candidates, known=known):
+        # Of two graphs in two precisions one is the cast of the other on purpose.
+        if duplicate.kind is not State.CAST or len({homes[name] for name in duplicate.tensors}) == 1:
+            yield duplicate
+
+
+def _candidates(checkpoint: Checkpoint, tensors: Tensors, reader: ByteReader, depth: Depth) -> tuple[TensorRecord, ...]:
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_sampled(reader)):
+        return ()
+    if depth is Depth.FULL:
+        return tuple(tensors.values())
+    parts = [part for graph in checkpoint.graphs for part in (graph.embedding, graph.head) if part]
+    shapes = {tensors[part.name].shape for part in parts}
+    shapes |= {shape[::-1] for shape in shapes}
+    return tuple(tensor for tensor in tensors.values() if tensor.shape in shapes)
+
+
+# --- the head --------------------------------------------------------------------------------------------
+
+
+def _view(graphs: tuple[GraphRecord, ...], tensors: Tensors, reader: ByteReader, depth: Depth) -> Head:
+    """Of the first graph with a head, else of the first with an embedding."""
+    with_roles = [graph for graph in graphs if graph.head or quantised_pair(graph)]
+    with_roles = with_roles or [graph for graph in graphs if graph.embedding]
+    if not with_roles:
+        return Head(None, None, None)
+    embedding, head, bias = with_roles[0].embedding, with_roles[0].head, with_roles[0].bias
+    pair = quantised_pair(with_roles[0])
+    if pair is not None:
+        embedding, head = (MatrixRead(read.name, False) for read in pair)
+    view = output = None
+    if embedding is not None:
+        record = tensors[embedding.name]
+        view = TensorView(record.name, record.shape, record.dtype)
+    if head is not None:
+        record = tensors[head.name]
+        tied = head.name if embedding is not None and embedding.name == head.name else None
+        output = OutputHead(record.name, True, tied, record.shape, record.dtype)
+    return Head(view, output, _bias(bias, tensors, reader, depth))
+
+
+def _bias(name: str | None, tensors: Tensors, reader: ByteReader, depth: Depth) -> OutputBias | None:
+    if name is None:
+        return None
+    if depth is Depth.HEADER or (depth is Depth.CANDIDATES and is_far(reader, tensors[name])):
+        return OutputBias(name, BiasState.UNREAD)
+    from tieconv.inspection.tensor_values import bias_summary
+
+    return OutputBias(name, *bias_summary(reader, tensors[name]))
