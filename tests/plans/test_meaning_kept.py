@@ -1,16 +1,19 @@
 """Every plan that is not refused keeps each parameter's values in transformers 5, or a note names the parameter.
 
 Each plan is carried out, and the values are read from the files: nothing of what the planner computed is used again.
+Without `judged`, the property fails on `HALVED` and `NO_LONGER_ZERO`: the last test switches it off.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+import pytest
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
@@ -18,10 +21,14 @@ import tieconv
 from tests.checks.fixtures.model import BART, BERT, GEMMA3, LLAMA, T5, Array, flagged, matrix, save, vector
 from tieconv import api
 from tieconv.checkpoint.finding import REVIEW_FIRST
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.write_plan.plan import Plan
 from tieconv.errors import RefusedError
 from tieconv.loaders.load import TRANSFORMERS_5, load
 from tieconv.loaders.loaded import Absence
 from tieconv.planned import PlannedWrite
+from tieconv.plans import build
+from tieconv.plans.meaning import Note, Notes
 
 FSMT = {"architectures": ["FSMTForConditionalGeneration"], "model_type": "fsmt"}
 ROBERTA = {"architectures": ["RobertaForMaskedLM"], "model_type": "roberta"}
@@ -32,6 +39,14 @@ ERNIE = {"architectures": ["ErnieForMaskedLM"], "model_type": "ernie"}
 CONFIGS = (LLAMA, BERT, BART, T5, GEMMA3, FSMT, ROBERTA, NYSTROMFORMER, ERNIE, LUKE, GPT2)
 TABLES = (None, matrix(), matrix(seed=1), matrix() * np.float32(0.5))
 BIASES = (None, vector(), vector(seed=1), np.zeros(8, "<f4"))
+
+Model = tuple[dict[str, object], dict[str, Array]]
+T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+HALVED: tuple[Model, str] = ((flagged(T5, False), dict.fromkeys(T5_TABLES, matrix())), "retie")
+"""transformers 5 multiplies the output of a T5 with a true flag by a factor, here 0.5: retie is refused."""
+BERT_WITH_ONE_BIAS = {"bert.embeddings.word_embeddings.weight": matrix(), "cls.predictions.bias": vector()}
+NO_LONGER_ZERO: tuple[Model, str] = ((flagged(BERT, False), BERT_WITH_ONE_BIAS), "untie")
+"""transformers 5 starts the bias of the decoder at zero, and untie stores values for it: a note names it."""
 
 Make = Callable[[Path], PlannedWrite]
 VERBS: dict[str, Make] = {
@@ -61,7 +76,7 @@ VERBS: dict[str, Make] = {
 
 
 @st.composite
-def models(draw: st.DrawFn) -> tuple[dict[str, object], dict[str, Array]]:
+def models(draw: st.DrawFn) -> Model:
     """A config under a flag, and some of the names that its class ties or has beside them."""
     config = flagged(draw(st.sampled_from(CONFIGS)), draw(st.sampled_from((None, True, False))))
     tensors: dict[str, Array] = {"model.norm.weight": vector(4, seed=9)}
@@ -105,8 +120,15 @@ def same(before: Array, after: Array | None) -> bool:
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.sampled_from(sorted(VERBS)))
-def test_no_values_are_lost_without_a_word(model: tuple[dict[str, object], dict[str, Array]], verb: str) -> None:
+@example(*HALVED)
+@example(*NO_LONGER_ZERO)
+def test_no_values_are_lost_without_a_message(model: Model, verb: str) -> None:
     """Whatever is stored under whatever flag, in every verb."""
+    check(model, verb)
+
+
+def check(model: Model, verb: str) -> None:
+    """Carry the verb's plan out, and demand a note for each parameter whose values change."""
     config, tensors = model
     with tempfile.TemporaryDirectory() as scratch:
         folder = save(Path(scratch) / "model", config, tensors)
@@ -141,3 +163,24 @@ def test_the_oracle_sees_a_loss(tmp_path: Path) -> None:
     lost = parameters(save(tmp_path / "b", flagged(LLAMA, False), {"model.embed_tokens.weight": matrix()}))
     assert kept is not None and kept[0]["lm_head.weight"] is not None
     assert lost is not None and lost[0]["lm_head.weight"] is None
+
+
+@pytest.mark.parametrize(
+    ("model", "verb", "changed"),
+    [
+        pytest.param(*HALVED, "lm_head.weight", id="HALVED"),
+        pytest.param(*NO_LONGER_ZERO, "cls.predictions.decoder.bias", id="NO_LONGER_ZERO"),
+    ],
+)
+def test_the_property_fails_without_the_judge(
+    model: Model, verb: str, changed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plan with the notes of its planner alone, and no refusal of the loaders, changes values and does not say so."""
+
+    def unjudged(plan: Plan, before: Inspection, after: Inspection, notes: Notes, **_: object) -> Plan:
+        return replace(plan, notes=tuple(note.text if isinstance(note, Note) else note for note in notes))
+
+    check(model, verb)
+    monkeypatch.setattr(build, "judged", unjudged)
+    with pytest.raises(AssertionError, match=f"^\\('{changed}', "):
+        check(model, verb)
