@@ -98,7 +98,7 @@ def parameters(folder: Path) -> tuple[dict[str, Array | None], dict[str, str | N
     """What transformers 5 gives each parameter, ``None`` for no values, and from which tensor; ``None``: it refuses."""
     inspection = tieconv.inspect(folder, depth="full")
     loaded = load(inspection, TRANSFORMERS_5)
-    if loaded.refusals:
+    if loaded.refused() is not None:
         return None
     stored: dict[str, Array] = {}
     for file in folder.glob("*.safetensors"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
-from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count, tally
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
@@ -220,6 +222,22 @@ class Inspection(Printed):
             **({"adapter": self._adapter(adapter)} if adapter else {}),
             "findings": [finding.to_dict() for finding in self.findings],
         }
+
+    def _facts(self) -> tuple[str, ...]:
+        checkpoint = self.checkpoint
+        counts = count(len(self.ties), "tie"), count(len(checkpoint.files), "file")
+        return (
+            quoted(checkpoint.source),
+            self.config.verdict,
+            *counts,
+            *tally(finding.level for finding in self.findings),
+        )
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for tie in self.ties:
+            yield "tie", tie.canonical, ", ".join(f"{member.name} ({member.state})" for member in tie.members)
+        for finding in self.findings:
+            yield str(finding.level), finding.rule, finding.message
 
     def _model(self) -> dict[str, object]:
         checkpoint = self.checkpoint

@@ -82,7 +82,7 @@ class Fixer:
             after, output = self._in_place(model) if self.out is None else self._beside(model, self.out)
         except TieconvError as error:
             written = tuple(self.done) if self.out is None else ()  # with -o the write is all or nothing
-            return replace(model, failure=Failure(error.message, error.hint), fixes=written)
+            return replace(model, failure=Failure(error.message, error.command_hint), fixes=written)
         return replace(after, fixes=(*self.done, *self._left(after)), output=output)
 
     def _in_place(self, model: CheckedModel) -> tuple[CheckedModel, str | None]:

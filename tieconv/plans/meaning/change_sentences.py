@@ -66,6 +66,8 @@ def _values(name: str, parameter: Parameter, source: str | None) -> str:
             return "with random numbers"
         case Absence.ZERO:
             return "with zeros"
+        case Absence.MEMORY:
+            return "with whatever the memory held"
         case Absence.UNSET:
             return "without values"
         case _:

@@ -72,9 +72,9 @@ def _views(before: Inspection, after: Inspection, plan: Plan, asked: tuple[Note,
     for release in releases(before):
         was, comes = load(before, release), load(after, release)
         known = release == TRANSFORMERS_5 or reading_v4(before) is not None
-        if not known or was.refusals:
+        if not known or was.refused() is not None:
             continue
-        refusal = next(iter(comes.refusals), None)
+        refusal = comes.refused()
         swapped = () if same_order(before.checkpoint, after.checkpoint, was.in_order) else was.in_order
         unasked = () if refusal else tuple(_unasked(before, after, was, comes, values, asked, release))
         left = tuple(change for change in unasked if change.before.stored not in swapped)

@@ -84,7 +84,7 @@ def forecast_retie(inspection: Inspection) -> RetieForecast:
         guard_layout(inspection)
         guard_lone_config(inspection, bool(set_flag(inspection, True)[1]))
     except RefusedError as error:
-        before = f"{error.hint}: {error.reason}"
+        before = f"{error.command_hint}: {error.reason}"
     return RetieForecast(_sets_flag(inspection), exponent, refused, before)
 
 
