@@ -13,7 +13,7 @@ from fixtures.cases import CASES
 from tests.conftest import ROOT
 from tests.recorded.__main__ import main
 from tests.recorded.commands import commands
-from tests.recorded.compare import ABSENT, KNOWN, Allowed, compare, report
+from tests.recorded.compare import ABSENT, KNOWN, Allowed, compare, report, without_sentences
 from tests.recorded.models import LIST, build
 from tests.recorded.record import Recording, record
 
@@ -143,6 +143,19 @@ def test_known_differences_are_allowed_with_a_reason(
     assert "allowed 1 × retie MODEL*: exit: seven is right" in capsys.readouterr().out
     known.write_text(json.dumps([{"command": "retie MODEL*", "path": "hint", "reason": "another path"}]))
     assert main(["compare", str(before), str(after), "--allow", str(known)]) == 1
+
+
+def test_sentences_may_be_left_out(recording: Recording) -> None:
+    """Another sentence is then no difference, and another exit code is one."""
+    reworded, changed = copy.deepcopy(recording), copy.deepcopy(recording)
+    for answer in reworded["answers"].values():
+        if "error" in answer:
+            answer["error"] = "another sentence"
+    assert list(compare(recording, reworded))
+    assert not list(compare(without_sentences(recording), without_sentences(reworded)))
+    for answer in changed["answers"].values():
+        answer["exit"] += 1
+    assert list(compare(without_sentences(recording), without_sentences(changed)))
 
 
 def test_a_part_is_compared(recording: Recording, tmp_path: Path) -> None:
