@@ -78,7 +78,22 @@ def compare(before: Recording, after: Recording) -> Iterator[Difference]:
 
 
 SENTENCES = frozenset(
-    "description detail effect error headline hint message note notes reason refusal summary verdict why".split()
+    [
+        "description",
+        "detail",
+        "effect",
+        "error",
+        "headline",
+        "hint",
+        "message",
+        "note",
+        "notes",
+        "reason",
+        "refusal",
+        "summary",
+        "verdict",
+        "why",
+    ]
 )
 """Keys whose values are sentences, and nothing that a program reads."""
 
