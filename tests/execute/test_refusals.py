@@ -238,11 +238,11 @@ def test_out_in_the_hub_cache(model: Path, tmp_path: Path, inside: str, overwrit
     (tmp_path / "link").symlink_to(repository)
     before = models.digest(tmp_path)
     for root in (repository, tmp_path / "link"):
-        with pytest.raises(DestinationError, match="lies in the hub cache") as caught:
+        with pytest.raises(DestinationError, match="is in the Hub cache") as caught:
             execute(models.retie(model), Target(root / inside, overwrite=overwrite), reinspect=models.inspect)
         assert caught.value.code == "out.hub-cache"
         lone = models.retie(model / "model.safetensors")
-        with pytest.raises(DestinationError, match="lies in the hub cache"):
+        with pytest.raises(DestinationError, match="is in the Hub cache"):
             execute(lone, Target(root / f"{inside}.safetensors", overwrite=overwrite), reinspect=models.inspect)
     assert models.digest(tmp_path) == before
 
@@ -256,9 +256,9 @@ def test_shared_blobs_of_the_hub_cache(model: Path, tmp_path: Path) -> None:
     source.symlink_to(shared / "twin.safetensors")
     execute(models.retie(shared / "twin.safetensors"), Target(shared / "o.safetensors"), reinspect=models.inspect)
     (tmp_path / "hub" / "models--o--n").mkdir()
-    with pytest.raises(DestinationError, match="lies in the hub cache"):
+    with pytest.raises(DestinationError, match="is in the Hub cache"):
         execute(models.retie(shared / "twin.safetensors"), Target(shared / "p.safetensors"), reinspect=models.inspect)
-    with pytest.raises(RefusedError, match="hub cache"):
+    with pytest.raises(RefusedError, match="Hub cache"):
         execute(
             models.retie(shared / "twin.safetensors"),
             Target(shared / "twin.safetensors", in_place=True),

@@ -209,7 +209,7 @@ def test_inspection_that_fails(model: Path, tmp_path: Path) -> None:
     def reinspect(_path: Path) -> Any:
         raise UnreadableError("no")
 
-    with pytest.raises(VerificationError, match="cannot be inspected: no"):
+    with pytest.raises(VerificationError, match="cannot inspect the written model: no"):
         execute(models.retie(model), Target(tmp_path / "out"), reinspect=reinspect)
     assert os.listdir(tmp_path) == ["source"]
 
