@@ -1,4 +1,4 @@
-"""Values as JSON has them, and records that print as their document."""
+"""Convert values to JSON, and let records print as their JSON document."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def plain(value: object) -> object:
-    """JSON-ready: tuples as lists, non-finite numbers (which JSON lacks) as text."""
+    """Return a JSON-ready value: tuples as lists, non-finite numbers (which JSON lacks) as text."""
     if isinstance(value, (list, tuple)):
         return [plain(entry) for entry in value]
     if isinstance(value, dict):
@@ -23,7 +23,7 @@ def plain(value: object) -> object:
 
 
 def stated_fields(value: DataclassInstance) -> dict[str, object]:
-    """Each field of a record by its name, JSON-ready, but those that have their default."""
+    """Return each field of a record by its name, JSON-ready, except those at their default."""
     values = ((entry, getattr(value, entry.name)) for entry in fields(value))
     return {entry.name: plain(content) for entry, content in values if content != entry.default}
 
@@ -34,7 +34,7 @@ class Printed:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, object]:
-        """The document of the record's schema."""
+        """Return the document of the record's schema."""
         raise NotImplementedError
 
     def __str__(self) -> str:

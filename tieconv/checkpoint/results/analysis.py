@@ -1,4 +1,4 @@
-"""What the analysis of the embedding tables measured: frozen records that serialise to `tieconv.analyze/1`."""
+"""Measurements of the embedding tables, as frozen records that serialise to `tieconv.analyze/1`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ANALYZE_SCHEMA = "tieconv.analyze/1"
 
 
 class Kinship(StrEnum):
-    """What the output table is to the input table; the first that fits is the answer."""
+    """The relation of the output table to the input table; the first that fits is the answer."""
 
     ALIAS = "alias"  # one tensor
     BIT_EQUAL = "bit-equal"
@@ -22,31 +22,31 @@ class Kinship(StrEnum):
     ROW_SUBSET = "row-subset"
     ROW_PERMUTATION = "row-permutation"
     ROWS_DIFFER = "k-rows-differ"
-    GAUGE = "softmax-gauge"  # + 1c^T: every row moved by one vector, which the softmax does not see
+    GAUGE = "softmax-gauge"  # + 1c^T: every row moved by one vector, which the softmax cancels
     SCALAR = "scalar"
-    DIAGONAL = "diagonal"  # as a norm's scale folded into the head leaves it
+    DIAGONAL = "diagonal"  # as if a norm's scale is folded into the head
     ORTHOGONAL = "linear-orthogonal"
     SPD = "linear-spd"
     LINEAR = "linear-general"
-    ROW_SCALED = "row-scaled"  # one factor for each row
-    LOW_RANK = "low-rank"  # a difference of low rank, as an adapter that was merged into the head leaves it
-    DRIFT = "drift"  # each row still knows its own, and no map within rounding explains the rest
-    PARTLY_EQUAL = "partly-equal"  # some rows or columns are equal, and nothing gives the others
+    ROW_SCALED = "row-scaled"  # every row has its own factor
+    LOW_RANK = "low-rank"  # the difference has a low rank, as after merging an adapter into the head
+    DRIFT = "drift"  # each row is still closest to its own row, and no map within rounding explains the rest
+    PARTLY_EQUAL = "partly-equal"  # some rows or columns are equal, and nothing explains the others
     INDEPENDENT = "independent"
-    UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to say
+    UNKNOWN = "unknown"  # not readable as two tables of floats, or too few rows to decide
 
 
 POINTS = 4096
-"""The most points of one series: longer ones are thinned out evenly."""
+"""The most points of one series: longer series are thinned evenly."""
 
 
 @record
 class Measure:
-    """One figure with what it is to be held against.
+    """One figure with the values to compare it with.
 
-    ``value`` is ``None`` where the figure was refused or is undefined (``says`` gives the reason). ``floor`` is what
-    chance alone would give, ``ceiling`` the best that can be expected, ``n`` the number of rows, pairs or tokens that
-    it rests on.
+    ``value`` is ``None`` if the figure was refused or is undefined (``says`` gives the reason). ``floor`` is the value
+    by chance alone, ``ceiling`` the best that can be expected. ``n`` is the number of rows, pairs or tokens behind the
+    figure.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Measure:
 
     @property
     def units(self) -> str:
-        """The unit for people: in the singular where the value is 1."""
+        """The unit for people: singular if the value is 1."""
         return self.unit.removesuffix("s") if self.value == 1 else self.unit
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of a section's ``measures``."""
+        """Return one entry of a section's ``measures``."""
         return {
             "name": self.name,
             "value": plain(self.value),
@@ -77,23 +77,23 @@ class Measure:
 
 @record
 class Detail:
-    """The base of what a section states under ``detail``; a section that states nothing there has this one."""
+    """The base of a section's ``detail``; a section without details uses this class."""
 
     @property
     def legend(self) -> str:
-        """What the letters stand for that name the measures' tables; empty where none does."""
+        """The meaning of the letters in the measures' tables; empty if there are none."""
         return ""
 
     def to_dict(self) -> dict[str, object]:
-        """The object under ``detail``: each field but those that have their default."""
+        """Return the object under ``detail``: each field except those at their default."""
         return stated_fields(self)
 
 
 @record
 class Section:
-    """One question: a plain sentence that answers it, the figures behind, numbers to plot, and its own record.
+    """One question: a sentence that answers it, the figures behind, numbers to plot, and its own record.
 
-    ``series`` are of at most `POINTS` numbers each.
+    ``series`` have at most `POINTS` numbers each.
     """
 
     title: str
@@ -104,11 +104,11 @@ class Section:
 
     @property
     def legend(self) -> str:
-        """What the letters stand for that name the measures' tables; empty where none does."""
+        """The meaning of the letters in the measures' tables; empty if there are none."""
         return self.detail.legend
 
     def to_dict(self) -> dict[str, object]:
-        """One entry of ``sections``."""
+        """Return one entry of ``sections``."""
         return {
             "title": self.title,
             "sentence": self.sentence,
@@ -122,8 +122,8 @@ class Section:
 class Analysis(Printed):
     """The answer of `tieconv analyze`.
 
-    ``relation`` is the class of what the head is to the embedding (such as ``bit-equal``), ``verdict`` one sentence
-    that says whether they may be tied.
+    ``relation`` is the relation of the head to the embedding, such as ``bit-equal``. ``verdict`` is one sentence that
+    says whether they may be tied.
     """
 
     source: str
@@ -132,11 +132,11 @@ class Analysis(Printed):
     verdict: str
 
     def section(self, title: str) -> Section | None:
-        """The section of this title."""
+        """Return the section with this title."""
         return next((section for section in self.sections if section.title == title), None)
 
     def to_dict(self) -> dict[str, object]:
-        """The document of schema `tieconv.analyze/1`."""
+        """Return the document of schema `tieconv.analyze/1`."""
         return {
             "schema": ANALYZE_SCHEMA,
             "tieconv": VERSION,
