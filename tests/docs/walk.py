@@ -19,7 +19,7 @@ from tieconv.cli import main
 
 PACKAGE = Path(tieconv.__file__).parent
 PROJECT = PACKAGE.parent / "pyproject.toml"
-VALUES = ("checkpoint", "errors", "install", "text", "version")
+VALUES = ("checkpoint", "errors", "install", "package_data", "text", "version")
 """Values and words, which every room uses: they are on no way."""
 RECORDS = "checkpoint/value_type.py"
 SCREEN = ("cli/check_run.py", "cli/write.py")

@@ -33,7 +33,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.files_opened import opened
+from tieconv.loaders.transformers.opened_file import opened
 from tieconv.text import shown
 
 _OF_DIFFUSERS = "diffusion_pytorch_model"

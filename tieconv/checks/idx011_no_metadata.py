@@ -23,7 +23,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.files_opened import stops_at_index
+from tieconv.loaders.transformers.opened_file import stops_at_index
 from tieconv.text import shown
 
 

@@ -47,7 +47,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if evidence.levels(inspection):
         # Transformers 5 goes by what is declared; where that is wrong other rules say so.
         tied_in_v5 = inspection.config.effective
-        if not evidence.fits(inspection, head, tied_in_v5) or evidence.fits(inspection, head, not tied_in_v5):
+        if not evidence.fits_reader(inspection, head, tied_in_v5) or evidence.fits_reader(
+            inspection, head, not tied_in_v5
+        ):
             return
         level = Level.NOTE
     yield RULE.finding(

@@ -61,7 +61,7 @@ def _values(inspection: Inspection) -> str:
 
 def _judge(inspection: Inspection, head: Member) -> tuple[Level, str, Remedy | None]:
     name, tied = evidence.listed([head.name]), inspection.config.effective
-    level = Level.NOTE if evidence.fits(inspection, head, tied) else Level.ERROR
+    level = Level.NOTE if evidence.fits_reader(inspection, head, tied) else Level.ERROR
     if evidence.is_missing(inspection, head):
         outcome = f"{name} is not stored, so a loader that reads false fills it with random numbers"
         return level, outcome, remedies.retie(inspection, safe=tied)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.checkpoint.value_type import record
 from tieconv.comparison.parameters import ParameterNames, Source, Sources
+from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.load import bias_unset, load, releases
 from tieconv.loaders.loaded import Cause, Loaded
-from tieconv.loaders.questions import in_file
 from tieconv.text import shown
 
 HEAD_BIAS = "head bias"

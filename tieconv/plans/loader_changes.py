@@ -38,13 +38,14 @@ def change_notes(before: Inspection, after: Inspection, weights: Sequence[Output
     for release in releases(before):
         was, comes = load(before, release), load(after, release)
         known = release == TRANSFORMERS_5 or reading_v4(before) is not None
-        if known and not was.refusals:
+        if known and was.refused() is None:
             yield from _notes(was, comes, values, f"transformers {release.partition('.')[0]}", told)
 
 
 def _notes(before: Loaded, after: Loaded, values: _Values, loader: str, told: str) -> Iterator[str]:
     start = f"not function-preserving in {loader}, which"
-    for refusal in after.refusals[:1]:
+    refusal = after.refused()
+    if refusal is not None:
         yield f"{start} refuses the result: {refusal.sentence}"
     changes = list(_changes(before, after, values))
     unset = [change for change in changes if change.after.absence is Absence.UNSET]
@@ -79,6 +80,8 @@ def _told(name: str, parameter: Parameter, source: str | None) -> str:
             return "random numbers"
         case Absence.ZERO:
             return "zeros"
+        case Absence.MEMORY:
+            return "whatever the memory held"
         case Absence.UNSET:
             return "no values"
         case _:

@@ -12,7 +12,7 @@ from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.output import OutputStorage
 from tieconv.checkpoint.write_plan.plan import Plan, Promises
-from tieconv.loaders.as_read import as_read
+from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.load import TRANSFORMERS_4, TRANSFORMERS_5, TRANSFORMERS_448, has_class_448, load, releases
 from tieconv.loaders.loaded import Absence, Parameter
 from tieconv.plans.build import build, kept_promise
@@ -148,7 +148,7 @@ def _not_restored(inspection: Inspection, tie: Tie, dropped: Collection[str]) ->
 
 def _lost(inspection: Inspection, dropped: Collection[str], release: str) -> list[Parameter]:
     """The parameters that a release finds no values for once the ``dropped`` tensors are not stored."""
-    before, after = load(inspection, release), load(as_read(inspection, dropped), release)
+    before, after = load(inspection, release), load(without_tensors(inspection, dropped), release)
     names = (name for name, stored in before.names.items() if before.source(stored) is not None)
     found = (after.parameters[after.names[name]] for name in names)
     return [parameter for parameter in found if parameter.stored is None]

@@ -8,10 +8,11 @@ from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_co
 from tieconv.checkpoint.family import FlagMeaning, Role
 from tieconv.checkpoint.inspection import BiasState, Inspection
 from tieconv.checkpoint.relation.interface import Absent
+from tieconv.checkpoint.shape_fit import fits
 from tieconv.checkpoint.tie_group import Member
 from tieconv.checkpoint.value_type import record
-from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.head_pair import in_file
 from tieconv.loaders.loaded import Absence, Parameter
 
 
@@ -27,22 +28,24 @@ class Group:
 
 
 def groups(inspection: Inspection) -> Iterator[Group]:
-    """Every group of the architecture, in the order of the table."""
+    """Yield every group of the architecture, in the order of the table."""
+    checkpoint = inspection.checkpoint
+    # The ties of a graph are its own, whatever the table says of the class.
+    tensors = checkpoint.tensors if checkpoint.format != "onnx" else {}
     ties = iter(inspection.ties)
-    tensors = inspection.checkpoint.tensors
     gated = next((tie.declared for tie in inspection.ties if tie.gated), inspection.config.effective)
     for group in inspection.family.groups:
         names = (group.canonical, *group.members)
-        if any(facts.in_file(inspection, name) in tensors for name in names):
+        if any(in_file(inspection, name) in tensors for name in names):
             tie = next(ties)
             yield Group(group.role, names, tie.members, group.gated, tie.declared)
         else:
-            absent = tuple(Member(facts.in_file(inspection, name), False, Absent()) for name in names)
+            absent = tuple(Member(in_file(inspection, name), False, Absent()) for name in names)
             yield Group(group.role, names, absent, group.gated, gated if group.gated else True)
 
 
 def file_names(inspection: Inspection) -> dict[str, str]:
-    """The names of the architecture's groups, embedding, head and head biases, and those that the file has for them."""
+    """Return the names of the architecture's groups, embedding, head and head biases, and the file's for each."""
     family = inspection.family
     names = {
         name: member.name
@@ -51,12 +54,12 @@ def file_names(inspection: Inspection) -> dict[str, str]:
     }
     for name in (family.input_embedding, family.output_head, *family.output_biases):
         if name is not None and name not in names:
-            names[name] = facts.in_file(inspection, name)
+            names[name] = in_file(inspection, name)
     return names
 
 
-def untied(inspection: Inspection, release: str) -> dict[str, Parameter]:
-    """Every parameter of the architecture's names before anything is tied."""
+def before_ties(inspection: Inspection, release: str) -> dict[str, Parameter]:
+    """Return every parameter of the architecture's names before anything is tied."""
     family, tensors = inspection.family, inspection.checkpoint.tensors
     biases = {name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for name in group.names}
     biases.update(family.output_biases)
@@ -70,14 +73,14 @@ def untied(inspection: Inspection, release: str) -> dict[str, Parameter]:
 
 
 def discarded(inspection: Inspection, parameters: Mapping[str, Parameter], unread: Iterable[str]) -> tuple[str, ...]:
-    """The stored names whose values none of ``parameters`` gets, those that are ``unread`` among them."""
+    """Return the stored names whose values none of ``parameters`` gets, those that are ``unread`` among them."""
     used = {parameter.stored for parameter in parameters.values()}
     stored = [name for name in parameters if name in inspection.checkpoint.tensors]
     return tuple(name for name in (*stored, *sorted(unread)) if name not in used)
 
 
 def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> float:
-    """What the forward pass multiplies the head by; 1 where the flag is about storage alone."""
+    """Return what the forward pass multiplies the head by: 1 where the flag is about storage alone."""
     if meaning is FlagMeaning.STORAGE:
         return 1.0
     config = text_config(inspection)
@@ -90,19 +93,19 @@ def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> 
 
 
 def misshapen(inspection: Inspection) -> str | None:
-    """A stored name of another shape than its group's first one: loaders stop at it."""
-    tensors, apart = inspection.checkpoint.tensors, two_vocabularies(inspection)
+    """Return a stored name that does not fit its group's first one: loaders refuse it."""
+    tensors, two_sizes = inspection.checkpoint.tensors, two_vocabularies(inspection)
     for group in groups(inspection):
         stored = [member.name for member in group.members if member.stored]
-        held = [name for name in stored if not (apart and "encoder" in name.split("."))]
-        odd = next((name for name in held if tensors[name].shape != tensors[held[0]].shape), None)
-        if odd is not None:
-            return odd
+        compared = [name for name in stored if not (two_sizes and "encoder" in name.split("."))]
+        misfit = next((name for name in compared if not fits(tensors[name], tensors[compared[0]])), None)
+        if misfit is not None:
+            return misfit
     return None
 
 
 def two_vocabularies(inspection: Inspection) -> bool:
-    """Whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
+    """Return whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
     if inspection.family.text_type not in release_tables.names("transformers-5", "two vocabularies"):
         return False
     config = text_config(inspection)
@@ -110,12 +113,12 @@ def two_vocabularies(inspection: Inspection) -> bool:
     return None not in both and both[0] != both[1]
 
 
-def biases(inspection: Inspection) -> Group | None:
-    """The pair of names of the head bias, where the class has one."""
+def bias_group(inspection: Inspection) -> Group | None:
+    """Return the pair of names of the head bias, where the class has one."""
     return next((group for group in groups(inspection) if group.role is Role.OUTPUT_BIAS), None)
 
 
 def is_zero(inspection: Inspection, name: str) -> bool:
-    """Whether the bias that the inspection looked at is this one, and all zero."""
+    """Return whether the bias that the inspection looked at is this one, and all zero."""
     bias = inspection.head.output_bias
     return bias is not None and bias.name == name and bias.state is BiasState.ZERO

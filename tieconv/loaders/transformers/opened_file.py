@@ -9,14 +9,17 @@ NAMEABLE = (".safetensors", ".safetensors.index.json")
 
 
 def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
-    """The file of a directory that transformers opens, weights or their index; ``None`` where it finds none."""
-    there = {*checkpoint.states, *checkpoint.companions}
+    """Return the file of a directory that transformers opens, weights or their index; ``None`` where it finds none.
+
+    ``configured`` says that this version takes the name that the config gives under `transformers_weights`.
+    """
+    files = {*checkpoint.states, *checkpoint.companions}
     named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
     if named is not None:
-        return named if isinstance(named, str) and named in there and named.endswith(NAMEABLE) else None
-    return next((name for name in OPENED if name in there), None)
+        return named if isinstance(named, str) and named in files and named.endswith(NAMEABLE) else None
+    return next((name for name in OPENED if name in files), None)
 
 
 def stops_at_index(checkpoint: Checkpoint) -> bool:
-    """Whether the index lacks what transformers reads of it."""
+    """Return whether the index lacks what transformers reads of it."""
     return checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict)
