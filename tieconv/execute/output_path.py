@@ -39,7 +39,7 @@ def check_apart(plan: Plan, target: Target, final: Path) -> None:
         )
     if any(_same(parent, final) for parent in source.parents):
         raise DestinationError(
-            f"{shown(target.path)} contains the model {shown(source)}", "write beside it", "out.around-source"
+            f"{shown(target.path)} contains the model {shown(source)}", "give another -o", "out.around-source"
         )
 
 
