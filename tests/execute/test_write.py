@@ -256,7 +256,7 @@ def test_in_place_without_exchange(model: Path, monkeypatch: pytest.MonkeyPatch)
     before = models.digest(model)
     with pytest.raises(RefusedError) as caught:
         execute(models.retie(model), Target(model, in_place=True), reinspect=models.inspect)
-    assert "-o" in caught.value.hint
+    assert "-o" in caught.value.command_hint
     assert models.digest(model) == before
     assert models.strays(model.parent) == []
 

@@ -5,7 +5,7 @@ Reports loaders that, as predicted, replace a stored tensor by another one that 
 were asked for are predicted (`--consumers`, `--for`).
 
 ## Why it matters
-Nothing is said, the text stays fluent, and what was trained is gone (C01).
+Nothing is said, the text stays fluent, and what was trained is gone.
 
 ## Example
 `"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:

@@ -6,12 +6,13 @@ warning where such a file stores a name of the model with another shape, type or
 bytes (`--depth full` compares every name). A variant (`model.fp32.safetensors`) is meant to differ, and stays a note.
 
 ## Why it matters
-Loaders that take every `*.safetensors` file read them too (C31), and they are copied along with the
+Loaders that take every `*.safetensors` file read them too, and they are copied along with the
 model. They are often on purpose: an adapter, an original format, a draft model.
 
 ## Example
 
-    note IDX005: 1 weight file that the model does not use: adapter_model.safetensors
+    note IDX005: 1 weight file that the model does not use:
+    adapter_model.safetensors
 
 ## How to fix
 Move the file into a subdirectory, or delete it if it was left behind.

@@ -13,8 +13,8 @@ transformers looks for these names alone, and stops with an `OSError` where it f
 
 ## Example
 
-    error IDX010: transformers does not look for model (1).safetensors: it finds no weights here, and other loaders may
-    find none either
+    error IDX010: transformers does not look for model (1).safetensors: it finds
+    no weights here, and other loaders may find none either
 
 ## How to fix
 `tieconv convert` writes the model under the names that loaders look for, in the format that it has; of one file,

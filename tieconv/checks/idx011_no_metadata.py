@@ -9,7 +9,8 @@ Loaders that read the map alone do not notice. Indexes that were written by hand
 
 ## Example
 
-    error IDX011: model.safetensors.index.json has no metadata: transformers reads it and stops without
+    error IDX011: model.safetensors.index.json has no metadata: transformers
+    reads it and stops without
 
 ## How to fix
 `tieconv reindex` rebuilds the index from the shard headers, with its metadata.

@@ -13,8 +13,9 @@ and in every session. Optimizers do not merge it, because the bytes differ.
 ## Example
 `Gather(W)` and `MatMul(x, Wᵀ)`, both stored:
 
-    warning ONX001: onnx::MatMul_447 is a transposed copy of model.embed_tokens.weight. The copy wastes 12.3 kB on disk
-    and in each session.
+    warning ONX001: onnx::MatMul_447 is a transposed copy of
+    model.embed_tokens.weight. The copy wastes 12.3 kB on disk and in each
+    session.
 
 ## How to fix
 `tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see

@@ -12,8 +12,8 @@ session does not. Optimizers that write the folded graph store both.
 ## Example
 `Gather(W)` and `MatMul(x, Transpose(W))`, as torch and transformers export a tied model:
 
-    warning ONX002: ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of model.embed_tokens.weight. So each session
-    holds a second copy of 131 kB.
+    warning ONX002: ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of
+    model.embed_tokens.weight. So each session holds a second copy of 131 kB.
 
 ## How to fix
 `tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the
