@@ -62,7 +62,7 @@ def check_out(plan: Plan, target: Target, final: Path) -> None:
         suffix = Path(plan.weights[0].name).suffix
         raise DestinationError(
             f"{shown(target.path)} does not end in {suffix}, the suffix of the file to write",
-            f"give -o {shown(final.name)}{suffix}",
+            f"name the output {shown(final.name)}{suffix}",
             "out.suffix",
         )
     if not os.path.lexists(final):
