@@ -185,7 +185,7 @@ def sign_of_zero(stored) -> None:
         (cast, "equal after a cast"),
         (sign_of_zero, "sign of zeros"),
         (lambda stored: stored.update({H: stored.pop(E)}), "is absent and another name of its group is stored"),
-        (lambda stored: stored.update({H: stored[E][:100].clone()}), "shape [100, 32] against [192, 32]"),
+        (lambda stored: stored.update({H: stored[E][:100].clone()}), "the shapes are [100, 32] and [192, 32]"),
         (lambda stored: stored.pop(E), "neither"),
     ],
 )

@@ -10,7 +10,7 @@ from tieconv.checkpoint.value_type import record
 
 
 class BiasState(StrEnum):
-    """What a head bias holds."""
+    """The content of a head bias."""
 
     ABSENT = "absent"
     ZERO = "zero"
@@ -20,7 +20,7 @@ class BiasState(StrEnum):
 
 @record
 class TensorView:
-    """A tensor that plays a part in the head."""
+    """A tensor that is part of the input or output embedding."""
 
     name: str
     shape: tuple[int, ...]
@@ -29,7 +29,7 @@ class TensorView:
 
 @record
 class OutputHead:
-    """The output embedding: stored, or absent because tied (``tied_to``), or simply missing."""
+    """The output embedding: stored, absent because it is tied (``tied_to``), or missing."""
 
     name: str
     stored: bool
@@ -40,7 +40,7 @@ class OutputHead:
 
 @record
 class OutputBias:
-    """The head's bias: one name (the one that is, or would be, read)."""
+    """The head's bias: the name that a loader reads, or would read."""
 
     name: str
     state: BiasState
@@ -57,7 +57,7 @@ class Head:
     embedding_pieces: tuple[TensorView, ...] = ()  # the stored tensors whose rows together are the input embedding
 
     def to_dict(self) -> dict[str, object]:
-        """What stands under ``head``."""
+        """Return the object under ``head``."""
         embedding, output, bias = self.input_embedding, self.output_head, self.output_bias
         return {
             "input_embedding": embedding

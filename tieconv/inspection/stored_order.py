@@ -1,4 +1,4 @@
-"""What loaders take from the order in which a model's tensors are stored."""
+"""Find what loaders derive from the order of a model's stored tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def same_order(a: Checkpoint, b: Checkpoint, names: Collection[str]) -> bool:
 
 
 def type_may_change(a: Checkpoint, b: Checkpoint) -> tuple[str, ...]:
-    """Return the types between which transformers 5 may choose otherwise for two models; empty where it does not."""
+    """Return the types among which transformers 5 may choose differently for two models; empty if it does not."""
     types_a, types_b = _first_types(a), _first_types(b)
     types = tuple(sorted({*types_a, *types_b}))
     return types if len(types) > 1 and (types_a != types_b or a.format != b.format) else ()
@@ -25,10 +25,10 @@ def _among(checkpoint: Checkpoint, names: Collection[str]) -> list[str]:
 
 
 def _first_types(checkpoint: Checkpoint) -> tuple[str, ...]:
-    """The types that transformers 5 may load every tensor in: that of the first one that it reads.
+    """Return the types that transformers 5 may load every tensor in: the type of the first tensor that it reads.
 
-    ``dtype="auto"``, its default, takes that type where the config names none. safetensors reads the names of a file
-    sorted, torch in the order of the file. Empty where the config names a type.
+    ``dtype="auto"``, its default, takes that type if the config sets none. safetensors reads the names of a file
+    sorted, torch in the order of the file. Empty if the config sets a type.
     """
     config = checkpoint.config_values
     if not config or config.get("dtype") or config.get("torch_dtype"):
