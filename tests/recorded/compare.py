@@ -77,23 +77,8 @@ def compare(before: Recording, after: Recording) -> Iterator[Difference]:
                 )
 
 
-SENTENCES = frozenset(
-    [
-        "description",
-        "detail",
-        "effect",
-        "error",
-        "headline",
-        "hint",
-        "message",
-        "note",
-        "notes",
-        "reason",
-        "refusal",
-        "summary",
-        "verdict",
-        "why",
-    ]
+SENTENCES = frozenset(("description", "detail", "effect", "error", "headline", "hint", "message", "note")) | frozenset(
+    ("notes", "reason", "refusal", "summary", "verdict", "why")
 )
 """Keys whose values are sentences, and nothing that a program reads."""
 
