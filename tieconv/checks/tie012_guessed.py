@@ -1,4 +1,4 @@
-"""The architecture is not in the table, so tieconv guesses the tie.
+"""The architecture is unknown, so tieconv guesses the tie.
 
 ## What it does
 Reports a class in the config that tieconv has no measurement of. If tieconv recognised an embedding and a head, it is a
@@ -12,7 +12,7 @@ the logits (as in T5). The usual cases are models with their own code. Commands 
 ## Example
 A class that no release of transformers has:
 
-    warning TIE012: The architecture AcmeForCausalLM is not in the table.
+    warning TIE012: tieconv does not know the architecture AcmeForCausalLM.
     model.embed_tokens.weight and lm_head.weight are guesses from the names.
 
 ## How to fix
@@ -42,7 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
         return
     names = [name for name in (family.input_embedding, family.output_head) if name]
     config = inspection.checkpoint.config_values
-    known = f"{compose.subject(named[0], config)} is not in the table" if named else "no config sets an architecture"
+    known = f"tieconv does not know {compose.subject(named[0], config)}" if named else "no config sets an architecture"
     subject = evidence.capital(known)
     if not names:
         yield RULE.finding(f"{subject}. No tensor looks like an embedding, so nothing was compared.", level=Level.NOTE)
