@@ -14,10 +14,9 @@ A tied StableLM, which stores only the embedding, asked for llama.cpp:
     architecture needs an output.weight
 
 ## How to fix
-- `tieconv untie --keep-flag` stores the head for a loader that needs it. The config stays tied.
-- `tieconv retie` drops a copy that a loader does not expect.
-- `tieconv convert --to safetensors` writes the format that most loaders read.
-- `tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
+`tieconv untie --keep-flag` stores the head for a loader that needs it. The config stays tied. `tieconv retie` drops a
+copy that a loader does not expect. `tieconv convert --to safetensors` writes the format that most loaders read.
+`tieconv reindex --add-format` adds the metadata entry that transformers 4 needs.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A torch file holds more than the tensors of a model.
 
 ## What it does
-Notes unusual content of a torch file:
-
-- a training checkpoint, of which tieconv reads only the model;
-- values that are not tensors;
-- a prefix that a wrapper added to every name;
-- tensors that repeat stored values (stride 0);
-- storages that no tensor of the model uses.
+Notes unusual content of a torch file. It may be a training checkpoint, of which tieconv reads only the model. Some
+values may not be tensors, or a wrapper added a prefix to every name. Tensors may repeat stored values (stride 0), or no
+tensor of the model uses a storage.
 
 ## Why it matters
 Loaders of state dicts do not find tensors of a training checkpoint or names with a prefix. A new file would lose the
