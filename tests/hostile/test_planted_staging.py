@@ -138,7 +138,7 @@ def test_nothing_is_appended_through_a_hard_link(unpacked: Callable[[str], Path]
     os.link(folder / "empty.txt", tmp_path / "run.jsonl")
     result = run("check --no-config --resume run.jsonl", folder)
     assert result.exit_code == 2, result.output
-    assert "run.jsonl is a hard link to another file" in result.output
+    assert "does not append to run.jsonl: it is a hard link to another file" in result.output
     assert (folder / "empty.txt").read_bytes() == b""
 
 
