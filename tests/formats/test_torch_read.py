@@ -219,7 +219,7 @@ def test_values_beside_tensors_are_named(tmp_path: Path) -> None:
     (caution,) = read(path).cautions
     assert (caution.code, caution.message) == (
         "torch.extra",
-        "3 values beside the tensors left out: version, extra, 3",
+        "tieconv ignores 3 values that are not tensors: version, extra, 3",
     )
 
 
