@@ -90,7 +90,7 @@ def _check_metadata(arguments: Arguments) -> None:
     for metadata in arguments:
         if metadata is not None and not (isinstance(metadata, Pairs) and not metadata.items):
             hint = "call resolve_conj().resolve_neg() before saving"
-            refuse("has a tensor with a lazy conj or neg bit", "torch.lazy-bits", hint)
+            refuse("has a lazily conjugated or negated tensor", "torch.lazy-bits", hint)
 
 
 def parameter(arguments: Arguments) -> object:
