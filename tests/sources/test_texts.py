@@ -29,7 +29,7 @@ def stored(path: Path, data: bytes) -> str:
 def test_another_encoding_comes_with_its_conversion(encoding: str, tmp_path: Path) -> None:
     """With a mark or without: the sentence names it, and the command of the hint gives a file that reads the same."""
     path = stored(tmp_path / "a text.txt", TEXT.encode(encoding))
-    with pytest.raises(SettingsError, match=f"it is {encoding.upper()} text, and UTF-8 is read") as raised:
+    with pytest.raises(SettingsError, match=f"it is {encoding.upper()} text instead of UTF-8") as raised:
         read_text(path)
     assert raised.value.hint.startswith(f"iconv -f {encoding} -t utf-8 {shlex.quote(path)} > ")
     subprocess.run(["sh", "-c", raised.value.hint], check=True)
