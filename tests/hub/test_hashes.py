@@ -43,7 +43,10 @@ def test_etag_of_another_file(words: tuple[str, ...], model: Path, impostor: Pat
     hub.swapped[WEIGHTS] = impostor
     hub.etags[WEIGHTS] = hub.sha256(impostor)
     error, hint = refused(tieconv(*words, "hf://org/m"))
-    assert f"offers a file with the hash {hub.sha256(impostor)}, but the listing has {hub.sha256(model / WEIGHTS)}" in error
+    assert (
+        f"offers a file with the hash {hub.sha256(impostor)}, but the listing has {hub.sha256(model / WEIGHTS)}"
+        in error
+    )
     assert WEIGHTS in error and "HF_ENDPOINT" in hint
     assert not (model.parent / "out").exists()
 

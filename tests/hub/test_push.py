@@ -277,7 +277,10 @@ def test_dot_files_stay_here(changed: Path, hub: Hub, tieconv: Run) -> None:
     assert tieconv("push", changed, "hf://org/m", *words, HF_TOKEN=TOKEN).returncode == 0
     also = {".gitattributes", "sub/.netrc"}
     assert set(operations(hub)) == {"config.json", "model.safetensors", "README.md", *also}
-    for name, says in ((".envrc", "--include .envrc matches no file"), (".cache/b", "the Hub refuses files of a .git or .cache")):
+    for name, says in (
+        (".envrc", "--include .envrc matches no file"),
+        (".cache/b", "the Hub refuses files of a .git or .cache"),
+    ):
         refused = tieconv("push", changed, "hf://org/m", "--yes", "--include", name)
         assert refused.returncode == 2 and says in refused.stderr
 
