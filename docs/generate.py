@@ -1,7 +1,8 @@
 """Write the pages that follow from the code, and run the commands that pages quote.
 
-python docs/generate.py           write them
-python docs/generate.py --check   print what is out of date and exit 1
+python docs/generate.py                  write them
+python docs/generate.py --check          print what is out of date and exit 1
+python docs/generate.py [--check] PAGE…  only these, such as docs/guides/convert-bin.md
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pages import (  # noqa: E402
     consumers,
     export,
     gpu,
+    guides,
     matrix,
     outputs,
     parity,
@@ -53,11 +55,14 @@ WRITTEN: dict[Path, Callable[[], str]] = {
     HERE / "quickstart.md": partial(outputs.page, HERE / "quickstart.md"),
     HERE / "analyze.md": partial(outputs.page, HERE / "analyze.md"),
     HERE / "check.md": lambda: silence.fill(outputs.page(HERE / "check.md")),
+    **{path: partial(guides.page, path) for path in guides.pages()},
 }
 """What the code, or the commands that a page quotes, write."""
 
 _PROJECT_FILES = ("pyproject.toml", "mkdocs.yml", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml")
-ADDRESSED = [*sorted(HERE.glob("*.md")), *sorted(ROOT.glob("*.md")), *(ROOT / name for name in _PROJECT_FILES)]
+_FOLDERS = (HERE, guides.GUIDES, ROOT)
+ADDRESSED = [path for folder in _FOLDERS for path in sorted(folder.glob("*.md"))]
+ADDRESSED += [ROOT / name for name in _PROJECT_FILES]
 """What names the repository or says how to install tieconv; a changelog says what it was."""
 
 
@@ -73,11 +78,16 @@ PAGES: dict[Path, Callable[[], str]] = {
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or compare them."""
+    checks, wanted = "--check" in arguments, {Path(name).resolve() for name in arguments if name != "--check"}
     os.chdir(ROOT)  # quoted commands name files of the repository
+    if unknown := wanted - PAGES.keys():
+        sys.exit(f"docs/generate.py does not write {', '.join(sorted(map(str, unknown)))}")
     stale = 0
     for path, render in PAGES.items():
+        if wanted and path not in wanted:
+            continue
         text = render()
-        if arguments == ["--check"]:
+        if checks:
             stale += _differs(path, text)
         else:
             path.write_text(text, encoding="utf-8")

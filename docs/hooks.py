@@ -18,6 +18,7 @@ PROJECT_PAGES = {
 }
 """Pages that GitHub wants at the root, and their names on the site."""
 _SCHEMAS = "tieconv/reporters/schemas/"
+_CELL = re.compile(r"<td\b.*?</td>", re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)(?P<path>[^)#\s]+)(?P<anchor>#[^)\s]*)?(?=\))")
 
 
@@ -32,12 +33,23 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Send each relative link to its page on the site, or to the file on GitHub."""
-    home = "" if page.file.src_uri in PROJECT_PAGES.values() else "docs"
-    return _LINK.sub(lambda link: _target(home, link["path"]) + (link["anchor"] or ""), markdown)
+    folder = posixpath.dirname(page.file.src_uri)
+    home = "" if page.file.src_uri in PROJECT_PAGES.values() else posixpath.join("docs", folder)
+
+    def target(link: re.Match[str]) -> str:
+        path = _target(home, link["path"])
+        return (path if "://" in path else posixpath.relpath(path, folder or ".")) + (link["anchor"] or "")
+
+    return _LINK.sub(target, markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Show `|` in the code of a table cell, where Markdown wants it escaped and the extension leaves the escape."""
+    return _CELL.sub(lambda cell: cell[0].replace(r"\|", "|"), html)
 
 
 def _target(home: str, link: str) -> str:
-    """Return what stands on the site for ``link``, which is relative to the folder ``home`` of the repository."""
+    """Return the page of the site, or the address on GitHub, for a link relative to ``home`` in the repository."""
     path = posixpath.normpath(posixpath.join(home, link))
     if path in PROJECT_PAGES:
         return PROJECT_PAGES[path]

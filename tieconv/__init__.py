@@ -28,20 +28,42 @@ if TYPE_CHECKING:
         plan_untie,
         push,
     )
+    from tieconv.checkpoint.inspection import Inspection
     from tieconv.checkpoint.results.analysis import Analysis
     from tieconv.checkpoint.results.checked import CheckReport
     from tieconv.checkpoint.results.comparison import Comparison
+    from tieconv.checkpoint.results.exported import ExportOutcome
     from tieconv.checkpoint.results.parity import Parity
-    from tieconv.errors import TieconvError
+    from tieconv.checkpoint.results.push import Push
+    from tieconv.checkpoint.write_plan.graph import GraphOutcome
+    from tieconv.checkpoint.write_plan.plan import Outcome
+    from tieconv.errors import (
+        DestinationError,
+        MissingPackageError,
+        RefusedError,
+        SettingsError,
+        TieconvError,
+        UnreadableError,
+    )
     from tieconv.planned import PlannedWrite
 
 __all__ = [
     "Analysis",
     "CheckReport",
     "Comparison",
+    "DestinationError",
+    "ExportOutcome",
+    "GraphOutcome",
+    "Inspection",
+    "MissingPackageError",
+    "Outcome",
     "Parity",
     "PlannedWrite",
+    "Push",
+    "RefusedError",
+    "SettingsError",
     "TieconvError",
+    "UnreadableError",
     "__version__",
     "analyze",
     "check",
@@ -67,19 +89,36 @@ __all__ = [
 
 _HOMES = {
     "Analysis": "checkpoint.results.analysis",
-    "TieconvError": "errors",
-    "PlannedWrite": "planned",
-    "Comparison": "checkpoint.results.comparison",
     "CheckReport": "checkpoint.results.checked",
+    "Comparison": "checkpoint.results.comparison",
+    "DestinationError": "errors",
+    "ExportOutcome": "checkpoint.results.exported",
+    "GraphOutcome": "checkpoint.write_plan.graph",
+    "Inspection": "checkpoint.inspection",
+    "MissingPackageError": "errors",
+    "Outcome": "checkpoint.write_plan.plan",
     "Parity": "checkpoint.results.parity",
+    "PlannedWrite": "planned",
+    "Push": "checkpoint.results.push",
+    "RefusedError": "errors",
+    "SettingsError": "errors",
+    "TieconvError": "errors",
+    "UnreadableError": "errors",
 }
 
 
-def __getattr__(name: str) -> object:
-    """Import a verb when it is first used: `import tieconv` costs what Python costs."""
-    if name not in __all__:
-        raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
-    from importlib import import_module
+def __dir__() -> list[str]:
+    """List the public names, loaded or not: `dir(tieconv)` and tab completion show them."""
+    return [*__all__, *(name for name in globals() if name.startswith("__") and name not in __all__)]
 
-    import_module("tieconv.errors").require_posix()
-    return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)
+
+if not TYPE_CHECKING:  # a type checker has the imports above, and finds a name that is misspelled
+
+    def __getattr__(name: str) -> object:
+        """Import a verb when it is first used: `import tieconv` costs what Python costs."""
+        if name not in __all__:
+            raise AttributeError(f"module 'tieconv' has no attribute {name!r}")
+        from importlib import import_module
+
+        import_module("tieconv.errors").require_posix()
+        return getattr(import_module(f"tieconv.{_HOMES.get(name, 'api')}"), name)

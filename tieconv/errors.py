@@ -8,9 +8,10 @@ import sys
 class TieconvError(Exception):
     """A failure that a user can read.
 
-    ``message`` is one sentence that names the file and the tensor it is about, ``hint`` the next
-    thing to do, ``code`` a stable identifier that tests and scripts may match. With ``source`` the message starts with
-    that model, and ``reason`` is what follows.
+    ``message`` is one sentence that names the file and the tensor it is about, ``code`` a stable identifier that tests
+    and scripts may match. ``hint`` is the next thing to do in Python's terms, which a traceback shows too;
+    ``command_hint`` is the same for the command line. With ``source`` the message starts with that model, and
+    ``reason`` is what follows.
     """
 
     exit_code = 2
@@ -20,8 +21,17 @@ class TieconvError(Exception):
         super().__init__(message)
         self.message = message
         self.reason = reason
-        self.hint = hint
+        self.command_hint = hint
         self.code = code or type(self).__name__
+        if hint:
+            self.add_note(f"hint: {self.hint}")
+
+    @property
+    def hint(self) -> str:
+        """The next thing to do, with calls of `tieconv` in place of commands."""
+        from tieconv.python_terms import in_python
+
+        return in_python(self.command_hint)
 
 
 class UnreadableError(TieconvError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict, Unpack
 
 from tieconv.checkpoint.inspection import Fetched, Inspection
+from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.execute import Target, check_far_target, check_target, execute, replaces_directory, stale
@@ -28,7 +29,7 @@ class WriteOptions(TypedDict, total=False):
 
 
 @record
-class PlannedWrite:
+class PlannedWrite(Printed):
     """A plan and what it needs to be carried out. ``str()`` gives the `tieconv.plan/1` JSON.
 
     Of a model on the Hub ``fetch`` brings it into the local cache and plans anew there; ``fetched`` is what was read of
@@ -85,5 +86,12 @@ class PlannedWrite:
         in_place = options.get("in_place", False)
         return Target(Path(self.plan.checkpoint.source if in_place or out is None else out), **options)
 
-    def __str__(self) -> str:
-        return str(self.outcome())
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.plan/1`."""
+        return self.outcome().to_dict()
+
+    def _facts(self) -> tuple[str, ...]:
+        return self.plan._facts()
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return self.plan._rows()

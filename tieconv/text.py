@@ -93,6 +93,12 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def tally(nouns: Iterable[object]) -> list[str]:
+    """Return how often each of ``nouns`` occurs, in their order: ``2 errors``, ``1 note``."""
+    every = [*map(str, nouns)]
+    return [count(every.count(noun), noun) for noun in dict.fromkeys(every)]
+
+
 _UNITS = {"": 1, **{f"{unit}B": 1000**power for power, unit in enumerate(("", "K", "M", "G", "T"))}}
 _UNITS |= {f"{unit}IB": 1024**power for power, unit in enumerate(("K", "M", "G", "T"), 1)}
 _AMOUNT = r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*"

@@ -10,7 +10,7 @@ from pathlib import Path
 from fixtures.cases import CASES, Case, Message, Status
 from pages.rules import anchor
 from tieconv import api
-from tieconv.checkpoint.finding import Finding
+from tieconv.checkpoint.finding import REVIEW_FIRST, Finding
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import RULES
 from tieconv.text import shown
@@ -48,7 +48,7 @@ def _summary() -> Iterator[str]:
     yield "| symptom | message | case |"
     yield "|---|---|---|"
     for name, case in CASES.items():
-        messages = "<br>".join(_code(message.text) for message in case.messages) or "none known"
+        messages = "<br>".join(_code(message.text).replace("|", r"\|") for message in case.messages) or "none known"
         yield f"| {case.symptom} | {messages} | [{name}](#{name.lower()}) |"
 
 
@@ -66,8 +66,14 @@ def _section(name: str, case: Case, folder: Path) -> str:
     elif case.fix:
         lines += [f"Or: {_marked(case.fix)}", ""]
     if case.guide:
-        lines += [f"Step by step: [{case.guide.partition('#')[0]}]({case.guide})", ""]
+        lines += [f"Step by step: [{_title(case.guide)}]({case.guide})", ""]
     return "\n".join(lines)
+
+
+def _title(guide: str) -> str:
+    """Return the heading of the page that ``guide`` links to."""
+    page = Path(__file__).parents[1] / guide.partition("#")[0]
+    return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _message(message: Message) -> str:
@@ -88,7 +94,7 @@ def _finding(finding: Finding, source: Path) -> list[str]:
     text = _without(finding.message, source)
     lines = [f"{finding.level} [{finding.rule}](rules.md{target}): {_marked(text)}", ""]
     if finding.remedy:
-        note = "" if finding.remedy.safe else " (yours to decide: it changes, or settles, what the model computes)"
+        note = "" if finding.remedy.safe else f" {REVIEW_FIRST}"
         lines += [f"Fix: `{_without(finding.remedy.command, source)}`{note}", ""]
     return lines
 
@@ -114,4 +120,4 @@ def _marked(text: str) -> str:
 def _code(message: str) -> str:
     fence = "``" if "`" in message else "`"
     pad = " " if fence == "``" else ""
-    return f"{fence}{pad}{message.replace('|', chr(92) + '|')}{pad}{fence}"
+    return f"{fence}{pad}{message}{pad}{fence}"

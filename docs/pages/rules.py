@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from fixtures.cases import CASES
 from tieconv.checks import RULES
 from tieconv.checks.interface import Rule
 
@@ -20,8 +21,7 @@ one; findings can be milder, as the rule's text says. A finding names the next c
 and says whether that command is *safe*: whether it provably keeps the function that transformers 5 gives
 the model.
 
-Numbers such as [C01](cases.md#c01) are entries of the [catalogue of cases](cases.md), made of public reports and
-measurements.
+Below each rule are its entries in the [catalogue of cases](cases.md), made of public reports and measurements.
 """
 
 
@@ -42,8 +42,20 @@ def _rule(rule: Rule) -> str:
     title, _, body = rule.documentation.partition("\n")
     deeper = re.sub(r"^## ", "### ", body.strip(), flags=re.MULTILINE)
     spaced = re.sub(r"^(### .*)\n(?!\n)", r"\1\n\n", deeper, flags=re.MULTILINE)
-    spaced = re.sub(r"\bC\d\d\b", lambda match: f"[{match.group()}](cases.md#{match.group().lower()})", spaced)
-    return f"## {rule.code} {rule.name}\n\n**{title}** Usual level: {rule.level}.\n\n{spaced}\n"
+    parts = (f"## {rule.code} {rule.name}", f"**{title}** Usual level: {rule.level}.", spaced, *_cases(rule))
+    return "\n\n".join(parts) + "\n"
+
+
+def _cases(rule: Rule) -> Iterator[str]:
+    """The catalogue's entries about the rule, as a list of links."""
+    links = [
+        f"- [{name}](cases.md#{name.lower()}): {case.symptom}"
+        for name, case in CASES.items()
+        if rule.code in case.linked_from
+    ]
+    if links:
+        yield "### Cases"
+        yield "\n".join(links)
 
 
 def anchor(rule: Rule) -> str:

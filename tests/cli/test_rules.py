@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from fixtures.cases import CASES
 from tests.cli.run import ok, refused, run
 from tieconv.checks.registry import RULES
+from tieconv.cli import markdown
 
 
 def test_every_rule_has_a_line() -> None:
@@ -29,25 +34,72 @@ def test_json_and_selection() -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
 def test_explain_prints_the_documentation(rule) -> None:
-    """By code or name; in a pipe the text is as it is written, without numbers that only the pages resolve."""
+    """By code or name; in a pipe the text is the Markdown as it is written."""
     by_code, by_name = ok("explain", rule.code), ok("explain", rule.name)
     assert by_code.stdout == by_name.stdout
-    assert by_code.stdout == f"{rule.code} {rule.name} (usually: {rule.level})\n\n{rule.help_text.strip()}\n"
-    assert not re.search(r"\bC\d\d\b", by_code.stdout)
+    assert by_code.stdout == f"{rule.code} {rule.name} (usually: {rule.level})\n\n{rule.documentation.strip()}\n"
 
 
-def test_explain_fills_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal paragraphs are filled to its width and quoted output is left alone."""
-    monkeypatch.setattr("tieconv.cli.commands.explain.width", lambda: 60)
-    text = ok("explain TIE001").stdout
-    paragraphs = [line for line in text.splitlines() if not line.startswith("    ")]
-    assert max(map(len, paragraphs)) <= 60 and "## " not in text and "How to fix" in text
-    assert sorted(text.split()) == sorted(ok_plain().replace("## ", "").split())
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_explain_fills_the_terminal(rule, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every word is shown, no line is wider than the terminal, and no mark of a heading is left."""
+    monkeypatch.setattr("tieconv.cli.commands.explain.width", lambda: columns)
+    text = ok("explain", rule.code).stdout
+    assert max(map(len, text.splitlines())) <= min(columns, 100)
+    assert "## " not in text and "How to fix" in text and ".md)" not in text and "](#" not in text
+    prose = re.sub(r"\[([^]]+)\]\([^)]*\.md\)|\[([A-Z]+\d+)\]\(#[^)]*\)", r"\1\2", rule.documentation)
+    words = "".join(prose.replace("## ", "").split())
+    assert "".join("".join(text.splitlines()[2:]).split()) == words
 
 
-def ok_plain() -> str:
-    """The documentation of the rule that the test above fills."""
-    return f"TIE001 {RULES[0].name} (usually: {RULES[0].level}) {RULES[0].help_text}"
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.code)
+def test_an_example_fits_eighty_columns(rule) -> None:
+    """A quoted message keeps its lines on the narrowest usual terminal."""
+    quoted = [line for line in rule.documentation.splitlines() if line.startswith("    ")]
+    assert max(map(len, quoted), default=0) <= 80
+    rendered = markdown.rendered(rule.documentation, 80, colour=False)
+    assert all(line in rendered.splitlines() for line in quoted)
+
+
+def test_explain_in_colour() -> None:
+    """With `--color always` headings are bold and code has a colour; without, neither a style nor a link's address."""
+    coloured = ok("explain TIE002 --color always").stdout
+    assert "\x1b[1mHow to fix\x1b[0m" in coloured and "\x1b[36mtieconv retie\x1b[0m" in coloured
+    assert "`" not in coloured and "\x1b]8" not in coloured
+    assert "\x1b" not in ok("explain TIE002 --color never").stdout
+
+
+def test_markdown_of_each_kind() -> None:
+    """Lists, emphasis, code and links; a link to the network shows its address."""
+    text = "- *one* **two**\n- `three`\n\n1. [four](https://example.org/x)\n\n```\na  b\n```"
+    assert markdown.rendered(text, 60, colour=False).split("\n") == [
+        " • one two", " • `three`", "", " 1 four (https://example.org/x)", "", "    a  b",
+    ]  # fmt: skip
+    assert "\x1b[1mtwo\x1b[0m" in markdown.rendered(text, 60, colour=True)
+
+
+def test_rich_is_imported_by_explain_on_a_terminal_alone() -> None:
+    """No other command, and no pipe, waits for the renderer."""
+    code = "import sys; from tieconv.cli import main; main(sys.argv[1:], standalone_mode=False)"
+    code += "; print('rich' in sys.modules)"
+    for words, loaded in ((["explain", "TIE002"], "False"), (["explain", "TIE002", "--color", "always"], "True")):
+        printed = subprocess.run(
+            [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+        ).stdout
+        assert printed.splitlines()[-1] == loaded
+
+
+def test_a_case_is_a_link_of_the_page_alone() -> None:
+    """No text of a rule holds a case's number; docs/rules.md links each case below the rules it belongs to."""
+    page = (Path(__file__).parents[2] / "docs" / "rules.md").read_text(encoding="utf-8")
+    sections = {part.split()[0]: part for part in re.split(r"^## (?=[A-Z]{3}\d)", page, flags=re.MULTILINE)[1:]}
+    for rule in RULES:
+        assert not re.search(r"\bC\d\d\b", rule.documentation)
+        linked = set(re.findall(r"^- \[(C\d\d)\]\(cases\.md#c\d\d\): ", sections[rule.code], flags=re.MULTILINE))
+        assert linked == {name for name, case in CASES.items() if rule.code in case.linked_from}
+    assert {code for case in CASES.values() for code in case.linked_from} <= set(sections)
+    assert "C04" in sections["TIE002"] and "C04" in sections["CON003"]
 
 
 def test_an_unknown_rule_is_answered_with_what_is_near() -> None:

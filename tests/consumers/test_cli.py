@@ -48,7 +48,7 @@ def test_text_says_who_was_not_run(tmp_path: Path) -> None:
     assert lines[0].split()[:3] == ["transformers", "5.x", "untied"]
     assert "read" not in lines[0].rpartition("(")[2]
     assert lines[1].split()[:3] == ["mlx-lm", "0.32", "discarded"]
-    assert lines[1].endswith("lm_head.weight is left out (from source, not run)")
+    assert lines[1].endswith("lm_head.weight is silently replaced by model.embed_tokens.weight (from source, not run)")
 
 
 def test_a_plain_model_is_not_passed_over(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tieconv.cli import main
 
 PACKAGE = Path(tieconv.__file__).parent
 PROJECT = PACKAGE.parent / "pyproject.toml"
-VALUES = ("checkpoint", "errors", "install", "text", "version")
+VALUES = ("checkpoint", "errors", "install", "package_data", "text", "version")
 """Values and words, which every room uses: they are on no way."""
 RECORDS = "checkpoint/value_type.py"
 SCREEN = ("cli/check_run.py", "cli/write.py")
@@ -36,7 +36,7 @@ def step(module: str) -> str | None:
         return None
     if module in SCREEN or not folder or folder in SINGLY:
         return module
-    return f"{folder}/" if room in ("execute", "onnx") else f"{room}/"
+    return f"{folder}/" if room in ("execute", "onnx", "plans") else f"{room}/"
 
 
 class Walk:

@@ -21,7 +21,7 @@ from tieconv.architectures.stored_names import variants
 from tieconv.checkpoint.family import Family, Tying
 from tieconv.checkpoint.prediction import Prediction
 from tieconv.comparison.views import views
-from tieconv.loaders.transformers.names5 import stranger, unread
+from tieconv.loaders.transformers.names5 import mistakable, unread
 
 RECORDED = json.loads(newer.RECORDED.read_text(encoding="utf-8"))
 SPLIT = ("Molmo2ForConditionalGeneration",)
@@ -184,7 +184,7 @@ def test_which_names_are_known(kind: str) -> None:
         stored = {spellings[spelled].get(name, name) for name in every}
         lost, found = unread(family, stored), [locate(family, name, stored) for name in pair]
         expected = "".join("r" if name is None or name in lost else str(place) for place, name in enumerate(found, 1))
-        assert stranger(family, stored) is None or "r" in letters, spelled
+        assert mistakable(family, stored) is None or "r" in letters, spelled
         assert expected == letters.split()[0] or len(set(pair)) == 1, spelled
 
 
@@ -222,7 +222,7 @@ def test_names_against_the_renamings(kind: str) -> None:
         for middle in ("model", "language_model.model", "model.language_model.model", "transformer.model"):
             odd = f"{middle}.{'.'.join(target.split('.')[-2:])}"
             if reads(odd) == target and odd not in variants(family, told):
-                assert stranger(family, [*rest, odd]) == (told, odd)
+                assert mistakable(family, [*rest, odd]) == (told, odd)
 
 
 def test_the_record_is_of_the_table() -> None:

@@ -32,7 +32,7 @@ def _letters(family: Family, told: list[str], held: list[bool], flag: bool, vers
         tied = tied if family.output_head in names else tied or not group.gated
         body = [place for place, name in enumerate(names) if stored[place] and name != family.output_head]
         last = max(body, key=lambda place: names[place], default=None)
-        for name, place in zip(names, sources(family, names, stored, version, tied=tied, last=last), strict=True):
+        for name, place in zip(names, sources(family, names, stored, version, tied=tied, last_table=last), strict=True):
             empty |= {name} if place == NO_VALUES else set()
             found[name] = None if place is None or place == NO_VALUES else names[place]
     return "".join("m" if n in empty else "r" if (s := found[n]) is None else str(told.index(s) + 1) for n in told)

@@ -37,6 +37,7 @@ def test_every_text_of_a_module_is_read_once():
 def test_a_page_is_read_without_its_code():
     page = "# The title here\n\nOne two three\nfour.\n\n```bash\nnot this one\n```\n\n- an item\n- another item\n"
     page += "\n| first cell | second cell |\n|---|---|\n| third cell | x |\n\n<!-- hidden words here -->\n"
+    page += "\n::: tieconv.api.check\n    options:\n      members: [one, two, three]\n\nFive six seven.\n"
     assert kinds(page_texts(page, "p.md")) == [
         ("page", 1, "The title here"),
         ("page", 3, "One two three\nfour."),
@@ -45,6 +46,7 @@ def test_a_page_is_read_without_its_code():
         ("page", 13, "first cell"),
         ("page", 13, "second cell"),
         ("page", 15, "third cell"),
+        ("page", 23, "Five six seven."),
     ]
 
 

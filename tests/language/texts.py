@@ -106,8 +106,12 @@ def _comments(source: str, file: str) -> Iterator[Text]:
 
 
 def page_texts(source: str, file: str) -> Iterator[Text]:
-    """Yield the paragraphs, list items, headings and table cells of a page; code blocks are left out."""
-    source = re.sub(r"<!--.*?-->", lambda match: "\n" * match[0].count("\n"), source, flags=re.DOTALL)
+    """Yield the paragraphs, list items, headings and table cells of a page.
+
+    Code blocks, comments and the directives of mkdocstrings are left out.
+    """
+    for left_out in (r"(?s:<!--.*?-->)", r"(?m:^::: .*(?:\n +.*)*)"):
+        source = re.sub(left_out, lambda match: "\n" * match[0].count("\n"), source)
     block: list[str] = []
     start, fenced = 1, False
     for number, line in enumerate([*source.splitlines(), ""], 1):

@@ -191,7 +191,7 @@ def test_refusals_of_out(graph: Path, tmp_path: Path) -> None:
     (tmp_path / "taken.onnx.data").write_bytes(b"x")
     assert "exists" in refused("dedup", graph, "-o", tmp_path / "there.onnx")
     assert "must end in .onnx" in refused("dedup", graph, "-o", tmp_path / "out")
-    assert "taken.onnx.data exists" in refused("dedup", graph, "-o", tmp_path / "taken.onnx")
+    assert "taken.onnx.data already exists" in refused("dedup", graph, "-o", tmp_path / "taken.onnx")
     assert "inside the model" in refused("dedup", graph.parent, "-o", graph.parent / "out")
     assert "--hardlink" in refused("dedup --hardlink", graph.parent, "-o", tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "taken.onnx.data", "there.onnx"]

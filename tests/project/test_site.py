@@ -67,7 +67,9 @@ def test_every_page_of_the_docs_is_on_the_site(pages: dict[Path, Page], site: Pa
     """And so are the pages that GitHub wants at the root; no script of the generator is."""
     names = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
     names |= {"contributing", "security", "code-of-conduct", "changelog"}
-    assert names == {path.parent.name for path in pages if path.parent.parent == site and path.name == "index.html"}
+    names |= {f"guides/{path.stem}" for path in (ROOT / "docs" / "guides").glob("*.md")} - {"guides/index"} | {"guides"}
+    built = {path.parent.relative_to(site).as_posix() for path in pages if path.name == "index.html"}
+    assert names == built - {"."}
     assert not list(site.rglob("*.py")) and not (site / "measured").exists()
 
 
@@ -116,8 +118,22 @@ def test_the_search_finds_what_people_type(site: Path) -> None:
     """The index holds flags, error messages and rules."""
     index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
     text = " ".join(f"{entry['title']} {entry['text']}" for entry in index["docs"])
-    for phrase in ("tie_word_embeddings", "lm_head.weight", "TIE002", "--in-place", "newly initialized"):
+    for phrase in (
+        "tie_word_embeddings",
+        "lm_head.weight",
+        "TIE002",
+        "--in-place",
+        "newly initialized",
+        "Some tensors share memory",
+    ):
         assert phrase in text, phrase
+
+
+def test_a_pipe_in_a_table_is_not_escaped(site: Path) -> None:
+    """What a person copies out of a table cell is the message itself."""
+    for name in ("guides", "cases"):
+        text = (site / name / "index.html").read_text(encoding="utf-8")
+        assert "lm_head.weight | MISSING" in text and r"\|" not in text, name
 
 
 def test_the_python_reference_shows_the_docstrings(site: Path) -> None:

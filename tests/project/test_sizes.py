@@ -13,7 +13,6 @@ LONG: dict[str, str] = {}
 CROWDED = {
     "checks": "one file a rule, named for its code: whoever meets a code opens that file",
     "cli/commands": "one file a command, named for it",
-    "loaders": "one file a loader, named for it, beside what they share",
 }
 """Folders above `MOST_MODULES`, each with its reason."""
 

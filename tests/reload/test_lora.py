@@ -1,4 +1,4 @@
-"""The recipe of docs/lora.md with the real peft: untie the base, load the same adapter, merge."""
+"""The recipe of the guide to LoRA with the real peft: untie the base, load the same adapter, merge."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def differences(a: Path, b: Path) -> dict[str, str]:
 
 
 def test_from_garbage_to_a_good_model(place: Path, tmp_path: Path) -> None:
-    """The steps of docs/lora.md: the symptom, what base and adapter tell, the command, the merge, the comparison."""
+    """The steps of the guide: the symptom, what base and adapter tell, the command, the merge, the comparison."""
     merged, good, untied = tmp_path / "merged", tmp_path / "good", tmp_path / "base-untied"
     saved(with_adapter(place / "base", place / "adapter"), merged)
     assert tieconv.inspect(merged).findings == ()

@@ -1,4 +1,4 @@
-"""The action, the hook and the recipes of docs/adopt.md: valid by their schemas, and their shell does what it says."""
+"""The action, the hook and the recipes of the guide to gating a release: valid by their schemas, and run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tieconv.cli import COMMANDS
 from tieconv.reporters.ci import formats as check
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "adopt.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "gate-a-release.md").read_text(encoding="utf-8")
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 GATE = yaml.safe_load((ROOT / ".github/workflows/gate.yml").read_text(encoding="utf-8"))
 STEPS = {step["id"]: step for step in ACTION["runs"]["steps"]}

@@ -87,13 +87,13 @@ def test_marks_stand_at_their_errors(rms: float, side: str) -> None:
     words = re.findall(r'<text x="([\d.]+)" y="(\d+)" text-anchor="(\w+)" font-size="11"', drawn)
     assert [(float(x), int(y), anchor) for x, y, anchor in words] == [
         (pytest.approx(line + (4 if side == "start" else -4), abs=0.06), y, side)
-        for line, y in zip(lines, (12, 24), strict=True)
+        for line, y in zip(lines, (12, 26), strict=True)
     ]
 
 
 def test_an_error_beyond_the_axis_stands_at_its_end() -> None:
     """A graph that is far off is marked at the right edge; nothing is drawn of no error at all."""
-    assert 'd="M412.0 20V170"' in plot(histogram(-8.0, 5, 20), [case(10.0, 1e-6)])
+    assert 'd="M412.0 22V170"' in plot(histogram(-8.0, 5, 20), [case(10.0, 1e-6)])
     assert "RMS</text>" not in plot(histogram(-8.0, 5, 20), [case(0.0, 0.0)])
 
 

@@ -121,6 +121,11 @@ _HOMES = {
 """The module of each name below `tieconv`: what a use case does, and what it takes and gives."""
 
 
+def __dir__() -> list[str]:
+    """List the names that `__getattr__` gives, loaded or not."""
+    return [*_HOMES, *(name for name in globals() if name.startswith("__"))]
+
+
 def __getattr__(name: str) -> object:
     """Import a function's module when it is first used: what `inspect` does not need, it does not load."""
     if name not in _HOMES:

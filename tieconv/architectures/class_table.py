@@ -15,35 +15,26 @@ The record named by the empty string is the header of its file.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from tieconv.checkpoint.family import Family, FlagMeaning, Knowledge, Part, Role, TieGroup, Tying
-
-
-@cache
-def _text(stem: str) -> str:
-    # The loader's own method: it works from a zip too, and importlib.resources costs 10 ms to import.
-    assert __spec__ is not None
-    loader: Any = __spec__.loader
-    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", f"{stem}.json"))
-    return data.decode()
+from tieconv.package_data import data_text
 
 
 def record(version: int, name: str) -> Mapping[str, Any] | None:
-    """One record of the table of transformers 4 or 5, or ``None``."""
+    """Return one record of the table of transformers 4 or 5, or ``None``."""
     return _record(f"transformers{version}", name)
 
 
 def composite(name: str) -> Mapping[str, Any] | None:
-    """The record of a class whose text part the config chooses, or ``None``."""
+    """Return the record of a class whose text part the config chooses, or ``None``."""
     return _record("composites", name) if name else None
 
 
 def composites() -> Mapping[str, Any]:
-    """The header of the composites: classes and input embeddings by model type."""
+    """Return the header of the composites: classes and input embeddings by model type."""
     header = _record("composites", "")
     assert header is not None
     return header
@@ -51,32 +42,32 @@ def composites() -> Mapping[str, Any]:
 
 @cache
 def _record(stem: str, name: str) -> Mapping[str, Any] | None:
-    text = _text(stem)
+    text = data_text(__name__, f"{stem}.json")
     key = f"\n{json.dumps(name)}: "
     start = text.find(key)
     if start < 0:
         return None
     start += len(key)
-    found: Mapping[str, Any] = json.loads(text[start : text.index("\n", start)].rstrip(","))
-    return found
+    row: Mapping[str, Any] = json.loads(text[start : text.index("\n", start)].rstrip(","))
+    return row
 
 
 @cache
 def exceptions(table: str) -> Mapping[str, Any]:
-    """What holds of a few model types alone, by type: ``names`` or ``flag``, as the file explains them."""
-    found: Mapping[str, Any] = json.loads(_text("exceptions"))[table]
-    return found
+    """Return what holds of a few model types alone, by type: ``names`` or ``flag``, as the file explains them."""
+    by_type: Mapping[str, Any] = json.loads(data_text(__name__, "exceptions.json"))[table]
+    return by_type
 
 
 def measured_with(version: int) -> str:
-    """The transformers release that the table of a major version was measured with."""
+    """Return the transformers release that the table of a major version was measured with."""
     header = record(version, "")
     assert header is not None
     return str(header["transformers"])
 
 
 def main_class(model_type: str) -> str | None:
-    """The class that a config of this type most likely means where it names none."""
+    """Return the class that a config of this type most likely means where it names none."""
     header = record(5, "")
     assert header is not None
     name: str | None = header["types"].get(model_type)
@@ -84,21 +75,21 @@ def main_class(model_type: str) -> str | None:
 
 
 def names() -> tuple[str, ...]:
-    """All class names of the table."""
-    return tuple(name for name in json.loads(_text("transformers5")) if name)
+    """Return all class names of the table."""
+    return tuple(name for name in json.loads(data_text(__name__, "transformers5.json")) if name)
 
 
 def load(architecture: str) -> Family | None:
-    """The family of a class in the table."""
+    """Return the family of a class in the table."""
     raw = record(5, architecture)
     return family(architecture, raw) if architecture and raw is not None else None
 
 
 def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) -> Family:
-    """The family that a record describes; ``part`` is the text part that the config chose."""
-    older = record(4, raw["type"]) or {}
-    text = older if part is None or part.usual else record(4, part.model_type) or {}
-    meaning = text if part is None or part.architecture else older
+    """Return the family that a record describes; ``part`` is the text part that the config chose."""
+    row4 = record(4, raw["type"]) or {}
+    text = row4 if part is None or part.usual else record(4, part.model_type) or {}
+    meaning = text if part is None or part.architecture else row4
     return Family(
         architecture=architecture,
         model_type=raw["type"],
@@ -115,10 +106,10 @@ def family(architecture: str, raw: Mapping[str, Any], part: Part | None = None) 
         renames=tuple((stored, memory) for stored, memory in raw["renames"]),
         levels=tuple(raw["levels"]),
         truth=raw["truth"],
-        default_v4=text.get("default") if "default" in older else None,
+        default_v4=text.get("default") if "default" in row4 else None,
         meaning_v4=FlagMeaning(meaning.get("means", "storage")),
         meaning_v5=FlagMeaning(raw["means"]),
-        level_v4=older.get("level"),
+        level_v4=row4.get("level"),
         unflippable=raw.get("unflippable"),
         misfit=raw.get("misfit", False),
         pieces=tuple(raw.get("pieces", ())),

@@ -23,7 +23,7 @@ Record = Mapping[str, Any]
 
 
 def load(architecture: str, config: Mapping[str, object]) -> Family | None:
-    """The family of a class in the table, with the text part that ``config`` chooses.
+    """Return the family of a class in the table, with the text part that ``config`` chooses.
 
     ``None`` where the table lacks the class, or the part that its config names.
     """
@@ -47,12 +47,12 @@ def load(architecture: str, config: Mapping[str, object]) -> Family | None:
 
 
 def subject(architecture: str, config: Mapping[str, object]) -> str:
-    """What the table lacks: the class, or the class with the text part that its config chooses."""
+    """Return what the table lacks: the class, or the class with the text part that its config chooses."""
     composite = table.composite(architecture)
     chosen = ((part, _model_type(config, part)) for part in composite["parts"]) if composite is not None else ()
-    odd = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
+    unusual = next((model_type for part, model_type in chosen if model_type != part["default"]), None)
     name = f"the architecture {shown(architecture)}"
-    return name if odd is None else f"{name} with a text part of type {shown(odd)}"
+    return name if unusual is None else f"{name} with a text part of type {shown(unusual)}"
 
 
 def _part(part: Record, model_type: str) -> Part:
@@ -65,12 +65,12 @@ def _part(part: Record, model_type: str) -> Part:
 def _model_type(config: Mapping[str, object], part: Record) -> str:
     """The model type that a config names for a part; the usual one where it names none."""
     nested = config.get(part["level"])
-    found = nested.get("model_type") if isinstance(nested, Mapping) else None
-    return found if isinstance(found, str) and found else str(part["default"])
+    named = nested.get("model_type") if isinstance(nested, Mapping) else None
+    return named if isinstance(named, str) and named else str(part["default"])
 
 
 def text_class(part: Record, model_type: str) -> str | None:
-    """The class that is built for a model type at this part; for a body the main class of the type."""
+    """Return the class that is built for a model type at this part; for a body the main class of the type."""
     if "body" in part["kind"]:
         return table.main_class(model_type)
     classes = table.composites()
@@ -78,7 +78,7 @@ def text_class(part: Record, model_type: str) -> str | None:
 
 
 def composed(own: Record, part: Record, model_type: str) -> Record | None:
-    """The record of a class with a part of ``model_type``; ``None`` where no row or name of that type is known."""
+    """Return the record of a class with a part of ``model_type``; ``None`` where no row of that type is known."""
     name = text_class(part, model_type)
     row = table.record(5, name) if name else None
     if part["file"] is None:
@@ -107,10 +107,10 @@ def _with_model(own: Record, part: Record, row: Record) -> Record:
         **{key: value for key, value in own.items() if key in ("type", "prefix", "levels")},
         "in": own["in"] if keeps_input else name(row["in"]),
         "out": name(row["out"]),
-        "bias": [name(one) for one in row["bias"]],
+        "bias": [name(bias) for bias in row["bias"]],
         "row": row["row"],
         "groups": sorted(
-            [role, name(one), [name(n) for n in names], gated] for role, one, names, gated in row["groups"]
+            [role, name(canonical), [name(n) for n in names], gated] for role, canonical, names, gated in row["groups"]
         ),
         "renames": sorted([old, new] for old, new in renames if old != new),
         "truth": row["truth"] * 3 if len(row["truth"]) == len(_STATES) else row["truth"],
@@ -127,7 +127,7 @@ def _with_body(own: Record, part: Record, row: Record | None, embedding: str) ->
     fits = tied_to == embedding
     tables = [name for name in _tables(row, embedding) if fits]
     memory = dict(map(tuple, own["renames"]))
-    names = [start + one for one in dict.fromkeys([embedding, *tables])]
+    names = [start + table for table in dict.fromkeys([embedding, *tables])]
     renames = [[name, part["memory"] + name.removeprefix(start)] for name in names]
     renames += [[own["out"], memory[own["out"]]]] if own["out"] in memory else []
     truth = _truth(own, row, fits)
@@ -147,8 +147,8 @@ def _tables(row: Record | None, embedding: str) -> list[str]:
     if row is None:
         return []
     start = f"{row['prefix']}."
-    found = ([group[1], *group[2]] for group in row["groups"] if group[0] == "word_embedding")
-    names = [[name.removeprefix(start) for name in group if name != row["out"]] for group in found]
+    words = ([group[1], *group[2]] for group in row["groups"] if group[0] == "word_embedding")
+    names = [[name.removeprefix(start) for name in group if name != row["out"]] for group in words]
     return next(([name for name in group if name != embedding] for group in names if embedding in group), [])
 
 

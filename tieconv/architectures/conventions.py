@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from tieconv.checkpoint.value_type import record
+from tieconv.package_data import data_text
 
 
 @record
@@ -79,9 +79,5 @@ def _ending(name: str) -> Ending:
 
 @cache
 def _data() -> Mapping[str, Any]:
-    # The loader's own method: it works from a zip too, and importlib.resources costs 10 ms to import.
-    assert __spec__ is not None
-    loader: Any = __spec__.loader
-    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", "conventions.json"))
-    found: Mapping[str, Any] = json.loads(data)
-    return found
+    names: Mapping[str, Any] = json.loads(data_text(__name__, "conventions.json"))
+    return names

@@ -12,7 +12,7 @@ _FUSIONS = frozenset({"fc.weight", "model.fc.weight"})
 
 
 def is_draft(config: Mapping[str, object], names: Collection[str]) -> bool:
-    """Whether a config or the tensors are those of an EAGLE draft (SpecForge, EAGLE, vLLM speculators), or Medusa's."""
+    """Return whether config or tensors are of an EAGLE draft (SpecForge, EAGLE, vLLM speculators), or of Medusa's."""
     listed = config.get("architectures")
     classes = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     fused = any("eagle" in name.lower() for name in classes) and not _FUSIONS.isdisjoint(names)

@@ -17,7 +17,7 @@ _FLAG = "tie_word_embeddings"
 
 
 def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple[bool, str]:
-    """Tied or not, and why in one sentence.
+    """Return whether the head is tied, and why in one sentence.
 
     ``config_levels`` maps ``""`` (the top level) and dotted nested paths to the flag there; a missing path and
     ``None`` both mean that the level does not declare it. A nested level other than the governing one has
@@ -42,7 +42,7 @@ def effective(family: Family, config_levels: Mapping[str, bool | None]) -> tuple
 
 
 def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
-    """Whether the flag ties the groups that it decides.
+    """Return whether the flag ties the groups that it decides.
 
     Classes without a tied head have such groups too (an encoder-decoder without a head, say). The table's truth
     is about the head; of a class whose head never ties only the top level is taken, and absent means tied.
@@ -55,7 +55,7 @@ def gate(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
 
 
 def unbuildable(family: Family, config_levels: Mapping[str, bool | None]) -> bool:
-    """Whether transformers 5 cannot build the class with these flags: they name a table that its text part lacks."""
+    """Return whether transformers 5 cannot build the class: these flags name a table that its text part lacks."""
     return family.knowledge is Knowledge.TABLE and bool(family.truth) and _letter(family, config_levels) == "E"
 
 

@@ -14,28 +14,28 @@ DERIVED_KEY = "scale_decoder_outputs"
 
 
 def text_config(inspection: Inspection) -> Mapping[str, object]:
-    """The language model's own config: the whole one, or the nested one that chooses the part with the head."""
+    """Return the language model's own config: the whole one, or the nested one that chooses the part with the head."""
     config, level = inspection.checkpoint.config_values, inspection.family.text_level
     nested = config.get(level) if level else config
     return nested if isinstance(nested, Mapping) else {}
 
 
 def cannot_build(inspection: Inspection) -> bool:
-    """Whether transformers 5 cannot build the class: the flag names a table that its text part does not have."""
-    found = {entry.path.removesuffix(FLAG).rstrip("."): entry for entry in inspection.config.declared}
-    flags = {path: None if entry.value is None else bool(entry.value) for path, entry in found.items()}
+    """Return whether transformers 5 cannot build the class: the flag names a table that its text part does not have."""
+    by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    flags = {path: None if value is None else bool(value) for path, value in by_level.items()}
     return unbuildable(inspection.family, flags)
 
 
 def levels(inspection: Inspection) -> dict[str, bool]:
-    """The flag at every level that a transformers version reads, where that level declares it."""
-    found = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
+    """Return the flag at every level that a transformers version reads, where that level declares it."""
+    by_level = {entry.path.removesuffix(FLAG).rstrip("."): entry.value for entry in inspection.config.declared}
     read = sorted(set(levels_read(inspection.family)))
-    return {level: bool(found[level]) for level in read if found.get(level) is not None}
+    return {level: bool(by_level[level]) for level in read if by_level.get(level) is not None}
 
 
 def levels_read(family: Family) -> Iterator[str]:
-    """The levels, ``""`` for the top, at which some transformers version looks for the flag; one may come twice."""
+    """Yield the levels, ``""`` for the top, at which a transformers version looks for the flag, some of them twice."""
     if family.level_v4 is not None:
         yield family.level_v4
     rows = [family.truth[start : start + 3] for start in range(0, len(family.truth), 3)]
@@ -46,14 +46,14 @@ def levels_read(family: Family) -> Iterator[str]:
 
 
 def reading_v4(inspection: Inspection) -> bool | None:
-    """What transformers 4 makes of the config; ``None`` where it has no such model."""
-    family, found = inspection.family, levels(inspection)
+    """Return what transformers 4 makes of the config; ``None`` where it has no such model."""
+    family, declared = inspection.family, levels(inspection)
     if family.default_v4 is None or family.level_v4 is None:
         return None
     path = f"{family.level_v4}.{FLAG}".lstrip(".")
-    if found and all(entry.path != path for entry in inspection.config.declared):
+    if declared and all(entry.path != path for entry in inspection.config.declared):
         # Without an object at that level the whole config is the flat one of the text model.
         return inspection.config.effective
     if any(entry.path == path and entry.present and entry.value is None for entry in inspection.config.declared):
         return False  # a null is no absence: it replaces the class's default
-    return found.get(family.level_v4, family.default_v4)
+    return declared.get(family.level_v4, family.default_v4)

@@ -19,15 +19,15 @@ Shared = Iterable[Collection[str]]
 
 
 def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> tuple[str | None, str | None]:
-    """Names of the input embedding and of the output head; ``None`` where nothing looks like one.
+    """Return the names of the input embedding and of the output head; ``None`` where nothing looks like one.
 
     ``vocabulary`` (tokens, from the config) breaks ties between tables; padded tables may be larger. A head has as
     many rows, or columns, as the embedding has rows or the vocabulary has tokens.
     """
     tables = {name: shape for name, shape in names.items() if len(shape) == 2}
-    found = next(_conventional(names, tables), None)
-    if found is not None:
-        return found
+    conventional = next(_conventional(names, tables), None)
+    if conventional is not None:
+        return conventional
     embedding = _best(tables, "inputs", vocabulary, None)
     head = _best(tables, "heads", vocabulary, names[embedding] if embedding else None)
     if head is not None and head == embedding:
@@ -36,21 +36,21 @@ def guess(names: Shapes, vocabulary: int | None = None, shared: Shared = ()) -> 
 
 
 def convention(embedding: str | None, head: str | None) -> str:
-    """The project that gives a pair these names; empty where none does."""
+    """Return the project that gives a pair these names; empty where none does."""
     if embedding is None or head is None:
         return ""
     return next((pair.project for pair in pairs() if pair.fits(embedding, head)), "")
 
 
 def biases(names: Shapes, head: str | None) -> tuple[str, ...]:
-    """Output biases beside a head, and logit-bias rows; the outer name of an aliased pair first."""
-    found = []
+    """Return output biases beside a head, and logit-bias rows; the outer name of an aliased pair first."""
+    stored = []
     if head is not None:
         outer = head.removesuffix(".decoder.weight") + ".bias"
         inner = head.removesuffix("weight") + "bias"
-        found = [name for name in (outer, inner) if names.get(name, ())[:1] == names.get(head, (0,))[:1]]
-    found += [name for name in names if name.split(".")[-1] == "final_logits_bias"]
-    return tuple(dict.fromkeys(found))
+        stored = [name for name in (outer, inner) if names.get(name, ())[:1] == names.get(head, (0,))[:1]]
+    stored += [name for name in names if name.split(".")[-1] == "final_logits_bias"]
+    return tuple(dict.fromkeys(stored))
 
 
 def _conventional(names: Shapes, tables: Shapes) -> Iterator[tuple[str, str]]:
@@ -66,7 +66,7 @@ def _conventional(names: Shapes, tables: Shapes) -> Iterator[tuple[str, str]]:
         if not (embeddings and heads and _marked(pair, names)):
             continue
         fits = [(e, h) for e in embeddings for h in heads if e != h and _is_head(names[h], names[e], None)]
-        yield from sorted(fits, key=lambda found: (len(found[0]) + len(found[1]), found))[:1]
+        yield from sorted(fits, key=lambda names: (len(names[0]) + len(names[1]), names))[:1]
 
 
 def _marked(pair: Pair, names: Shapes) -> bool:
@@ -117,7 +117,7 @@ def _best(tables: Shapes, kind: str, vocabulary: int | None, like: Shape | None)
 
 def _rank(name: str, kind: str) -> int | None:
     path = name.removesuffix(".weight")
-    return next((place for place, ending in enumerate(_compiled(kind)) if ending.search(path)), None)
+    return next((rank for rank, ending in enumerate(_compiled(kind)) if ending.search(path)), None)
 
 
 @cache

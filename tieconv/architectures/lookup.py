@@ -31,7 +31,7 @@ def find(
     names: Mapping[str, tuple[int, ...]] | None = None,
     shared: Iterable[Collection[str]] = (),
 ) -> Family:
-    """The family of a config: measured, else of a headless sibling, else guessed from tensor names.
+    """Return the family of a config: measured, else of a headless sibling, else guessed from tensor names.
 
     ``names`` maps each tensor name of the file to its shape; without it an unknown architecture stays unknown.
     ``shared`` are groups of names that are one tensor of the file.
@@ -92,13 +92,13 @@ def _without_head(architecture: str, sibling: Family) -> Family:
     for group in sibling.groups:
         if group.role is Role.OUTPUT_BIAS:
             continue
-        kept = [
+        shared_names = [
             rename(name)
             for name in (group.canonical, *group.members)
             if name != sibling.output_head and not (half and rename(name).startswith(half))
         ]
-        if len(kept) > 1:
-            groups.append(TieGroup(group.role, kept[0], tuple(kept[1:]), group.gated))
+        if len(shared_names) > 1:
+            groups.append(TieGroup(group.role, shared_names[0], tuple(shared_names[1:]), group.gated))
     return replace(
         sibling,
         architecture=architecture,
@@ -127,7 +127,7 @@ def _guessed(
     embedding, head = pattern.guess(names, next(_vocabularies(config), None), shared)
     known = embedding is not None or head is not None
     groups = (TieGroup(Role.WORD_EMBEDDING, embedding, (head,), True),) if embedding and head else ()
-    found = pattern.biases(names, head)
+    biases = pattern.biases(names, head)
     return Family(
         architecture=architecture,
         model_type=model_type,
@@ -136,8 +136,8 @@ def _guessed(
         prefix="",
         input_embedding=embedding,
         output_head=head,
-        output_biases=found,
-        bias_is_row=any(len(names[name]) == 2 for name in found),
+        output_biases=biases,
+        bias_is_row=any(len(names[name]) == 2 for name in biases),
         groups=groups,
         renames=(),
         levels=(),

@@ -10,7 +10,7 @@ _NAME = "tie_embedding"
 
 
 def own_flag(config: Mapping[str, object]) -> str | None:
-    """The name of the flag that decides at this level instead of ``tie_word_embeddings``; ``None`` where that does."""
+    """Return the name of the flag that decides here instead of ``tie_word_embeddings``; ``None`` where that decides."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or not isinstance(config.get(_NAME), bool):
         return None

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from tieconv.checkpoint.family import Knowledge, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.shape_fit import fits
 
 _MAX_DEPTH = 4
 _USUAL = frozenset({"vocab_size", "padded_vocab_size", "decoder_vocab_size"})
 
-_OTHER = frozenset({"type_vocab_size"})
+_WITHOUT_TOKENS = frozenset({"type_vocab_size"})
 """Sizes of tables that have no row for a token."""
 
 
@@ -53,15 +54,17 @@ def _is_misshapen(inspection: Inspection, head: str) -> bool:
             continue
         if member.state is State.TRANSPOSED:
             return True
-        other = next((one.name for one in tie.members if one.state is State.CANONICAL), tie.canonical)
-        stored = tensors.get(other)
-        return tie.declared and stored is not None and bool(stored.elements) and tensors[head].shape != stored.shape
+        canonical = next((name.name for name in tie.members if name.state is State.CANONICAL), tie.canonical)
+        reference = tensors.get(canonical)
+        if not tie.declared or reference is None or not reference.elements:
+            return False  # a placeholder says nothing of the head's rows
+        return not fits(tensors[head], reference)
     return False
 
 
 def _sizes(config: Mapping[str, object], prefix: str, depth: int) -> Iterator[tuple[str, int]]:
     for key, value in config.items():
-        if key.endswith("vocab_size") and key not in _OTHER and type(value) is int and value > 0:
+        if key.endswith("vocab_size") and key not in _WITHOUT_TOKENS and type(value) is int and value > 0:
             yield f"{prefix}{key}", value
         elif isinstance(value, Mapping) and depth < _MAX_DEPTH:
             yield from _sizes(value, f"{prefix}{key}.", depth + 1)

@@ -40,9 +40,9 @@ def unwrapping(names: Collection[str]) -> dict[str, str]:
 def wrappers_of(changed: Mapping[str, str]) -> list[str]:
     """Return the wrappers whose prefixes `unwrapping` took away, in the order of their names in the file."""
     steps = dict.fromkeys(step for name in changed for step in name.split("."))
-    found = [INSIDE[step] for step in steps if step in INSIDE]
+    inside = [INSIDE[step] for step in steps if step in INSIDE]
     starts = _leading(_inside(name) for name in changed)
-    return [*(LEADING[start.removesuffix(".")] for start in starts), *found]
+    return [*(LEADING[start.removesuffix(".")] for start in starts), *inside]
 
 
 def through_wrappers(family: Family, names: Collection[str]) -> Family | None:
@@ -86,7 +86,9 @@ def _leading(names: Iterable[str]) -> list[str]:
     """Return the leading prefixes that all ``names`` carry, the outermost first."""
     rest, starts = list(names), list[str]()
     while True:
-        start = next((f"{one}." for one in LEADING if rest and all(n.startswith(f"{one}.") for n in rest)), None)
+        start = next(
+            (f"{wrapper}." for wrapper in LEADING if rest and all(n.startswith(f"{wrapper}.") for n in rest)), None
+        )
         if start is None:
             return starts
         starts.append(start)

@@ -7,6 +7,9 @@ from enum import StrEnum
 from tieconv.checkpoint.value_type import record
 from tieconv.text import command, shell_word
 
+REVIEW_FIRST = "(review first: changes the model's outputs)"
+"""What is said of every remedy and every plan that may change the model."""
+
 
 class Level(StrEnum):
     """How bad a finding is."""

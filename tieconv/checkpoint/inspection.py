@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tieconv.checkpoint.family import Family, Role
 from tieconv.checkpoint.files.model_files import Adapter, Checkpoint
-from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.head import BiasState as BiasState
+from tieconv.checkpoint.head import Head as Head
+from tieconv.checkpoint.head import OutputBias as OutputBias
+from tieconv.checkpoint.head import OutputHead as OutputHead
+from tieconv.checkpoint.head import TensorView as TensorView
+from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.relation.interface import State as State
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count, tally
 from tieconv.version import VERSION
 
 if TYPE_CHECKING:
@@ -28,15 +35,6 @@ class Depth(StrEnum):
     HEADER = "header"  # headers and documents only
     CANDIDATES = "candidates"  # plus the bytes of tied names and of tensors shaped like them
     FULL = "full"  # plus whatever proves every duplicate
-
-
-class BiasState(StrEnum):
-    """What a head bias holds."""
-
-    ABSENT = "absent"
-    ZERO = "zero"
-    NONZERO = "nonzero"
-    UNREAD = "unread"
 
 
 @record
@@ -85,59 +83,6 @@ class ConfigView:
             "effective": self.effective if self.known else None,
             "why": self.why,
             "effect": self.effect or self.why,
-        }
-
-
-@record
-class TensorView:
-    """A tensor that plays a part in the head."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-
-
-@record
-class OutputHead:
-    """The output embedding: stored, or absent because tied (``tied_to``), or simply missing."""
-
-    name: str
-    stored: bool
-    tied_to: str | None
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-
-
-@record
-class OutputBias:
-    """The head's bias: one name (the one that is, or would be, read)."""
-
-    name: str
-    state: BiasState
-    max_abs: float | None = None
-
-
-@record
-class Head:
-    """Input embedding, output embedding and bias, by their names in the file."""
-
-    input_embedding: TensorView | None
-    output_head: OutputHead | None
-    output_bias: OutputBias | None
-    embedding_pieces: tuple[TensorView, ...] = ()  # the stored tensors whose rows together are the input embedding
-
-    def to_dict(self) -> dict[str, object]:
-        """What stands under ``head``."""
-        embedding, output, bias = self.input_embedding, self.output_head, self.output_bias
-        return {
-            "input_embedding": embedding
-            and {"name": embedding.name, "shape": list(embedding.shape), "dtype": embedding.dtype},
-            "embedding_pieces": [
-                {"name": piece.name, "shape": list(piece.shape), "dtype": piece.dtype}
-                for piece in self.embedding_pieces
-            ],
-            "output_head": output and {key: plain(value) for key, value in asdict(output).items()},
-            "output_bias": bias and {"name": bias.name, "state": str(bias.state), "max_abs": bias.max_abs},
         }
 
 
@@ -220,6 +165,22 @@ class Inspection(Printed):
             **({"adapter": self._adapter(adapter)} if adapter else {}),
             "findings": [finding.to_dict() for finding in self.findings],
         }
+
+    def _facts(self) -> tuple[str, ...]:
+        checkpoint = self.checkpoint
+        counts = count(len(self.ties), "tie"), count(len(checkpoint.files), "file")
+        return (
+            quoted(checkpoint.source),
+            self.config.verdict,
+            *counts,
+            *tally(finding.level for finding in self.findings),
+        )
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for tie in self.ties:
+            yield "tie", tie.canonical, ", ".join(f"{member.name} ({member.state})" for member in tie.members)
+        for finding in self.findings:
+            yield str(finding.level), finding.rule, finding.message
 
     def _model(self) -> dict[str, object]:
         checkpoint = self.checkpoint

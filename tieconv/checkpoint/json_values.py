@@ -1,14 +1,19 @@
-"""Values as JSON has them, and records that print as their document."""
+"""Values as JSON has them, and records that print as their document and show themselves in one line."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import fields
 from math import isfinite
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+from tieconv.text import shown
+
+_SOURCE = 60
 
 
 def plain(value: object) -> object:
@@ -28,7 +33,34 @@ def stated_fields(value: DataclassInstance) -> dict[str, object]:
     return {entry.name: plain(content) for entry, content in values if content != entry.default}
 
 
-class Printed:
+def quoted(path: str) -> str:
+    """Return ``path`` in quotes; of a long one the end, which says more than its beginning."""
+    return shown(repr(path if len(path) <= _SOURCE else f"…{path[1 - _SOURCE :]}"), _SOURCE * 10)
+
+
+class Summarised:
+    """A record whose ``repr`` is one line, and which a notebook shows as a small table."""
+
+    __slots__ = ()
+
+    def _facts(self) -> tuple[str, ...]:
+        """Return what a user looks for first: the source, the answer, the counts."""
+        raise NotImplementedError
+
+    def _rows(self) -> Iterable[tuple[str, ...]]:
+        """Yield the rows of the table that a notebook shows below the facts."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(shown(fact, _SOURCE * 10) for fact in self._facts())})"
+
+    def _repr_html_(self) -> str:
+        from tieconv.checkpoint.notebook import table
+
+        return table(type(self).__name__, self._facts(), self._rows())
+
+
+class Printed(Summarised):
     """A record whose ``str()`` is the JSON of its `to_dict`."""
 
     __slots__ = ()

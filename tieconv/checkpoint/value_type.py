@@ -18,6 +18,8 @@ T = TypeVar("T")
 def record(cls: type[T]) -> type[T]:
     """The class as a frozen, slotted dataclass."""
     own = cls.__dict__.keys() & _METHODS.keys()
+    if cls.__repr__ is not object.__repr__:  # a base class chose another
+        own |= {"__repr__"}
     made = dataclasses.dataclass(init=False, repr=False, eq=False, slots=True)(cls)
     made.__dataclass_fields__ = {field.name: field for field in dataclasses.fields(made)}  # type: ignore[attr-defined, arg-type]  # no ClassVar
     for name, method in _METHODS.items():

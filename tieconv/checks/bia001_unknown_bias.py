@@ -6,14 +6,14 @@ where it is all zero or was not read.
 
 ## Why it matters
 transformers reports the tensor as unexpected and ignores it, so a trained bias is lost without an error:
-the argmax changes (C18). vLLM, mlx-lm and llama.cpp's converter stop at the name. An all-zero bias
-changes nothing, and some tools ask for one (C19).
+the argmax changes. vLLM, mlx-lm and llama.cpp's converter stop at the name. An all-zero bias
+changes nothing, and some tools ask for one.
 
 ## Example
 A Llama with a trained `lm_head.bias`:
 
-    error BIA001: lm_head.bias holds values up to 1.39, and LlamaForCausalLM has no head bias:
-    transformers ignores it, stricter loaders stop at it
+    error BIA001: lm_head.bias holds values up to 1.39, and LlamaForCausalLM has
+    no head bias: transformers ignores it, stricter loaders stop at it
 
 ## How to fix
 `--bias strip` of `tieconv retie` and `tieconv untie` removes an all-zero bias. A bias that is not zero

@@ -8,14 +8,15 @@ are not zero, else a note.
 ## Why it matters
 The pair is one parameter only while the flag is true. Untied, transformers 5 reads the inner name and
 starts it at zero where it is absent, so that a trained bias stored under the outer name, as transformers
-4 wrote it, is lost (C14); transformers 4 needs the outer name (C16). Zeros lose nothing but a warning at
-loading (C21).
+4 wrote it, is lost; transformers 4 needs the outer name. Zeros lose nothing but a warning at
+loading.
 
 ## Example
 A BERT with `"tie_word_embeddings": false` that was saved by transformers 4:
 
-    error BIA002: cls.predictions.decoder.bias is not stored beside cls.predictions.bias, which is not
-    zero, in an untied model: transformers 5 starts it at zero
+    error BIA002: cls.predictions.decoder.bias is not stored beside
+    cls.predictions.bias, which is not zero, in an untied model: transformers 5
+    starts it at zero
 
 ## How to fix
 `tieconv bias unify` stores the bias under both names.

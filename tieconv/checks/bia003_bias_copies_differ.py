@@ -6,13 +6,14 @@ models, a note in untied ones, where transformers 5 has two parameters and reads
 
 ## Why it matters
 transformers 4 reads the outer name (`cls.predictions.bias`) and says nothing, transformers 5 the inner
-one (`cls.predictions.decoder.bias`): the same file gives two different models (C15).
+one (`cls.predictions.decoder.bias`): the same file gives two different models.
 
 ## Example
 A BERT whose two biases differ in one value:
 
-    error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias (in value 5 of 8, by at
-    most 0.25), and both are the head bias: which one counts depends on the version of transformers
+    error BIA003: cls.predictions.decoder.bias differs from cls.predictions.bias
+    (in value 5 of 8, by at most 0.25), and both are the head bias: which one
+    counts depends on the version of transformers
 
 ## How to fix
 Decide which of the two was trained, usually the one that the framework of the training reads, and overwrite

@@ -6,13 +6,13 @@ embedding, where the head is tied to it).
 
 ## Why it matters
 Every version of transformers stops: "The size of tensor a (32003) must match the size of tensor b
-(32000)". It happens when the vocabulary is resized and the bias is not (C20).
+(32000)". It happens when the vocabulary is resized and the bias is not.
 
 ## Example
 A BERT that got one more token:
 
-    error BIA004: cls.predictions.bias has 7 values and bert.embeddings.word_embeddings.weight 8 rows:
-    loaders stop at the mismatch
+    error BIA004: cls.predictions.bias has 7 values and
+    bert.embeddings.word_embeddings.weight 8 rows: loaders stop at the mismatch
 
 ## How to fix
 `tieconv bias resize` pads it with zeros, as `resize_token_embeddings` of transformers does, or cuts off zeros

@@ -8,14 +8,15 @@ the code is not used, and it is a note; so it is where transformers has the clas
 
 ## Why it matters
 transformers 5 wants a dict from each tied name to the one it is tied to, and stops at the list of transformers
-4 with `AttributeError: 'list' object has no attribute 'keys'` (C55). A dict that maps a name to itself loads and
+4 with `AttributeError: 'list' object has no attribute 'keys'`. A dict that maps a name to itself loads and
 ties nothing.
 
 ## Example
 A model with code of its own, written for transformers 4:
 
-    error COD001: modeling_acme.py declares _tied_weights_keys as a list, at which transformers 5 stops ('list'
-    object has no attribute 'keys'): write {"lm_head.weight": "model.embed_tokens.weight"}
+    error COD001: modeling_acme.py declares _tied_weights_keys as a list, at
+    which transformers 5 stops ('list' object has no attribute 'keys'): write
+    {"lm_head.weight": "model.embed_tokens.weight"}
 
 ## How to fix
 Edit the file: the message has the dict.

@@ -6,12 +6,13 @@ it with random numbers, or leave what the memory held. Only loaders that were as
 (`--consumers`, `--for`).
 
 ## Why it matters
-The model loads and answers noise (C06); most loaders print a line about it at best.
+The model loads and answers noise; most loaders print a line about it at best.
 
 ## Example
 `tie_word_embeddings` absent, only the embedding stored, asked for transformers 5.x:
 
-    error CON001: transformers 5.x: lm_head.weight is not stored and starts with random numbers
+    error CON001: transformers 5.x: lm_head.weight is not stored and starts with
+    random numbers
 
 ## How to fix
 Where the model is tied, `tieconv retie` says so at every level of the config that a loader reads. Where the head

@@ -5,12 +5,12 @@ Reports loaders that, as predicted, replace a stored tensor by another one that 
 were asked for are predicted (`--consumers`, `--for`).
 
 ## Why it matters
-Nothing is said, the text stays fluent, and what was trained is gone (C01).
+Nothing is said, the text stays fluent, and what was trained is gone.
 
 ## Example
 `"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
 
-    error CON002: mlx-lm 0.32: lm_head.weight is left out
+    error CON002: mlx-lm 0.32: lm_head.weight is silently replaced by model.embed_tokens.weight
 
 ## How to fix
 `tieconv set-tie false` declares the model untied at every level, so that the stored head is used.

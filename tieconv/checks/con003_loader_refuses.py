@@ -5,12 +5,13 @@ Reports loaders that, as predicted, end with an error: they need a name that is 
 not know, or do not read the format. Only loaders that were asked for are predicted (`--consumers`, `--for`).
 
 ## Why it matters
-A release that is right for transformers may still not load where it is to be served (C04, C07, C49).
+A release that is right for transformers may still not load where it is to be served.
 
 ## Example
 A tied StableLM, which stores the embedding alone, asked for llama.cpp:
 
-    error CON003: llama.cpp 2026: lm_head.weight is not stored, and the architecture needs an output.weight
+    error CON003: llama.cpp 2026: lm_head.weight is not stored, and the
+    architecture needs an output.weight
 
 ## How to fix
 `tieconv untie --keep-flag` writes the head for a loader that needs it, and leaves the config tied. `tieconv retie`

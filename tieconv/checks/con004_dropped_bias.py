@@ -6,7 +6,7 @@ where the bias is known not to be zero, a warning where it was not read, or wher
 Only loaders that were asked for are predicted (`--consumers`, `--for`).
 
 ## Why it matters
-A trained bias moves each logit; without it the most likely token changes (C14, C18).
+A trained bias moves each logit; without it the most likely token changes.
 
 ## Example
 An untied BERT with the outer name of its bias alone, asked for transformers 5.x:

@@ -11,6 +11,7 @@ from tieconv.checkpoint.files.cautions import Caution
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.quantised import quantised_twin
+from tieconv.checkpoint.shape_fit import fits
 from tieconv.checkpoint.tie_group import Member, Tie
 from tieconv.text import shown
 
@@ -48,7 +49,7 @@ def disputed(inspection: Inspection) -> bool:
     return undeclared or levels_disagree(inspection)
 
 
-def fits(inspection: Inspection, head: Member, tied: bool) -> bool:
+def fits_reader(inspection: Inspection, head: Member, tied: bool) -> bool:
     """Whether the stored head is right for a reader that takes the model as ``tied``."""
     if is_missing(inspection, head):
         return tied
@@ -105,12 +106,12 @@ def is_empty(inspection: Inspection, name: str) -> bool:
 
 
 def shapes_differ(inspection: Inspection, tie: Tie, member: Member) -> bool:
-    """Whether a stored member has another shape than the group's reference; both hold elements."""
+    """Whether a stored member does not fit the group's reference; STO002 reports those without elements."""
     tensors = inspection.checkpoint.tensors
     record, canonical_record = tensors.get(member.name), tensors.get(reference(tie))
     if record is None or canonical_record is None or not record.elements or not canonical_record.elements:
         return False
-    return record.shape != canonical_record.shape
+    return not fits(record, canonical_record)
 
 
 def is_quantised(inspection: Inspection, name: str) -> bool:

@@ -11,7 +11,8 @@ transformers loads torch files with `weights_only=True`. ONNX Runtime refuses a 
 ## Example
 A tensor of the dtype `F3`:
 
-    error FMT001: safetensors refuses model.safetensors: it does not know the dtype F3 of model.extra
+    error FMT001: safetensors refuses model.safetensors: it does not know the
+    dtype F3 of model.extra
 
 ## How to fix
 Save the file again with the tool that wrote it. Of a training run, save `model.state_dict()` alone.

@@ -6,14 +6,15 @@ or absent, or `cls.predictions.*` while `legacy` is false, and none of the names
 
 ## Why it matters
 transformers has two heads for these models and picks one by `legacy`, true by default. The other one's tensors
-are reported as unexpected and the head starts random: the model predicts nonsense (C22). Weights that
+are reported as unexpected and the head starts random: the model predicts nonsense. Weights that
 Microsoft published have the newer names.
 
 ## Example
 A DeBERTa v2 as Microsoft published it:
 
-    error HED001: the prediction head is stored as lm_predictions.lm_head.dense.weight, which transformers reads
-    only with "legacy": false: as it is, the head starts random
+    error HED001: the prediction head is stored as
+    lm_predictions.lm_head.dense.weight, which transformers reads only with
+    "legacy": false: as it is, the head starts random
 
 ## How to fix
 Set `legacy` in config.json to the value in the message. The tensors need no other names.

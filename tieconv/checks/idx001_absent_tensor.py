@@ -5,13 +5,13 @@ Reports names in the `weight_map` of the index whose shard is there and does not
 
 ## Why it matters
 A loader opens the shard for that name and stops, or leaves the parameter random. The usual cause is a
-head that was dropped from its shard and not from the index (C30).
+head that was dropped from its shard and not from the index.
 
 ## Example
 An index that still names `lm_head.weight`:
 
-    error IDX001: the index names lm_head.weight, and the shard does not hold it: loaders that follow
-    the index stop there
+    error IDX001: the index names lm_head.weight, and the shard does not hold
+    it: loaders that follow the index stop there
 
 ## How to fix
 `tieconv reindex` rebuilds the index from the shard headers. Where the tensor should be there, fetch its shard

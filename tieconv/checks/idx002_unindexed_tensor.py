@@ -5,13 +5,13 @@ Reports tensors in the headers of the shards that are missing from the `weight_m
 
 ## Why it matters
 Loaders that follow the index do not see them, loaders that read whole shards do: the same directory
-gives two models (C30). A head added to a shard but not to the index is silently random.
+gives two models. A head added to a shard but not to the index is silently random.
 
 ## Example
 A head that was added to a shard:
 
-    warning IDX002: lm_head.weight is stored and not in the index: loaders that follow the index do not
-    see it, others do
+    warning IDX002: lm_head.weight is stored and not in the index: loaders that
+    follow the index do not see it, others do
 
 ## How to fix
 `tieconv reindex` rebuilds the index from the shard headers. Other commands that write refuse until then.

@@ -5,13 +5,13 @@ Reports names that the headers of two or more shards hold.
 
 ## Why it matters
 The index names one of them; loaders that read every shard take the last one they open. If the copies
-differ, the directory holds two models (C31).
+differ, the directory holds two models.
 
 ## Example
 A second shard that repeats the embedding:
 
-    error IDX003: model.embed_tokens.weight is stored in more than one shard: which copy is loaded
-    depends on the loader
+    error IDX003: model.embed_tokens.weight is stored in more than one shard:
+    which copy is loaded depends on the loader
 
 ## How to fix
 Remove the copy that is not meant: usually a shard of an earlier save that was left behind. Commands that

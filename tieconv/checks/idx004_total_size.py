@@ -4,13 +4,13 @@
 Compares `metadata.total_size` of the index with the bytes of all tensors in the shards.
 
 ## Why it matters
-Model pages compute the parameter count from it, and some loaders the memory that they need (C57). After
+Model pages compute the parameter count from it, and some loaders the memory that they need. After
 a head was dropped or added it is the first number to be wrong.
 
 ## Example
 
-    warning IDX004: the index declares total_size 128, the shards hold 256: parameter counts derived
-    from it are wrong
+    warning IDX004: the index declares total_size 128, the shards hold 256:
+    parameter counts derived from it are wrong
 
 ## How to fix
 `tieconv reindex` writes the right number, as do the commands that change a shard.

@@ -6,7 +6,7 @@ warning where such a file stores a name of the model with another shape, type or
 bytes (`--depth full` compares every name). A variant (`model.fp32.safetensors`) is meant to differ, and stays a note.
 
 ## Why it matters
-Loaders that take every `*.safetensors` file read them too (C31), and they are copied along with the
+Loaders that take every `*.safetensors` file read them too, and they are copied along with the
 model. They are often on purpose: an adapter, an original format, a draft model.
 
 ## Example

@@ -4,12 +4,12 @@
 Reports a directory of files named `…-00001-of-00002.safetensors` without `model.safetensors.index.json`.
 
 ## Why it matters
-transformers finds no weights in it, and other loaders that look for the index do not either (C30).
+transformers finds no weights in it, and other loaders that look for the index do not either.
 
 ## Example
 
-    error IDX006: the directory holds 2 shards but no model.safetensors.index.json, which loaders need to
-    find any weights
+    error IDX006: the directory holds 2 shards but no
+    model.safetensors.index.json, which loaders need to find any weights
 
 ## How to fix
 `tieconv reindex` writes it from the shard headers. Other commands that write refuse until then.

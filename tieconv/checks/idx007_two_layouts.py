@@ -4,13 +4,14 @@
 Reports a directory that holds both `model.safetensors` and `model.safetensors.index.json`.
 
 ## Why it matters
-transformers reads the single file, other loaders the shards (C31). If one of them was left behind by an
+transformers reads the single file, other loaders the shards. If one of them was left behind by an
 earlier save, the two are different models. The findings here are about the single file.
 
 ## Example
 
-    warning IDX007: the directory holds both model.safetensors and model.safetensors.index.json:
-    transformers reads the single file, other loaders read the shards
+    warning IDX007: the directory holds both model.safetensors and
+    model.safetensors.index.json: transformers reads the single file, other
+    loaders read the shards
 
 ## How to fix
 Remove the one that is not meant. Commands that write refuse until then.

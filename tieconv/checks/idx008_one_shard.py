@@ -10,7 +10,8 @@ missing.
 
 ## Example
 
-    note IDX008: model-00002-of-00002.safetensors is one shard of a model; inspect its directory
+    note IDX008: model-00002-of-00002.safetensors is one shard of a model;
+    inspect its directory
 
 ## How to fix
 Give the directory instead of the file.

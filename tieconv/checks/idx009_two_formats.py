@@ -5,7 +5,7 @@ Reports a directory that holds weights in more than one format, say `model.safet
 
 ## Why it matters
 transformers reads safetensors where there is a choice, other loaders the other file. If one of them is older, the two
-are different models (C31). The findings here are about the format that is named first, which is the one that
+are different models. The findings here are about the format that is named first, which is the one that
 transformers takes.
 
 It is a note where torch files stand beside safetensors and nothing differs that was compared: names, shapes and types,
@@ -14,9 +14,10 @@ was given the directory.
 
 ## Example
 
-    warning IDX009: the directory holds weights as safetensors and as torch: transformers loads
-    safetensors. Other loaders may load torch, which may be a different model; commands that write refuse, unless
-    --drop-other-formats says to leave the other out
+    warning IDX009: the directory holds weights as safetensors and as torch:
+    transformers loads safetensors. Other loaders may load torch, which may be a
+    different model; commands that write refuse, unless --drop-other-formats
+    says to leave the other out
 
 ## How to fix
 Commands that write refuse, for they would leave the other format behind as it was. With `--drop-other-formats` they

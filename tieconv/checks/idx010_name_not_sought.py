@@ -13,8 +13,8 @@ transformers looks for these names alone, and stops with an `OSError` where it f
 
 ## Example
 
-    error IDX010: transformers does not look for model (1).safetensors: it finds no weights here, and other loaders may
-    find none either
+    error IDX010: transformers does not look for model (1).safetensors: it finds
+    no weights here, and other loaders may find none either
 
 ## How to fix
 `tieconv convert` writes the model under the names that loaders look for, in the format that it has; of one file,
@@ -33,7 +33,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.files_opened import opened
+from tieconv.loaders.transformers.opened_file import opened
 from tieconv.text import shown
 
 _OF_DIFFUSERS = "diffusion_pytorch_model"

@@ -9,7 +9,8 @@ Loaders that read the map alone do not notice. Indexes that were written by hand
 
 ## Example
 
-    error IDX011: model.safetensors.index.json has no metadata: transformers reads it and stops without
+    error IDX011: model.safetensors.index.json has no metadata: transformers
+    reads it and stops without
 
 ## How to fix
 `tieconv reindex` rebuilds the index from the shard headers, with its metadata.
@@ -23,7 +24,7 @@ from tieconv.checkpoint.finding import Finding, Level
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checks import remedies
 from tieconv.checks.interface import Rule
-from tieconv.loaders.files_opened import stops_at_index
+from tieconv.loaders.transformers.opened_file import stops_at_index
 from tieconv.text import shown
 
 

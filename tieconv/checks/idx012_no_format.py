@@ -11,8 +11,8 @@ writes one, and its `save_model` does wherever two names share a tensor.
 
 ## Example
 
-    warning IDX012: the metadata of model-00002-of-00002.safetensors names no format: transformers 4
-    refuses the file
+    warning IDX012: the metadata of model-00002-of-00002.safetensors names no
+    format: transformers 4 refuses the file
 
 ## How to fix
 `tieconv reindex --add-format` writes `"format": "pt"`; tensors and all other metadata stay as they are, and a file that

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 
 from tieconv.checkpoint.finding import Finding, Level, Remedy
 from tieconv.checkpoint.inspection import Inspection
 from tieconv.checkpoint.value_type import record
-
-_CASES = re.compile(r"\s*\(C\d+(?:, C\d+)*\)|: C\d+(?=\))")
 
 
 @record
@@ -25,11 +22,6 @@ class Rule:
     level: Level
     documentation: str
     find: Callable[[Inspection], Iterable[Finding]]
-
-    @property
-    def help_text(self) -> str:
-        """The documentation without the numbers of cases, which only the pages that list them can resolve."""
-        return _CASES.sub("", self.documentation)
 
     @property
     def summary(self) -> str:

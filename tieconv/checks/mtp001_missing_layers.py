@@ -7,13 +7,13 @@ no tensor of such a layer.
 ## Why it matters
 The layers come after the last one of the model and carry copies of the embedding and the head. transformers
 drops them when it loads, so a model that it saved again has lost them while the config still counts them:
-converters and servers that predict several tokens then stop at a missing tensor (C39).
+converters and servers that predict several tokens then stop at a missing tensor.
 
 ## Example
 A model with three layers, saved again without its fourth:
 
-    note MTP001: the config has num_nextn_predict_layers 1, and no tensor of such a layer is stored: loaders that
-    use them stop at the missing tensors
+    note MTP001: the config has num_nextn_predict_layers 1, and no tensor of
+    such a layer is stored: loaders that use them stop at the missing tensors
 
 ## How to fix
 Set the count to 0, or bring the layers' file along from the original release.

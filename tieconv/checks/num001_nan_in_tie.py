@@ -5,14 +5,15 @@ Reports two copies of a tied tensor that are equal byte for byte and contain at 
 
 ## Why it matters
 transformers 5 compares values before it ties, and a NaN equals nothing, not even itself: it leaves the
-two apart with a warning, where transformers 4 ties them (C53). Training or resizing from there gives two
+two apart with a warning, where transformers 4 ties them. Training or resizing from there gives two
 tensors that were meant to be one. A NaN in an embedding is also a sign of a broken run.
 
 ## Example
 `"tie_word_embeddings": true`, both names stored, one NaN in each:
 
-    error NUM001: lm_head.weight repeats model.embed_tokens.weight byte for byte, and both hold a NaN:
-    transformers 5 takes them for different and does not tie them
+    error NUM001: lm_head.weight repeats model.embed_tokens.weight byte for
+    byte, and both hold a NaN: transformers 5 takes them for different and does
+    not tie them
 
 ## How to fix
 `tieconv retie` stores one copy, which every version ties. Then find out where the NaN comes from: the

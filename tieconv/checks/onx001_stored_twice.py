@@ -13,8 +13,9 @@ and in every session. Optimizers do not merge it, because the bytes differ.
 ## Example
 `Gather(W)` and `MatMul(x, Wᵀ)`, both stored:
 
-    warning ONX001: onnx::MatMul_447 is a transposed copy of model.embed_tokens.weight. The copy wastes 12.3 kB on disk
-    and in each session
+    warning ONX001: onnx::MatMul_447 is a transposed copy of
+    model.embed_tokens.weight. The copy wastes 12.3 kB on disk and in each
+    session.
 
 ## How to fix
 `tieconv dedup` stores the matrix once and rewrites the nodes that read it. The logits keep every bit; see
@@ -60,7 +61,7 @@ def _pair(inspection: Inspection, tie: Tie, member: Member) -> Finding:
     answer = graphs.answer(inspection, graphs.pair(tie, member))
     return RULE.finding(
         f"{shown(member.name)} is a {_WORDS[member.state]} copy of {shown(tie.canonical)}. "
-        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session{answer.message_end}",
+        f"The copy wastes {size(tie.bytes_wasted)} on disk and in each session{answer.message_end}.",
         (tie.canonical, member.name),
         level=_level(inspection),
         remedy=answer.remedy,
@@ -95,7 +96,7 @@ def _others(inspection: Inspection, copies: list[Duplicate], answer: graphs.Answ
     wasted = sum(duplicate.bytes_wasted for duplicate in copies)
     return RULE.finding(
         f"the graph stores a matrix under several names: {groups}{more}. "
-        f"The copies waste {size(wasted)} on disk and in each session{answer.message_end}",
+        f"The copies waste {size(wasted)} on disk and in each session{answer.message_end}.",
         dict.fromkeys(name for duplicate in listed for name in duplicate.tensors[: evidence.LISTED]),
         remedy=answer.remedy,
     )

@@ -12,8 +12,8 @@ session does not. Optimizers that write the folded graph store both.
 ## Example
 `Gather(W)` and `MatMul(x, Transpose(W))`, as torch and transformers export a tied model:
 
-    warning ONX002: ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of model.embed_tokens.weight. So each session
-    holds a second copy of 131 kB
+    warning ONX002: ONNX Runtime 1.31.1 or 1.32.0 folds the Transpose of
+    model.embed_tokens.weight. So each session holds a second copy of 131 kB.
 
 ## How to fix
 `tieconv dedup` lets the head read the stored matrix, with `Gemm(transB=1)`. It does not change a Cast: store the
@@ -46,7 +46,7 @@ def _report(inspection: Inspection, latent: Latent) -> Finding:
     operators = " and the ".join(dict.fromkeys(latent.operators))
     return RULE.finding(
         f"{RUNTIMES} folds the {operators} of {shown(latent.name)}. "
-        f"So each session holds a second copy of {size(latent.nbytes)}",
+        f"So each session holds a second copy of {size(latent.nbytes)}.",
         (latent.name,),
         remedy=graphs.answer(inspection, {latent.name: False}).remedy if turned else None,
     )

@@ -11,8 +11,8 @@ Or one of them was changed later: quantized and dequantized, or pruned. The grap
 ## Example
 `"tie_word_embeddings": true`, an embedding and another head:
 
-    error ONX003: lm_head.weight differs from model.embed_tokens.weight (in 96 of 96 rows, by at most 0.972).
-    However, the config declares the model tied
+    error ONX003: lm_head.weight differs from model.embed_tokens.weight (in 96
+    of 96 rows, by at most 0.972). However, the config declares the model tied.
 
 ## How to fix
 Export the graph again from the checkpoint, and compare the two: `tieconv parity`. If the head should differ from the
@@ -42,7 +42,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             continue
         level = Level.WARNING if member.state is State.SCALED else evidence.certain(inspection, Level.ERROR)
         yield RULE.finding(
-            f"{evidence.difference(member, tie.canonical)}. However, {evidence.says(inspection, True)}",
+            f"{evidence.difference(member, tie.canonical)}. However, {evidence.says(inspection, True)}.",
             (tie.canonical, member.name),
             level=level,
         )

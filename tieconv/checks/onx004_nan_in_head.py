@@ -11,8 +11,8 @@ training run or of a cast that overflowed.
 ## Example
 A NaN in the embedding, and in the transposed copy for the head:
 
-    error ONX004: model.embed_tokens.weight and onnx::MatMul_447 are one matrix, which holds a NaN. Every logit of that
-    token is NaN
+    error ONX004: model.embed_tokens.weight and onnx::MatMul_447 are one matrix,
+    which holds a NaN. Every logit of that token is NaN.
 
 ## How to fix
 Find the row in the checkpoint that the graph was exported from. `tieconv dedup` stores the matrix once, NaN included.
@@ -36,7 +36,7 @@ def find(inspection: Inspection) -> Iterator[Finding]:
             answer = graphs.answer(inspection, graphs.pair(tie, member))
             yield RULE.finding(
                 f"{shown(tie.canonical)} and {shown(member.name)} are one matrix, which holds a NaN. "
-                "Every logit of that token is NaN",
+                "Every logit of that token is NaN.",
                 (tie.canonical, member.name),
                 remedy=None if member.state is State.CAST else answer.remedy,
             )

@@ -8,14 +8,14 @@ Where the base model is not here it is a warning, since it may be untied. Adapte
 ## Why it matters
 While the adapter is loaded, the head and the embedding differ by their own parts. Merging adds both parts to
 the one matrix that both use: the merged model answers garbage, and its training cannot be recovered from the
-merged file (C02). PEFT only warns, when the adapter is made.
+merged file. PEFT only warns, when the adapter is made.
 
 ## Example
 An adapter that targets `lm_head` of a tied Llama:
 
-    error PEF001: the adapter changes lm_head, and its base model ties lm_head.weight to
-    model.embed_tokens.weight: merging would add the change to the matrix that both use; merge into its
-    untied copy instead
+    error PEF001: the adapter changes lm_head, and its base model ties
+    lm_head.weight to model.embed_tokens.weight: merging would add the change to
+    the matrix that both use; merge into its untied copy instead
 
 ## How to fix
 Untie the base model first and load and merge the adapter there (`PeftModel.from_pretrained(untied, ADAPTER)`): its own

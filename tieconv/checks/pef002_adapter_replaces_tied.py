@@ -7,13 +7,13 @@ that is not here.
 ## Why it matters
 The copy was trained apart, so the merged model is an untied one. peft 0.21 sets the flag to false when it
 merges; a merge by other means that leaves the flag true loses one of the two on reload, and the model then
-repeats one token (C03).
+repeats one token.
 
 ## Example
 An adapter of a tied Llama with `"modules_to_save": ["lm_head"]`:
 
-    note PEF002: the adapter brings its own lm_head, which its base model ties: the merged model must store
-    both matrices and be declared untied
+    note PEF002: the adapter brings its own lm_head, which its base model ties:
+    the merged model must store both matrices and be declared untied
 
 ## How to fix
 After merging run `tieconv inspect` on the result: TIE001 says where the flag still is true, and

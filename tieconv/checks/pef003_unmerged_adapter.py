@@ -6,13 +6,14 @@ Reports tensors such as `lora_A` and `lora_B` in a checkpoint that is no adapter
 ## Why it matters
 The file was saved from a wrapped model: the parts were never added to the weights. Loaders report them as
 unexpected and ignore them, so the fine-tune is lost without an error; names with `base_model.model.` in front
-are not found at all (C33).
+are not found at all.
 
 ## Example
 A Llama saved with its adapter inside:
 
-    error PEF003: model.layers.0.q_proj.lora_A.weight and model.layers.0.q_proj.lora_B.weight are parts of an
-    adapter that was not merged: loaders of the model ignore them
+    error PEF003: model.layers.0.q_proj.lora_A.weight and
+    model.layers.0.q_proj.lora_B.weight are parts of an adapter that was not
+    merged: loaders of the model ignore them
 
 Parts named for an adapter of the config are the architecture's own and no finding: Phi-4-multimodal stores
 `lora_A.vision` beside the config's `vision_lora`.

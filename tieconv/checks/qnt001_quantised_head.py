@@ -7,13 +7,15 @@ float matrix.
 ## Why it matters
 The same matrix then has two encodings, and which one gives the logits depends on the loader: those that tie use
 the embedding and drop the codes, those that read the codes use them, and some leave the head without values
-and answer "!!!!" (C43).
+and answer "!!!!".
 
 ## Example
 `"tie_word_embeddings": true`, and a head that was quantised on its own:
 
-    warning QNT001: lm_head.weight is stored as quantised codes (lm_head.qweight), and the config declares the
-    model tied to model.embed_tokens.weight: which of the two gives the logits depends on the loader
+    warning QNT001: lm_head.weight is stored as quantised codes
+    (lm_head.qweight), and the config declares the model tied to
+    model.embed_tokens.weight: which of the two gives the logits depends on the
+    loader
 
 ## How to fix
 Quantise again, either with the head left out of it (`lm_head: false`, or in the list of modules to ignore) or

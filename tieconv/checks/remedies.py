@@ -24,7 +24,7 @@ _INDEXED = ("safetensors", "torch")
 
 def untie(inspection: Inspection, *options: Option, safe: bool) -> Remedy | None:
     """`tieconv untie`, or ``None`` where it would refuse."""
-    if any(_is_misshapen(inspection, tie, member) for tie in inspection.ties for member in tie.members):
+    if any(_untie_refuses(inspection, tie, member) for tie in inspection.ties for member in tie.members):
         return None
     flips = inspection.config.effective and not evidence.unheeded_false(inspection)
     if flips and not flag_is_storage(inspection):
@@ -134,7 +134,8 @@ def flag_is_storage(inspection: Inspection) -> bool:
     return known == {FlagMeaning.STORAGE}
 
 
-def _is_misshapen(inspection: Inspection, tie: Tie, member: Member) -> bool:
+def _untie_refuses(inspection: Inspection, tie: Tie, member: Member) -> bool:
+    """Whether the class has no place for the member as it is stored: empty, transposed, or of another shape."""
     empty = evidence.is_empty(inspection, member.name)
     return empty or member.state is State.TRANSPOSED or evidence.shapes_differ(inspection, tie, member)
 

@@ -10,8 +10,8 @@ FIFO stops a reader for ever. None of them belongs in a checkpoint that came fro
 ## Example
 A directory with a link to a file above it:
 
-    warning SEC001: tokenizer.json is no regular file of the model: a link that leads outside, a FIFO, a
-    device or a socket
+    warning SEC001: tokenizer.json is no regular file of the model: a link that
+    leads outside, a FIFO, a device or a socket
 
 ## How to fix
 Remove the entry, or replace it by the file that it stands for. Commands that write refuse until then.

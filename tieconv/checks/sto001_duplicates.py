@@ -7,15 +7,16 @@ the worst come first. At the default depth, tensors with the shape of the embedd
 `--depth full` compares all.
 
 ## Why it matters
-Equal bytes are no proof that a tensor may go: the architecture may need both names (C44). But they show
-what a file could save: layers for multi-token prediction that carry copies of the embedding and the head
-(C39), or an embedding that was exported twice.
+Equal bytes are no proof that a tensor may go: the architecture may need both names. But they show
+what a file could save: layers for multi-token prediction that carry copies of the embedding and the head, or an
+embedding that was exported twice.
 
 ## Example
 A checkpoint with a copy of the embedding in an extra layer:
 
-    note STO001: 1.05 MB is stored more than once outside the tied groups: model.embed_tokens.weight and
-    model.layers.61.embed_tokens.weight are equal byte for byte (1.05 MB)
+    note STO001: 1.05 MB is stored more than once outside the tied groups:
+    model.embed_tokens.weight and model.layers.61.embed_tokens.weight are equal
+    byte for byte (1.05 MB)
 
 ## How to fix
 Nothing needs fixing. Ask the documentation of the loader whether it can do without the copies.

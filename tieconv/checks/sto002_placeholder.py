@@ -6,14 +6,14 @@ Reports a name of a tied group, or of the head bias, that is stored with no elem
 
 ## Why it matters
 A sharded trainer (ZeRO stage 3) leaves such placeholders when weights are saved without being gathered
-first; loaders stop at the size mismatch, or take the tensor as trained (C32). In an untied model the
+first; loaders stop at the size mismatch, or take the tensor as trained. In an untied model the
 head itself is lost, which makes it an error.
 
 ## Example
 `"tie_word_embeddings": true` and a head of shape `[0]`:
 
-    warning STO002: lm_head.weight is stored without any element: a placeholder of a sharded save, at
-    which loaders stop
+    warning STO002: lm_head.weight is stored without any element: a placeholder
+    of a sharded save, at which loaders stop
 
 ## How to fix
 `tieconv retie` drops the placeholder of a tied tensor that is whole under another name. Otherwise save again with

@@ -6,13 +6,13 @@ all. The worst come first; what is counted as unused is a lower bound.
 
 ## Why it matters
 `torch.save` writes the whole storage behind a tensor, also for a slice of a few bytes: a file can be many
-times as large as its tensors, and so is the memory that loading it takes (C28).
+times as large as its tensors, and so is the memory that loading it takes.
 
 ## Example
 A slice of a larger table, saved without a copy of its own:
 
-    warning STO003: 3.2 MB of 3.2 MB are stored for no tensor: model.embed_tokens.weight uses 128 B of
-    3.2 MB
+    warning STO003: 3.2 MB of 3.2 MB are stored for no tensor:
+    model.embed_tokens.weight uses 128 B of 3.2 MB
 
 ## How to fix
 `tieconv dedup` writes each storage from the first to the last byte that a tensor uses, and keeps what is

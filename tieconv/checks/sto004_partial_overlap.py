@@ -7,13 +7,14 @@ transpose, and columns of one matrix that lie between one another are no overlap
 
 ## Why it matters
 safetensors refuses to save such tensors, and tools that look for shared tensors may keep the smaller one and
-drop the rest (C25, C27). Loaders that copy each tensor into a parameter of its own take them apart: a later
+drop the rest. Loaders that copy each tensor into a parameter of its own take them apart: a later
 change of one is then none of the other.
 
 ## Example
 Two norms that were cut from one vector:
 
-    warning STO004: model.layers.0.norm.weight and model.norm.weight share a part of their bytes
+    warning STO004: model.layers.0.norm.weight and model.norm.weight share a
+    part of their bytes
 
 ## How to fix
 Nothing that tieconv writes takes them apart by itself, or loses one. If they are meant to be separate, save

@@ -7,17 +7,17 @@ rounding is a warning; one that differs only in the sign of zeros is a note.
 
 ## Why it matters
 transformers up to 4.57 silently overwrites the head with the embedding, and saving loses it for good;
-transformers 5 keeps both and prints a warning; older vLLM and mlx-lm drop the head (C01). A fine-tune
-that touched only new tokens looks like this and then repeats one token after a reload (C03, C54). For a
-copy in another dtype it depends on the dtype asked for at loading whether the two are tied (C52). A
-constant factor is an embedding scale that was folded in (C51).
+transformers 5 keeps both and prints a warning; older vLLM and mlx-lm drop the head. A fine-tune
+that touched only new tokens looks like this and then repeats one token after a reload. For a
+copy in another dtype it depends on the dtype asked for at loading whether the two are tied. A
+constant factor is an embedding scale that was folded in.
 
 ## Example
 `"tie_word_embeddings": true`, and row 7 of the head was trained alone:
 
-    error TIE001: the config declares the model tied, but lm_head.weight differs from
-    model.embed_tokens.weight (in row 7 of 8, by at most 0.5): transformers 4 silently discards the
-    copy, transformers 5 keeps it with a warning
+    error TIE001: the config declares the model tied, but lm_head.weight differs
+    from model.embed_tokens.weight (in row 7 of 8, by at most 0.5): transformers
+    4 silently discards the copy, transformers 5 keeps it with a warning
 
 ## How to fix
 `tieconv set-tie false` sets the flag to false at every level and leaves both tensors as they are, so that every

@@ -7,14 +7,14 @@ a bias.
 
 ## Why it matters
 Every loader that ties the pair ignores the copy. The copy costs up to a gigabyte on disk and in transfer. A trainer
-that gathers a sharded state dict typically writes it (C05). Some loaders refuse the extra name for some classes (C04):
+that gathers a sharded state dict typically writes it. Some loaders refuse the extra name for some classes:
 `tieconv inspect --consumers` names them with their versions, and `tieconv check --for LOADER` reports them as CON003.
 
 ## Example
 `"tie_word_embeddings": true`, both names stored:
 
-    warning TIE002: lm_head.weight is a byte-identical copy of model.embed_tokens.weight. The model is
-    tied, so the copy wastes 128 B.
+    warning TIE002: lm_head.weight is a byte-identical copy of
+    model.embed_tokens.weight. The model is tied, so the copy wastes 128 B.
 
 ## How to fix
 `tieconv retie` drops the copy and keeps the canonical name; the shard index follows.

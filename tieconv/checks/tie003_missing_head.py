@@ -6,21 +6,21 @@ a parameter of its own. A head that is stored as quantised codes counts as store
 
 ## Why it matters
 transformers fills the head with random numbers and only prints a load report; the model then answers
-noise (C06). Other loaders stop, or tie without asking. T5 and its kin are reported too where the flag is
+noise. Other loaders stop, or tie without asking. T5 and its kin are reported too where the flag is
 false: transformers 5 ties them all the same, transformers 4 does not.
 
 ## Example
 `"tie_word_embeddings": false`, only the embedding stored:
 
-    error TIE003: the config declares the model untied, but lm_head.weight is not stored: transformers
-    fills it with random numbers (retie if it is model.embed_tokens.weight, untie to write it as a copy
-    of that)
+    error TIE003: the config declares the model untied, but lm_head.weight is
+    not stored: transformers fills it with random numbers (retie if it is
+    model.embed_tokens.weight, untie to write it as a copy of that)
 
 ## How to fix
 Only you know which of the two is wrong, the flag or the file. If the head is the embedding (the usual
 case: the flag was lost on the way), `tieconv retie` sets the flag to true, and `tieconv untie` writes
 the head as a copy. If the head was trained apart, it is not in this checkpoint: look in the one that
-training saved (C35).
+training saved.
 """
 
 from __future__ import annotations

@@ -7,13 +7,13 @@ tied.
 ## Why it matters
 Nothing is wrong: the model loads and answers the same everywhere. But the bytes are there twice, on disk
 and in memory, and the two drift apart in the next fine-tune. Untied on purpose, before a merge or for a
-loader that wants the head (C07, C36), this is what it looks like.
+loader that wants the head, this is what it looks like.
 
 ## Example
 `"tie_word_embeddings": false`, head and embedding equal:
 
-    note TIE004: lm_head.weight equals model.embed_tokens.weight byte for byte in an untied model: tied,
-    it would take 128 B less
+    note TIE004: lm_head.weight equals model.embed_tokens.weight byte for byte
+    in an untied model: tied, it would take 128 B less
 
 ## How to fix
 Nothing needs fixing. `tieconv retie` stores one of them and sets the flag to true.

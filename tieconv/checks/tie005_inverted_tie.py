@@ -8,7 +8,7 @@ first.
 ## Why it matters
 transformers 5 looks at either name, transformers 4.57 at the canonical one: it leaves the parameter
 without values and reports nothing missing until the first forward pass fails; 4.48 starts such a bias at
-zero (C08, C12, C16). llama.cpp, vLLM and mlx-lm miss the embedding. `safetensors.torch.save_model` and
+zero. llama.cpp, vLLM and mlx-lm miss the embedding. `safetensors.torch.save_model` and
 `huggingface_hub.save_torch_model` write such files: they keep the name that comes first in the alphabet.
 It is a warning where the encoder's or the decoder's table is stored and transformers 4.57 reads that too, as it does
 for T5, Marian and Pegasus, and for BART from the decoder (bart-large-cnn is published so).
@@ -16,8 +16,9 @@ for T5, Marian and Pegasus, and for BART from the decoder (bart-large-cnn is pub
 ## Example
 `"tie_word_embeddings": true`, only the head stored:
 
-    error TIE005: lm_head.weight is stored, but not model.embed_tokens.weight, the name that a tied
-    model keeps: transformers 4.57 leaves it without values, and other loaders miss it
+    error TIE005: lm_head.weight is stored, but not model.embed_tokens.weight,
+    the name that a tied model keeps: transformers 4.57 leaves it without
+    values, and other loaders miss it
 
 ## How to fix
 `tieconv retie` stores the tensor under its canonical name; the bytes stay the same.

@@ -5,15 +5,16 @@ Reports a model whose class needs a token embedding and a head, and whose file h
 name that the class would load. Tensors that carry one of the names under another prefix are listed.
 
 ## Why it matters
-transformers prints that the checkpoint seems corrupted and fills both with random numbers (C56). Usually
-the names have a prefix that a wrapper left behind (`_orig_mod.`, `module.`, `base_model.model.`: C33),
+transformers prints that the checkpoint seems corrupted and fills both with random numbers. Usually
+the names have a prefix that a wrapper left behind (`_orig_mod.`, `module.`, `base_model.model.`),
 or the weights are split over files of which only some are here.
 
 ## Example
 A checkpoint of a compiled model:
 
-    error TIE006: neither model.embed_tokens.weight nor lm_head.weight is stored: transformers fills
-    both with random numbers. torch.compile left its prefix in all 3 tensor names.
+    error TIE006: neither model.embed_tokens.weight nor lm_head.weight is
+    stored: transformers fills both with random numbers. torch.compile left its
+    prefix in all 3 tensor names.
 
 ## How to fix
 Where a known training wrapper left its prefix (DistributedDataParallel, FullyShardedDataParallel, torch.compile,

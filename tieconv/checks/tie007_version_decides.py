@@ -8,17 +8,19 @@ transformers 5 alone would complain, and else a note. Where another level holds 
 reads the stored tensors right, it is a note about version 4.
 
 ## Why it matters
-The same files give a tied model in one version and an untied one in the other (C10). For eight classes
+The same files give a tied model in one version and an untied one in the other. For eight classes
 the defaults differ: those of `deepseek_vl`, `deepseek_vl_hybrid`, `granite_speech`, `internvl`, `janus`,
 `mistral3` and `ovis2` became tied in transformers 5, that of `fsmt` untied. And where only one of two
-nested configs holds the flag, version 4 reads one level and version 5 the other (C09).
+nested configs holds the flag, version 4 reads one level and version 5 the other.
 
 ## Example
 An InternVL without the flag (tied by default in transformers 5, untied in 4) and without a head:
 
-    error TIE007: no level of the config declares tie_word_embeddings, and the defaults of transformers 4
-    and 5 differ: version 5 ties InternVLForConditionalGeneration, version 4 does not;
-    language_model.lm_head.weight is not stored, so version 4 fills it with random numbers
+    error TIE007: no level of the config declares tie_word_embeddings, and the
+    defaults of transformers 4 and 5 differ: version 5 ties
+    InternVLForConditionalGeneration, version 4 does not;
+    language_model.lm_head.weight is not stored, so version 4 fills it with
+    random numbers
 
 ## How to fix
 `tieconv retie` or `tieconv untie` writes the flag at every level that is read. The remedy names the one
@@ -47,7 +49,9 @@ def find(inspection: Inspection) -> Iterator[Finding]:
     if evidence.levels(inspection):
         # Transformers 5 goes by what is declared; where that is wrong other rules say so.
         tied_in_v5 = inspection.config.effective
-        if not evidence.fits(inspection, head, tied_in_v5) or evidence.fits(inspection, head, not tied_in_v5):
+        if not evidence.fits_reader(inspection, head, tied_in_v5) or evidence.fits_reader(
+            inspection, head, not tied_in_v5
+        ):
             return
         level = Level.NOTE
     yield RULE.finding(

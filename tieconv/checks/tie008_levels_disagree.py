@@ -9,14 +9,15 @@ a note; eight classes of transformers 5 write such configs by default.
 ## Why it matters
 transformers 4 obeys the nested flag, transformers 5 the top one for most classes and either of them for
 some; vLLM and mlx-lm read one or the other. Over six families, 21 of 54 combinations tie differently
-between 4.57 and 5.23 (C09).
+between 4.57 and 5.23.
 
 ## Example
 A Gemma 3 with false at the top, true in `text_config`, and no head:
 
-    error TIE008: tie_word_embeddings is false at the top of the config but true in text_config, and
-    which one counts depends on the reader; language_model.lm_head.weight is not stored, so a loader
-    that reads false fills it with random numbers
+    error TIE008: tie_word_embeddings is false at the top of the config but true
+    in text_config, and which one counts depends on the reader;
+    language_model.lm_head.weight is not stored, so a loader that reads false
+    fills it with random numbers
 
 ## How to fix
 `tieconv retie` and `tieconv untie` write one value at every level. The remedy names the one that keeps
@@ -61,7 +62,7 @@ def _values(inspection: Inspection) -> str:
 
 def _judge(inspection: Inspection, head: Member) -> tuple[Level, str, Remedy | None]:
     name, tied = evidence.listed([head.name]), inspection.config.effective
-    level = Level.NOTE if evidence.fits(inspection, head, tied) else Level.ERROR
+    level = Level.NOTE if evidence.fits_reader(inspection, head, tied) else Level.ERROR
     if evidence.is_missing(inspection, head):
         outcome = f"{name} is not stored, so a loader that reads false fills it with random numbers"
         return level, outcome, remedies.retie(inspection, safe=tied)

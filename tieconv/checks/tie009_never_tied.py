@@ -7,14 +7,14 @@ Reports a missing output embedding in the classes that always have one of their 
 
 ## Why it matters
 The flag may say true, and for some of these classes it does by default; the class does not read it.
-transformers fills the head with random numbers whatever the config says (C06). A tool that drops the
+transformers fills the head with random numbers whatever the config says. A tool that drops the
 head of "tied" models ruins these.
 
 ## Example
 `KimiLinearForCausalLM` with `"tie_word_embeddings": true` and only the embedding stored:
 
-    error TIE009: lm_head.weight is not stored, and KimiLinearForCausalLM never ties it: transformers
-    fills it with random numbers whatever the config says
+    error TIE009: lm_head.weight is not stored, and KimiLinearForCausalLM never
+    ties it: transformers fills it with random numbers whatever the config says
 
 ## How to fix
 Get the head from the checkpoint that it was dropped from. tieconv does not write one: nothing says that

@@ -7,14 +7,15 @@ embedding's transpose.
 
 ## Why it matters
 Loaders stop at the size mismatch. Rows differ when one of the two was padded for tensor parallelism or
-resized for new tokens and the other was not (C37, C20); a swapped shape comes from a framework that
-stores linear weights as `[in, out]` (C26).
+resized for new tokens and the other was not; a swapped shape comes from a framework that
+stores linear weights as `[in, out]`.
 
 ## Example
 `"tie_word_embeddings": true`, and one row more in the head:
 
-    error TIE010: lm_head.weight has the shape [9, 4] and model.embed_tokens.weight [8, 4] (the first 8
-    rows are equal), where the class has one shape for both: loaders stop at the mismatch
+    error TIE010: lm_head.weight has the shape [9, 4] and
+    model.embed_tokens.weight [8, 4] (the first 8 rows are equal), where the
+    class has one shape for both: loaders stop at the mismatch
 
 ## How to fix
 Pad or trim both tensors, and the head bias, to the vocabulary size of the config, and transpose a

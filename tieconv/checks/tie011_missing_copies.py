@@ -8,15 +8,16 @@ embedding itself.
 ## Why it matters
 Tied, one matrix fills all four names of a sequence-to-sequence model. With the flag set to false each
 needs its own, and transformers fills those that are absent with random numbers; writing only the head is
-not enough (C13). FSMT that transformers 4 saved lacks the decoder's table, which was the head there: transformers 5 has
+not enough. FSMT that transformers 4 saved lacks the decoder's table, which was the head there: transformers 5 has
 two, and one of them is then random.
 
 ## Example
 A BART with `"tie_word_embeddings": false` that stores the shared matrix and the head:
 
-    error TIE011: the config declares the model untied, but model.encoder.embed_tokens.weight and
-    model.decoder.embed_tokens.weight are not stored beside model.shared.weight: transformers fills them
-    with random numbers
+    error TIE011: the config declares the model untied, but
+    model.encoder.embed_tokens.weight and model.decoder.embed_tokens.weight are
+    not stored beside model.shared.weight: transformers fills them with random
+    numbers
 
 ## How to fix
 `tieconv untie` writes every absent name as a copy of the stored one; `tieconv retie` sets the flag to

@@ -7,14 +7,14 @@ config, nothing was recognised, or the config says false and both are stored, it
 
 ## Why it matters
 Names tell neither whether a class can tie, nor what an absent flag means, nor whether the flag also
-scales the logits (as in T5: C11). Models with code of their own are the usual case. Commands that write
+scales the logits (as in T5). Models with code of their own are the usual case. Commands that write
 refuse to work on a guess.
 
 ## Example
 A class that no release of transformers has:
 
-    warning TIE012: the architecture AcmeForCausalLM is not in the table: model.embed_tokens.weight and
-    lm_head.weight were guessed from the names
+    warning TIE012: the architecture AcmeForCausalLM is not in the table:
+    model.embed_tokens.weight and lm_head.weight were guessed from the names
 
 ## How to fix
 If the guess is right, say so: `tieconv retie --embed NAME --head NAME`, and the same for `untie` and

@@ -11,8 +11,9 @@ neither.
 
 ## Example
 
-    error TIE013: tie_word_embeddings is 'true', which is neither true nor false: transformers 5 refuses
-    to load the config, and other readers disagree on what it means
+    error TIE013: tie_word_embeddings is 'true', which is neither true nor
+    false: transformers 5 refuses to load the config, and other readers disagree
+    on what it means
 
 ## How to fix
 `tieconv retie` or `tieconv untie` writes a boolean; the remedy names the one that keeps what is stored.

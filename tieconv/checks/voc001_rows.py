@@ -7,14 +7,15 @@ fits, it reads the tokenizer too and lists all the counts.
 ## Why it matters
 transformers stops with "size mismatch for model.embed_tokens.weight", or fills the matrix with random numbers
 where it was told to ignore mismatches ("Reinit due to size mismatch"). It happens when tokens were added and
-the config was not saved, or when a framework padded the vocabulary for tensor parallelism (C37, C20).
+the config was not saved, or when a framework padded the vocabulary for tensor parallelism.
 
 ## Example
 A Llama that got two tokens and kept its config:
 
-    error VOC001: config.json is too small: vocab_size 8, model.embed_tokens.weight 10 rows,
-    lm_head.weight 10 rows, no tokenizer read. transformers cannot load the model, or it fills the
-    matrices with random numbers.
+    error VOC001: config.json is too small: vocab_size 8,
+    model.embed_tokens.weight 10 rows, lm_head.weight 10 rows, no tokenizer
+    read. transformers cannot load the model, or it fills the matrices with
+    random numbers.
 
 ## How to fix
 `tieconv resize --to rows` sets `vocab_size` to the rows that are stored; no tensor changes. Where the tensors are too

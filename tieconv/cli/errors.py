@@ -67,7 +67,7 @@ class ErrorBoundary(click.Group):
 def _ending(error: Exception) -> tuple[str, str, int]:
     """Return the sentence, the hint and the exit code of an error."""
     if isinstance(error, TieconvError):
-        return error.message, error.hint, error.exit_code
+        return error.message, error.command_hint, error.exit_code
     if isinstance(error, MemoryError):
         return "out of memory", "close other programs; if it happens again, report it as a bug", 2
     if isinstance(error, OSError):

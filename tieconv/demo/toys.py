@@ -34,7 +34,7 @@ _NEEDED = ("torch", "transformers", "safetensors")
 
 @record
 class TrainingText(Detail):
-    """Words in the vocabulary, tokens of training text, and rows of the table without a word."""
+    """The number of words, of training tokens, and of table rows that no word uses."""
 
     words: int
     trained_on: int

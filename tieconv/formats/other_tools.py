@@ -6,12 +6,12 @@ The patterns are in `data/other_tools.json`, each with its source.
 from __future__ import annotations
 
 import json
-import os
 import re
 from functools import cache
 from typing import Any
 
 from tieconv.checkpoint.value_type import record
+from tieconv.package_data import data_text
 
 WINDOW = 1024
 """Bytes at the start of a file that identify its kind."""
@@ -51,12 +51,8 @@ def _find(key: str, text: str) -> OtherTool | None:
 
 @cache
 def _kinds() -> dict[str, list[tuple[Any, OtherTool]]]:
-    # The loader's own method: it works from a zip too, and importlib.resources costs 10 ms to import.
-    assert __spec__ is not None
-    loader: Any = __spec__.loader
-    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", "other_tools.json"))
     patterns: dict[str, list[tuple[Any, OtherTool]]] = {"start": [], "entries": [], "ends": []}
-    for entry in json.loads(data)["kinds"]:
+    for entry in json.loads(data_text(__name__, "other_tools.json"))["kinds"]:
         kind = OtherTool(entry["code"], entry["what"], entry["hint"])
         for key in patterns.keys() & entry.keys():
             patterns[key].append((_pattern(key, entry), kind))

@@ -30,7 +30,7 @@ def examine(inspect: Inspect, path: str) -> CheckedModel:
     except TieconvError as error:
         if isinstance(error, RefusedError) or error.code == _UNKNOWN_LOADER:
             raise
-        return CheckedModel(path, failure=Failure(error.message, error.hint))
+        return CheckedModel(path, failure=Failure(error.message, error.command_hint))
     except MemoryError:
         return CheckedModel(path, failure=Failure(f"{shown(path)}: out of memory", "close other programs"))
     except OSError as error:

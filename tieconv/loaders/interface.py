@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tieconv.checkpoint.inspection import Inspection
-from tieconv.checkpoint.prediction import Outcome, Prediction
+from tieconv.checkpoint.prediction import Prediction
 from tieconv.checkpoint.value_type import record
+from tieconv.loaders.loaded import Loaded
+from tieconv.loaders.outcome import verdict
 
 Version = tuple[int, ...]
-
-
-@record
-class Verdict:
-    """What a loader does with one model; the fields are those of `Prediction`."""
-
-    outcome: Outcome
-    detail: str
-    tensors: tuple[str, ...] = ()
-    dropped: tuple[str, ...] = ()
 
 
 @record
 class Consumer:
     """A loader whose behaviour is the same from version ``since`` to below ``before`` (``None``: to the newest).
 
-    ``judge`` is pure; ``measured`` says that it is tested against the loader itself, ``cited`` what it follows.
+    ``load`` is pure; ``measured`` says that it is tested against the loader itself, ``cited`` what it follows.
     """
 
     name: str
@@ -34,28 +26,18 @@ class Consumer:
     before: Version | None
     measured: bool
     cited: str
-    judge: Callable[[Inspection], Verdict]
+    load: Callable[[Inspection], Loaded]
 
     def predict(self, inspection: Inspection) -> Prediction:
-        """What this loader does with the model."""
-        found = self.judge(inspection)
+        """Return what this loader does with the model."""
+        answer = verdict(inspection, self.load(inspection))
         return Prediction(
             name=self.name,
             version=self.version,
-            outcome=found.outcome,
-            detail=found.detail,
+            outcome=answer.outcome,
+            detail=answer.detail,
             measured=self.measured,
             cited=self.cited,
-            tensors=found.tensors,
-            dropped=found.dropped,
+            tensors=answer.tensors,
+            dropped=answer.dropped,
         )
-
-
-def unknown(detail: str) -> Verdict:
-    """Nothing is claimed, because of ``detail``."""
-    return Verdict(Outcome.UNKNOWN, detail)
-
-
-def error(detail: str, *tensors: str) -> Verdict:
-    """The loader stops."""
-    return Verdict(Outcome.ERROR, detail, tensors)

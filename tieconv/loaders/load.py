@@ -1,4 +1,4 @@
-"""What each measured release of a loader makes of a model: the one answer that predictions, plans and `diff` read."""
+"""What each release of a loader makes of a model: the one answer that predictions, plans and `diff` read."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from tieconv.checkpoint.inspection import Inspection
 from tieconv.loaders import release_tables
 from tieconv.loaders.loaded import Loaded, Parameter
 from tieconv.loaders.transformers import load4, load5
-from tieconv.loaders.transformers.load4 import has_class_448 as has_class_448
+from tieconv.loaders.transformers.unclear4 import has_class_448 as has_class_448
 
-TRANSFORMERS_5 = "5"
+TRANSFORMERS = "transformers"
+TRANSFORMERS_5 = "5.x"
 TRANSFORMERS_4 = "4.57"
 """The release of transformers 4 that plans and `diff` go by: its last."""
 
@@ -18,9 +19,15 @@ TRANSFORMERS_448 = "4.48"
 _COUNTED = (TRANSFORMERS_5, TRANSFORMERS_4)
 
 
-def load(inspection: Inspection, release: str) -> Loaded:
-    """Return what transformers ``release`` (``5``, ``4.57`` or ``4.48``) makes of the model. Nothing is read."""
-    return load5.load(inspection) if release == TRANSFORMERS_5 else load4.load(inspection, release)
+def load(inspection: Inspection, release: str, loader: str = TRANSFORMERS) -> Loaded:
+    """Return what a loader makes of the model, in the release that the registry calls so. Nothing is read."""
+    if (loader, release) == (TRANSFORMERS, TRANSFORMERS_5):
+        return load5.load(inspection)
+    if loader == TRANSFORMERS:
+        return load4.load(inspection, release)
+    from tieconv.loaders.registry import consumer  # plans ask of transformers alone
+
+    return consumer(loader, release).load(inspection)
 
 
 def releases(inspection: Inspection) -> tuple[str, ...]:
@@ -33,11 +40,11 @@ def releases(inspection: Inspection) -> tuple[str, ...]:
 def head_bias(inspection: Inspection) -> dict[str, Parameter]:
     """Return the head bias that the logits get, by major version; the class has one."""
     name = inspection.family.output_biases[-1]
-    loaded = ((release, load(inspection, release)) for release in releases(inspection))
-    return {release.partition(".")[0]: found.parameters[found.names[name]] for release, found in loaded}
+    models = ((release, load(inspection, release)) for release in releases(inspection))
+    return {release.partition(".")[0]: model.parameters[model.names[name]] for release, model in models}
 
 
 def bias_unset(family: Family, *only: str) -> bool:
     """Return whether one of the releases (``only`` these) gives an absent head bias no values at all."""
-    listed = (release_tables.names(f"transformers-{release}", "unset bias") for release in only or _COUNTED)
-    return any(family.text_class in classes for classes in listed)
+    tables = (f"transformers-{release.removesuffix('.x')}" for release in only or _COUNTED)
+    return any(family.text_class in release_tables.names(table, "unset bias") for table in tables)

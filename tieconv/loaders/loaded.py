@@ -13,16 +13,23 @@ class Absence(StrEnum):
 
     RANDOM = "random"  # random numbers
     ZERO = "zero"  # zeros, as a head bias starts
-    UNSET = "unset"  # nothing: the loader moves no values into its memory
+    MEMORY = "memory"  # whatever its memory held before
+    UNSET = "unset"  # nothing: it has no memory, and the loader moves no values into it
 
 
 class Cause(StrEnum):
-    """What a loader refuses a model for."""
+    """Why a loader makes no model of the files, or why nobody can say what it makes of them."""
 
+    FILES = "files"  # it does not find the weights
+    FLAG = "flag"  # the tie flag is not a boolean
     CONFIG = "config"
     METADATA = "metadata"  # what a weight file says of itself
     NAMES = "names"
     SHAPES = "shapes"
+    UNKNOWN = "unknown"  # nothing is claimed
+
+
+_OF_MODEL = (Cause.CONFIG, Cause.METADATA, Cause.NAMES, Cause.SHAPES)
 
 
 @record
@@ -53,11 +60,13 @@ class Loaded:
     """One release's model. Names are those of the file, or those under which it would hold an absent tensor.
 
     ``names`` are the names of the architecture's groups, embedding, head and head biases, as the table spells them,
-    and the file's; ``parameters`` are these. Any other stored tensor is a parameter of its own, unless it is one of the
-    ``unread``, the stored names that the release does not know. ``discarded`` are the stored names whose values no
-    parameter gets, ``refusals`` why the release makes no model. ``in_order`` are stored tables that differ and of which
-    the one that is read last stays. ``undecided`` are two stored tensors that are one parameter if they are equal, and
-    that were not compared.
+    and the file's; ``parameters`` are these, as far as the release has them, in the order in which an answer lists
+    them. Any other stored tensor is a parameter of its own, unless it is one of the ``unread``, the stored names that
+    the release does not know. ``discarded`` are the stored names whose values no parameter gets. ``refusals`` say in
+    the release's own order why it makes no model, or why nothing is claimed. ``in_order`` are stored tables that
+    differ and of which the one that is read last stays. ``undecided`` are two stored tensors that are one parameter if
+    they are equal, and that were not compared; ``alternatives`` are then the models that are possible, where that may
+    not matter. ``remark`` is what else to say of the head, where it has values.
     """
 
     loader: str
@@ -68,25 +77,37 @@ class Loaded:
     refusals: tuple[Refusal, ...] = ()
     in_order: tuple[str, ...] = ()
     undecided: tuple[str, str] | None = None
+    alternatives: tuple[Loaded, ...] = ()
+    remark: str = ""
 
     def refused(self, *causes: Cause) -> Refusal | None:
-        """Return why the release makes no model of the files, of ``causes`` the first; ``None`` where it makes one."""
-        return next((refusal for refusal in self.refusals if refusal.cause in causes or not causes), None)
+        """Return the first of the refusals for ``causes``; without these, for what the config and the weights hold."""
+        return next((refusal for refusal in self.refusals if refusal.cause in (causes or _OF_MODEL)), None)
 
     def source(self, name: str) -> str | None:
         """Return the stored tensor whose values the parameter ``name`` gets; ``None`` for none."""
-        found = self.parameters.get(name)
-        return None if found is None else found.stored
+        parameter = self.parameters.get(name)
+        return None if parameter is None else parameter.stored
 
     def holder(self, name: str) -> str | None:
         """Return `source`, of two equal tensors that are one parameter the one that is kept."""
         return self.source(self.parameters[name].parameter)
 
-    def one(self, name: str, other: str) -> bool:
+    def tied(self, first: str, second: str) -> bool:
         """Return whether two names are one parameter."""
-        return self.parameters[name].parameter == self.parameters[other].parameter
+        return self.parameters[first].parameter == self.parameters[second].parameter
 
     @property
     def unset(self) -> tuple[str, ...]:
         """The names of parameters that are left without values."""
-        return tuple(name for name, found in self.parameters.items() if found.absence is Absence.UNSET)
+        return tuple(name for name, parameter in self.parameters.items() if parameter.absence is Absence.UNSET)
+
+
+def stopped(loader: str, refusal: Refusal) -> Loaded:
+    """Return what a loader makes of files that it refuses, or of which nothing is claimed: no parameter."""
+    return Loaded(loader, {}, {}, refusals=(refusal,))
+
+
+def unknown(sentence: str) -> Refusal:
+    """Return that nothing is claimed, because of ``sentence``."""
+    return Refusal(Cause.UNKNOWN, sentence)

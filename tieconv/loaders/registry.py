@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from tieconv.loaders import llama_cpp, mlx_lm, onnxruntime_genai, tensorrt_llm, tgi, vllm
 from tieconv.loaders import safetensors_load_model as safetensors
+from tieconv.loaders.engines import llama_cpp, mlx_lm, onnxruntime_genai, tensorrt_llm, tgi, vllm
 from tieconv.loaders.interface import Consumer
-from tieconv.loaders.transformers import release4 as transformers4
-from tieconv.loaders.transformers import release5 as transformers5
+from tieconv.loaders.transformers import releases as transformers
 
 CONSUMERS: tuple[Consumer, ...] = (
-    *transformers4.CONSUMERS,
-    *transformers5.CONSUMERS,
+    *transformers.CONSUMERS,
     *safetensors.CONSUMERS,
     *vllm.CONSUMERS,
     *llama_cpp.CONSUMERS,
@@ -19,3 +17,8 @@ CONSUMERS: tuple[Consumer, ...] = (
     *tensorrt_llm.CONSUMERS,
     *onnxruntime_genai.CONSUMERS,
 )
+
+
+def consumer(loader: str, release: str) -> Consumer:
+    """Return a loader at a release, by the names that `CONSUMERS` has for them; raises `KeyError`."""
+    return {(entry.name, entry.version): entry for entry in CONSUMERS}[loader, release]

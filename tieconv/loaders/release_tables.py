@@ -7,19 +7,16 @@ or names by model type. `fixtures/loaders.py` writes the files.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from tieconv.package_data import data_text
+
 
 @cache
 def _tables(release: str) -> Mapping[str, Any]:
-    # The loader's own method: it works from a zip too.
-    assert __spec__ is not None
-    loader: Any = __spec__.loader
-    data: bytes = loader.get_data(os.path.join(os.path.dirname(__file__), "data", f"{release}.json"))
-    tables: Mapping[str, Any] = json.loads(data)["tables"]
+    tables: Mapping[str, Any] = json.loads(data_text(__name__, f"{release}.json"))["tables"]
     return tables
 
 
@@ -31,8 +28,8 @@ def names(release: str, table: str) -> frozenset[str]:
 
 def by_type(release: str, table: str) -> Mapping[str, Any]:
     """Return what one table gives for each model type."""
-    found: Mapping[str, Any] = _tables(release)[table]
-    return found
+    entries: Mapping[str, Any] = _tables(release)[table]
+    return entries
 
 
 def kind(release: str, name: str) -> str | None:

@@ -17,7 +17,7 @@ class UnknownConsumerError(TieconvError):
 
 
 def select(spec: str) -> tuple[Consumer, ...]:
-    """The loaders that a specification names, in the order of the documentation.
+    """Return the loaders that a specification names, in the order of the documentation.
 
     Its parts, between commas, are a name (all known versions), `name>=V`, `name<=V`, `name==V`, `name V`, `name<V`,
     `name>V`, or a name with the version as it is printed (`tensorrt-llm engine`). Each part adds to the others.
@@ -39,8 +39,8 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
         return printed
     match = _PART.fullmatch(part)
     if match is None:
-        said = f'unknown loader "{shown(part)}"' if part else "the list of loaders has an empty part"
-        raise _unknown(said, consumers)
+        message = f'unknown loader "{shown(part)}"' if part else "the list of loaders has an empty part"
+        raise _unknown(message, consumers)
     name, sign, version = match.groups()
     named = [consumer for consumer in consumers if consumer.name == name.lower()]
     if not named:
@@ -48,10 +48,10 @@ def _part(part: str, consumers: tuple[Consumer, ...]) -> list[Consumer]:
     if version is None:
         return named
     wanted = tuple(map(int, version.split(".")))
-    found = [consumer for consumer in named if _meets(consumer, sign, wanted)]
-    if not found:
+    meeting = [consumer for consumer in named if _meets(consumer, sign, wanted)]
+    if not meeting:
         raise _unknown(f"tieconv does not know what {shown(part)} does", consumers)
-    return found
+    return meeting
 
 
 def _words(text: str) -> list[str]:

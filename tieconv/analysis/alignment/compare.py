@@ -16,7 +16,7 @@ import numpy as np
 from tieconv.analysis.alignment.linear import MAPS, Linear, Moments, expected, linear, moments
 from tieconv.analysis.alignment.local import NEIGHBOURS, Local, Sample, draw, local, overlap, pearson, spearman
 from tieconv.analysis.alignment.token_tables import Array, Joined, Table, join
-from tieconv.analysis.alignment.verdict import Contest, verdict
+from tieconv.analysis.alignment.verdict import Contest, certainty, verdict
 from tieconv.checkpoint.json_values import stated_fields
 from tieconv.checkpoint.results.analysis import POINTS, Detail, Measure, Section
 from tieconv.checkpoint.value_type import record
@@ -186,6 +186,7 @@ def _section(joined: Joined, views: list[Local], sample: Sample, figures: dict[s
             },
             evidence=contests,
         ),
+        certainty(shape, contests),
     )
 
 

@@ -18,7 +18,7 @@ from tieconv.analysis.model.subject import Subject, open_subject
 from tieconv.analysis.model.tables import Table as StoredTable
 from tieconv.analysis.relation.classify import equal_tables
 from tieconv.checkpoint.inspection import Depth
-from tieconv.checkpoint.results.analysis import Analysis, Section
+from tieconv.checkpoint.results.analysis import Analysis, Headline, Section
 from tieconv.errors import RefusedError
 from tieconv.formats import read_checkpoint
 from tieconv.inspection import inspect_checkpoint
@@ -57,7 +57,10 @@ def extended(
         with ExitStack() as stack:
             untied, second_model = (stack.enter_context(opened(path)) if path else None for path in (against, second))
             assert untied is not None
-            sections.append(align_models(findings.subject, untied, second_model))
+            aligned = align_models(findings.subject, untied, second_model)
+            sections.append(aligned)
+            question = f"Which table of {shown(_source(untied))} is the tied table like?"
+            analysis = replace(analysis, answered=Headline(question, aligned.sentence, aligned.certainty))
     if maps:
         sections += _maps(findings)
     return replace(analysis, sections=tuple(sections))

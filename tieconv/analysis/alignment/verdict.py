@@ -80,6 +80,15 @@ def verdict(contests: Sequence[Contest]) -> tuple[str, str]:
     return "mixed", "The measures do not agree on one role: " + "; ".join(_votes(won)) + "."
 
 
+def certainty(shape: str, contests: Sequence[Contest]) -> str:
+    """Return how sure the verdict ``shape`` is."""
+    if shape not in ("output", "input"):
+        return "not sure, the measures do not decide it"
+    agree = sum(contest.winner == shape for contest in contests)
+    rest = "all agree" if agree == len(contests) else f"{agree} agree and no other contradicts"
+    return f"of {len(contests)} measures {rest}, each by more than {_ERRORS:g} standard errors"
+
+
 def _votes(won: dict[str, list[str]]) -> list[str]:
     return [
         f"{_and([_WORDS[name] for name in names])} {'speaks' if len(names) == 1 else 'speak'} for the {_role(side)}"

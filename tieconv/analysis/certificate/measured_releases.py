@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
+
+from tieconv.package_data import data_text
 
 RELEASES = ("4.48", "4.57", "5.23")
 """The releases that certificates are about."""
@@ -18,11 +19,7 @@ RELEASES = ("4.48", "4.57", "5.23")
 @cache
 def table(release: str) -> Mapping[str, Any]:
     """Everything that was measured with one release."""
-    # The loader's own method works from a zip too.
-    assert __spec__ is not None
-    loader: Any = __spec__.loader
-    path = os.path.join(os.path.dirname(__file__), "data", f"transformers-{release}.json")
-    releases: Mapping[str, Any] = json.loads(loader.get_data(path))
+    releases: Mapping[str, Any] = json.loads(data_text(__name__, f"transformers-{release}.json"))
     return releases
 
 

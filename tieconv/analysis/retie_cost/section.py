@@ -19,6 +19,19 @@ SMALL = 1e-3
 """Nats a token below which a certified change is called harmless: a thousandth of what one more epoch may move."""
 
 
+Answer = tuple[str, str]
+"""A sentence, and how sure it is."""
+STORED = "certain, one table is stored"
+EVERY_BYTE = "proved, every byte was compared"
+EVERY_ROW = "measured, every row was compared"
+WITHIN_ROUNDING = "fitted, and what is left is within rounding"
+BY_SHAPE = "certain, the shapes differ"
+BY_CLASS = "certain, it follows from the class and the config"
+CERTIFIED = "proved, the bound holds for every input"
+ON_TEXT = "measured on the text given, and another text can differ"
+UNDECIDED = "open, the weights alone do not decide it"
+
+
 @record
 class RetieDetail(Detail):
     """The certified KL bounds by the table that survives, and the last norm that would take a head's factors."""
@@ -34,10 +47,10 @@ def one_table(subject: Subject) -> Section:
     """For a model that stores one table."""
     output = subject.evidence.head.output_head
     if output is None or not (output.tied_to or output.stored):
-        return Section(TITLE, "There is one table, so nothing to re-tie.", ())
+        return Section(TITLE, "There is one table, so nothing to re-tie.", (), certainty=STORED)
     if output.tied_to or not subject.forecast.sets_flag or output.name == subject.embed.record.name:
-        return Section(TITLE, "The model is tied: there is nothing to re-tie.", ())
-    return Section(TITLE, _under_two_names(subject), ())
+        return Section(TITLE, "The model is tied: there is nothing to re-tie.", (), certainty=STORED)
+    return Section(TITLE, _under_two_names(subject), (), certainty=STORED)
 
 
 def _under_two_names(subject: Subject) -> str:
@@ -61,8 +74,9 @@ def _before(subject: Subject) -> str:
 def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:
     """May it, what does it cost, and what to run."""
     fold = folded_norm(subject, related)
-    sentence = verdict(subject, related, costs, measured, fold)
-    return Section(TITLE, sentence, (*costs.measures, *measured), {}, RetieDetail(dict(costs.certified), fold))
+    answer, certainty = verdict(subject, related, costs, measured, fold)
+    detail = RetieDetail(dict(costs.certified), fold)
+    return Section(TITLE, answer, (*costs.measures, *measured), {}, detail, certainty)
 
 
 def verdict(
@@ -71,37 +85,42 @@ def verdict(
     costs: Costs,
     measured: tuple[Measure, ...] = (),
     fold: FoldedNorm | None = None,
-) -> str:
-    """One sentence: yes, at a cost, or no; and the next command, with what must be done before it."""
-    answer = _verdict(subject, related, costs, measured, fold)
-    return answer + _before(subject) if "tieconv retie" in answer else answer
+) -> Answer:
+    """One sentence (yes, at a cost, or no; the next command, with what must be done before it), and how sure it is."""
+    answer, certainty = _verdict(subject, related, costs, measured, fold)
+    return (answer + _before(subject) if "tieconv retie" in answer else answer), certainty
 
 
 def _verdict(
     subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...], fold: FoldedNorm | None
-) -> str:
+) -> Answer:
     source = shell_word(subject.evidence.checkpoint.source)
     kind = related.kind
     if subject.flip.barred and kind not in REFUSED:
-        return f"No: {subject.flip.reason}."
+        return f"No: {subject.flip.reason}.", BY_CLASS
     if subject.flip.taken_up:
-        return f"Yes, nothing is lost: the tied class applies that factor itself: {_command(subject)}."
+        return f"Yes, nothing is lost: the tied class applies that factor itself: {_command(subject)}.", BY_CLASS
     if kind is Kinship.BIT_EQUAL and not subject.flip.third:
-        return f"Yes, nothing is lost: {_command(subject)}."
+        return f"Yes, nothing is lost: {_command(subject)}.", EVERY_BYTE
     if kind in REFUSED:
-        return f"No: {_refusal(kind)}."
+        return f"No: {_refusal(kind)}.", UNDECIDED if kind is Kinship.UNKNOWN else EVERY_ROW
     if not one_shape(subject):
-        return f"No: {_refusal(Kinship.ROW_SUBSET)}."
+        return f"No: {_refusal(Kinship.ROW_SUBSET)}.", BY_SHAPE
     if kind in MAPPED:
         return (
             "No: a whole matrix stands between the tables, and a norm can hold only one factor for each column; undo "
-            "the rotation of the body first."
+            "the rotation of the body first.",
+            WITHIN_ROUNDING,
         )
+    on_text = _on_text(source, measured)
     if subject.flip.third:
-        return _on_text(source, measured) or _third(subject)
+        return (on_text, ON_TEXT) if on_text else (_third(subject), UNDECIDED)
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return _folded(subject, related, fold)
-    return _certainly(costs) or _on_text(source, measured) or _not_yet(related, costs, subject.withheld)
+        return _folded(subject, related, fold), EVERY_BYTE if isinstance(fold, ExactFold) else WITHIN_ROUNDING
+    certain = _certainly(costs)
+    if certain:
+        return certain, CERTIFIED
+    return (on_text, ON_TEXT) if on_text else (_not_yet(related, costs, subject.withheld), UNDECIDED)
 
 
 def _third(subject: Subject) -> str:

@@ -8,7 +8,9 @@ from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from tieconv.checkpoint.json_values import quoted
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count
 
 if TYPE_CHECKING:
     from tieconv.checkpoint.files.graph_structure import GraphRecord
@@ -145,6 +147,10 @@ class Checkpoint(_Tensors):
     graphs: tuple[GraphRecord, ...] = ()
     revision: str = ""
     unread: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        counts = count(len(self.files), "file"), count(len(self.tensors), "tensor")
+        return f"Checkpoint({', '.join((quoted(self.source), self.format, *counts))})"
 
     @property
     def tensors(self) -> Mapping[str, TensorRecord]:

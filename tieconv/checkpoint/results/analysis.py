@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import asdict, field
 from enum import StrEnum
 
-from tieconv.checkpoint.json_values import Printed, plain, stated_fields
+from tieconv.checkpoint.json_values import Printed, plain, quoted, stated_fields
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count
 from tieconv.version import VERSION
 
 ANALYZE_SCHEMA = "tieconv.analyze/1"
@@ -93,7 +94,8 @@ class Detail:
 class Section:
     """One question: a plain sentence that answers it, the figures behind, numbers to plot, and its own record.
 
-    ``series`` are of at most `POINTS` numbers each.
+    ``series`` are of at most `POINTS` numbers each. ``certainty`` says how sure the sentence is, where it may answer
+    what was asked.
     """
 
     title: str
@@ -101,6 +103,7 @@ class Section:
     measures: tuple[Measure, ...]
     series: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     detail: Detail = Detail()
+    certainty: str = ""
 
     @property
     def legend(self) -> str:
@@ -118,22 +121,53 @@ class Section:
         }
 
 
+MAY_BE_TIED = "May the embedding and the head be one tensor?"
+
+
+@record
+class Headline:
+    """What was asked, the answer, and how sure it is."""
+
+    question: str
+    answer: str
+    certainty: str = ""
+
+    def __str__(self) -> str:
+        sure = f" How sure: {self.certainty}." if self.certainty else ""
+        return f"{self.question} {self.answer}{sure}"
+
+
 @record
 class Analysis(Printed):
     """The answer of `tieconv analyze`.
 
     ``relation`` is the class of what the head is to the embedding (such as ``bit-equal``), ``verdict`` one sentence
-    that says whether they may be tied.
+    that says whether they may be tied. ``answered`` is about the question of another model, where one was named.
     """
 
     source: str
     sections: tuple[Section, ...]
     relation: str
     verdict: str
+    answered: Headline | None = None
+
+    @property
+    def headline(self) -> Headline:
+        """What was asked, the answer, and how sure it is."""
+        if self.answered is not None:
+            return self.answered
+        certainty = next((section.certainty for section in self.sections if section.sentence == self.verdict), "")
+        return Headline(MAY_BE_TIED, self.verdict, certainty)
 
     def section(self, title: str) -> Section | None:
         """The section of this title."""
         return next((section for section in self.sections if section.title == title), None)
+
+    def _facts(self) -> tuple[str, ...]:
+        return quoted(self.source), self.relation, count(len(self.sections), "section")
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((section.title, section.sentence) for section in self.sections)
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.analyze/1`."""
@@ -143,5 +177,6 @@ class Analysis(Printed):
             "source": self.source,
             "relation": self.relation,
             "verdict": self.verdict,
+            "headline": asdict(self.headline),
             "sections": [section.to_dict() for section in self.sections],
         }

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from tieconv.checkpoint.finding import Action, Finding, Level
 from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count, tally
 from tieconv.version import VERSION
 
 CHECK_SCHEMA = "tieconv.check/1"
@@ -157,6 +158,17 @@ class CheckReport(Printed):
             "waived": sum(entry.waiver is not None for model in self.models for entry in model.findings),
             "notes": list(self.notes),
         }
+
+    def _facts(self) -> tuple[str, ...]:
+        findings = tally(entry.finding.level for model in self.models for entry in model.open)
+        return count(len(self.models), "model"), f"{self.failed:,} failed", *findings
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for model in self.models:
+            if model.failure is not None:
+                yield model.source, "not read", "", model.failure.message
+            for entry in model.open:
+                yield model.source, str(entry.finding.level), entry.finding.rule, entry.finding.message
 
     def _model(self, model: CheckedModel) -> dict[str, object]:
         return {

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
-from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.json_values import Printed, plain, quoted
 from tieconv.checkpoint.relation.proved import Relation
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count
 from tieconv.version import VERSION
 
 DIFF_SCHEMA = "tieconv.diff/1"
@@ -147,6 +149,19 @@ class Comparison(Printed):
     files: tuple[FileDifference, ...]
     bytes_compared: int
     notes: tuple[str, ...] = ()
+
+    def _facts(self) -> tuple[str, ...]:
+        answer = "same function" if self.same_function else "not proved the same function"
+        differ = f"{count(len(self.tensors), 'tensor')} {'differs' if len(self.tensors) == 1 else 'differ'}"
+        return quoted(self.a.source), quoted(self.b.source), answer, differ
+
+    def _rows(self) -> Iterator[tuple[str, ...]]:
+        for entry in self.tensors:
+            yield "tensor", entry.name, str(entry.contrast)
+        for value in self.config:
+            yield "config", value.path, str(value.weight)
+        for file in self.files:
+            yield "file", file.name, str(file.contrast)
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.diff/1`."""

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import field
 
+from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.results.parity import Parity
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import HeadForm, SessionProof, SharedMatrix
-from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA
+from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA, plan_facts, plan_rows
 from tieconv.version import VERSION
 
 PRECISIONS = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -52,7 +53,7 @@ class ExportPlan:
 
 
 @record
-class ExportOutcome:
+class ExportOutcome(Printed):
     """What became of the plan. ``executed`` is false where nothing was written, also after a parity that failed.
 
     ``ties`` name, for every group that became one parameter, its names in the checkpoint. ``files`` are the bytes of
@@ -102,6 +103,14 @@ class ExportOutcome:
             "parity": None if self.parity is None else self.parity.to_dict(),
             "versions": dict(self.versions),
         }
+
+    def _facts(self) -> tuple[str, ...]:
+        return *plan_facts("export", self.plan.source, self.output), *(
+            () if self.parity is None else (f"parity {self.parity.verdict}",)
+        )
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.plan.summary, self.plan.notes)
 
     def __str__(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)

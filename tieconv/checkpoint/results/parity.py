@@ -9,8 +9,10 @@ from dataclasses import field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
+from tieconv.checkpoint.json_values import Printed, quoted
 from tieconv.checkpoint.results.parity_metrics import Figures, Metrics
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count
 from tieconv.version import VERSION
 
 PARITY_SCHEMA = "tieconv.parity/1"
@@ -135,7 +137,7 @@ class Histogram:
 
 
 @record
-class Parity:
+class Parity(Printed):
     """The measured agreement of a graph with its checkpoint. ``str()`` gives the `tieconv.parity/1` JSON.
 
     ``reason`` is why nothing was run, or of a graph that failed what in it is likely wrong.
@@ -157,6 +159,14 @@ class Parity:
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.parity/1`."""
         return {"schema": PARITY_SCHEMA, "tieconv": VERSION, **_document(self)}
+
+    def _facts(self) -> tuple[str, ...]:
+        where = (self.provider.active,) if self.provider.active else ()
+        return quoted(self.graph), str(self.verdict).replace("_", " "), *where, count(len(self.cases), "case")
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        reason = (("reason", self.reason),) if self.reason else ()
+        return *reason, *(("passed" if gate.passed else "failed", gate.sentence) for gate in self.gates)
 
     def __str__(self) -> str:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=True, allow_nan=False)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from tieconv.checkpoint.json_values import Printed
+from tieconv.checkpoint.json_values import Printed, quoted
 from tieconv.checkpoint.value_type import record
+from tieconv.text import count, size
 
 PUSH_SCHEMA = "tieconv.push/1"
 
@@ -54,6 +55,13 @@ class Push(Printed):
     @property
     def bytes_uploaded(self) -> int:
         return sum(change.bytes for change in self.changes if change.kind != "delete")
+
+    def _facts(self) -> tuple[str, ...]:
+        changes = f"{count(len(self.changes), 'file')} to push" if not self.executed else str(self.url)
+        return quoted(self.directory), quoted(self.repo), changes
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return tuple((change.kind, change.name, size(change.bytes)) for change in self.changes)
 
     def to_dict(self) -> dict[str, object]:
         """The document of schema `tieconv.push/1`."""

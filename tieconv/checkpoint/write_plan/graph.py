@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from enum import StrEnum
 
+from tieconv.checkpoint.json_values import Printed
 from tieconv.checkpoint.value_type import record
-from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA
+from tieconv.checkpoint.write_plan.plan import PLAN_SCHEMA, plan_facts, plan_rows
 from tieconv.version import VERSION
 
 MEASURED_RUNTIMES = ("1.31.1", "1.32.0")
@@ -108,7 +109,7 @@ class GraphPlan:
 
 
 @record
-class GraphOutcome:
+class GraphOutcome(Printed):
     """What became of a plan for graphs."""
 
     plan: GraphPlan
@@ -121,10 +122,11 @@ class GraphOutcome:
         """The document of schema `tieconv.plan/1`."""
         return _document(self)
 
-    def __str__(self) -> str:
-        import json
+    def _facts(self) -> tuple[str, ...]:
+        return plan_facts(self.plan.command, self.plan.source, self.output)
 
-        return json.dumps(self.to_dict(), indent=2, ensure_ascii=True)
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.plan.summary, self.plan.notes)
 
 
 def _document(outcome: GraphOutcome) -> dict[str, object]:

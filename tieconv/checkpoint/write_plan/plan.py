@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, field
 
 from tieconv.checkpoint.files.model_files import Checkpoint, FileState
-from tieconv.checkpoint.json_values import Printed, plain
+from tieconv.checkpoint.json_values import Printed, Summarised, plain, quoted
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.operation import LinkFile, Operation
 from tieconv.checkpoint.write_plan.output import OutputText, OutputWeights, bytes_taken
 from tieconv.checkpoint.write_plan.proof import Proof
+from tieconv.text import size
 from tieconv.version import VERSION
 
 PLAN_SCHEMA = "tieconv.plan/1"
@@ -49,8 +50,18 @@ class Promises:
     ties: tuple[TiePromise, ...]
 
 
+def plan_facts(command: str, source: str, output: str | None) -> tuple[str, ...]:
+    """Return the facts of what became of a plan."""
+    return quoted(source), command, "not executed" if output is None else f"written to {quoted(output)}"
+
+
+def plan_rows(summary: str, notes: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Return what a notebook shows of a plan."""
+    return ("plan", summary), *(("note", note) for note in notes)
+
+
 @record
-class Plan:
+class Plan(Summarised):
     """A promise. Pure data: making one reads nothing beyond the inspection it came from.
 
     ``weights`` and ``texts`` are the files that change, ``links`` those that come along unchanged,
@@ -93,6 +104,12 @@ class Plan:
         """Bytes of files that come along unchanged."""
         return sum(link.bytes for link in self.links)
 
+    def _facts(self) -> tuple[str, ...]:
+        return quoted(self.checkpoint.source), self.command, f"writes {size(self.bytes_written)}"
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.summary, self.notes)
+
 
 @record
 class Outcome(Printed):
@@ -122,6 +139,12 @@ class Outcome(Printed):
             "verified": self.verified,
             "output": self.output,
         }
+
+    def _facts(self) -> tuple[str, ...]:
+        return plan_facts(self.plan.command, self.plan.checkpoint.source, self.output)
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return self.plan._rows()
 
 
 def _operation(operation: Operation) -> dict[str, object]:

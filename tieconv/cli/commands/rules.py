@@ -52,5 +52,5 @@ def _document(rule: Rule) -> dict[str, str]:
         "name": rule.name,
         "level": str(rule.level),
         "summary": rule.summary,
-        "documentation": rule.help_text,
+        "documentation": rule.documentation,
     }

@@ -9,70 +9,63 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from tieconv.architectures.flag_levels import reading_v4
-from tieconv.checkpoint.family import Family, Role, Tying
+from tieconv.checkpoint.family import Role, Tying
 from tieconv.checkpoint.inspection import Inspection, State
 from tieconv.checkpoint.tie_group import Member
-from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables
-from tieconv.loaders.as_read import as_read
+from tieconv.loaders.evidence.head_pair import head_pair, in_file
+from tieconv.loaders.evidence.tie_groups import (
+    Group,
+    before_ties,
+    discarded,
+    file_names,
+    groups,
+    head_factor,
+    misshapen,
+)
+from tieconv.loaders.evidence.unclear import SAFETENSORS
+from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Absence, Cause, Loaded, Parameter, Refusal
-from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied
 from tieconv.loaders.transformers.names4 import corrupt, unread
 from tieconv.loaders.transformers.ties4 import NO_VALUES, last_wins, source_name, sources
+from tieconv.loaders.transformers.unclear4 import ties_alone, unclear_model, unclear_tables, unclear_vocabularies
+from tieconv.loaders.transformers.weight_search import by_name
 from tieconv.text import shown
 
 _EQUAL = frozenset({State.CANONICAL, State.IDENTICAL, State.ALIASED})
 
 
 def load(inspection: Inspection, version: str) -> Loaded:
-    """The model in transformers ``version``, `4.48` or `4.57`."""
+    """Return the model in transformers ``version``, `4.48` or `4.57`."""
     family, stored = inspection.family, inspection.checkpoint.tensors
-    lost = unread(family, stored, version) | _unindexed(inspection)
-    reading = as_read(inspection, lost)
-    parameters = untied(reading, f"transformers-{version}")
-    open_pairs = [_tie(reading, group, parameters, version) for group in groups(reading)]
-    head, embedding = (
-        facts.in_file(reading, name) if name else "" for name in (family.output_head, family.input_embedding)
-    )
-    if ties_alone(reading, version):
+    unknown_names = unread(family, stored, version) | _unindexed(inspection)
+    read = without_tensors(inspection, unknown_names)
+    parameters = before_ties(read, f"transformers-{version}")
+    open_pairs = [_tie(read, group, parameters, version) for group in groups(read)]
+    head, embedding = (in_file(read, name) if name else "" for name in (family.output_head, family.input_embedding))
+    if ties_alone(read, version):
         source = parameters[embedding]
         absence = None if source.stored else Absence.UNSET
         parameters |= {name: Parameter(source.stored, embedding, absence) for name in (head, embedding)}
     if head in parameters:
-        factor = head_factor(reading, family.meaning_v4, bool(family.default_v4))
+        factor = head_factor(read, family.meaning_v4, bool(family.default_v4))
         parameters[head] = replace(parameters[head], factor=factor)
     return Loaded(
         f"transformers {version}",
-        file_names(reading),
+        file_names(read),
         parameters,
-        unread=lost,
-        discarded=discarded(reading, parameters, lost),
-        refusals=tuple(_refusals(inspection, reading, version)),
-        in_order=_in_order(reading, version),
+        unread=unknown_names,
+        discarded=discarded(read, parameters, unknown_names),
+        refusals=tuple(_refusals(inspection, read, version)),
+        in_order=_in_order(read, version),
         undecided=next(filter(None, open_pairs), None),
     )
-
-
-def unmeasured_448(family: Family) -> bool:
-    """Whether a class was not measured with transformers 4.48, which may have its type."""
-    return family.unlisted or (family.part is not None and not family.part.usual)
-
-
-def has_class_448(family: Family) -> bool:
-    """Whether transformers 4.48 has the class, and it was measured."""
-    return not unmeasured_448(family) and family.model_type in release_tables.names("transformers-4.48", "types")
 
 
 def _unindexed(inspection: Inspection) -> frozenset[str]:
     """Tensors that a shard holds and the index does not name, which transformers 4 does not read."""
     cautions = (caution for caution in inspection.checkpoint.cautions if caution.code == "index.extra-tensor")
     return frozenset(name for caution in cautions for name in caution.tensors)
-
-
-def ties_alone(inspection: Inspection, version: str) -> bool:
-    """Whether the flag ties the head, which it does not in transformers 5."""
-    listed = inspection.family.text_class in release_tables.names(f"transformers-{version}", "head tied here alone")
-    return listed and bool(reading_v4(inspection))
 
 
 def _tie(
@@ -83,19 +76,19 @@ def _tie(
         _tie_biases(inspection, group, parameters, version)
         return None
     members, undecided = group.members, None
-    held = [member.stored for member in members]
-    last = last_read(inspection, group.names, [member.name for member in members])
+    stored = [member.stored for member in members]
+    last_table = last_read(inspection, group.names, [member.name for member in members])
     tied = is_tied(inspection, group)
-    taken = sources(inspection.family, group.names, held, version, tied=tied, last=last)
+    taken = sources(inspection.family, group.names, stored, version, tied=tied, last_table=last_table)
     source = members[group.names.index(source_name(inspection.family, group.names, version))].name
-    for own, (member, place) in enumerate(zip(members, taken, strict=True)):
-        if place is None or place == NO_VALUES:
+    for own, (member, index) in enumerate(zip(members, taken, strict=True)):
+        if index is None or index == NO_VALUES:
             random = Parameter(None, member.name, Absence.RANDOM)
-            parameters[member.name] = random if place is None else Parameter(None, source, Absence.UNSET)
+            parameters[member.name] = random if index is None else Parameter(None, source, Absence.UNSET)
             continue
-        base = members[place]
+        base = members[index]
         parameters[member.name] = Parameter(base.name, base.name)
-        if place != own or len(set(taken)) < len(taken):
+        if index != own or len(set(taken)) < len(taken):
             undecided = undecided or _not_compared(base, member)
     return undecided if group.role is Role.WORD_EMBEDDING else None
 
@@ -107,18 +100,22 @@ def _not_compared(base: Member, member: Member) -> tuple[str, str] | None:
 
 
 def is_tied(inspection: Inspection, group: Group) -> bool:
-    """Whether a group is tied. The flag decides over the head of every class."""
-    family, older = inspection.family, reading_v4(inspection)
-    if older is None or family.tying is Tying.NEVER:
+    """Return whether a group is tied. The flag decides over the head of every class."""
+    family, flag = inspection.family, reading_v4(inspection)
+    if flag is None or family.tying is Tying.NEVER:
         return group.declared
-    return older if family.output_head in group.names else older or not group.gated
+    return flag if family.output_head in group.names else flag or not group.gated
 
 
-def last_read(inspection: Inspection, told: Sequence[str], names: Sequence[str]) -> int | None:
-    """The place of the stored table, no head, that comes last in the files; ``told`` are its names in the table."""
-    order = {name: place for place, name in enumerate(inspection.checkpoint.tensors)}
-    held = [place for place, name in enumerate(names) if name in order and told[place] != inspection.family.output_head]
-    return max(held, key=lambda place: order[names[place]], default=None)
+def last_read(inspection: Inspection, known_names: Sequence[str], names: Sequence[str]) -> int | None:
+    """Return the index of the stored table, not of the head, that comes last in the files.
+
+    ``known_names`` are those of ``names`` in the table of architectures.
+    """
+    order = {name: index for index, name in enumerate(inspection.checkpoint.tensors)}
+    head = inspection.family.output_head
+    stored = [index for index, name in enumerate(names) if name in order and known_names[index] != head]
+    return max(stored, key=lambda index: order[names[index]], default=None)
 
 
 def _in_order(inspection: Inspection, version: str) -> tuple[str, ...]:
@@ -139,7 +136,7 @@ def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Para
     """
     outer, inner = group.members[0], group.members[-1]
     prefers_inner = inspection.family.text_type in release_tables.names(f"transformers-{version}", "inner bias")
-    pair = facts.pair(inspection)
+    pair = head_pair(inspection)
     if version == "4.48" and (pair is None or not pair.has_embedding):
         order: tuple[Member, ...] = (inner, outer)
     elif version == "4.48":
@@ -156,22 +153,42 @@ def _tie_biases(inspection: Inspection, group: Group, parameters: dict[str, Para
             parameters[member.name] = Parameter(None, outer.name, absence)
 
 
-def _refusals(inspection: Inspection, reading: Inspection, version: str) -> Iterator[Refusal]:
-    family = inspection.family
-    for file in inspection.checkpoint.files if inspection.checkpoint.format == facts.SAFETENSORS else ():
+def _refusals(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:
+    """Why it makes no model, in its own order; ``read`` is the inspection without the names that it does not know."""
+    files = by_name(read, configured=version != "4.48")
+    if files is not None:
+        yield files
+    yield from _metadata(inspection)
+    yield from unclear_model(read, version)
+    yield from _corrupt_names(inspection, version)
+    yield from unclear_vocabularies(read)
+    yield from _config_and_shapes(inspection, read, version)
+    yield from unclear_tables(read, version)
+
+
+def _metadata(inspection: Inspection) -> Iterator[Refusal]:
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == SAFETENSORS else ():
         if file.refused_format is not None:
-            said = f"the format {shown(file.refused_format)}" if file.refused_format else "no format"
-            sentence = f"the metadata of {shown(file.name)} names {said}, which transformers 4 refuses"
+            entry = f"the format {shown(file.refused_format)}" if file.refused_format else "no format"
+            sentence = f"the metadata of {shown(file.name)} names {entry}, which transformers 4 refuses"
             yield Refusal(Cause.METADATA, sentence)
-    odd = corrupt(family, inspection.checkpoint.tensors, version)
-    if odd is not None:
-        what = f"{shown(odd)} is stored and no name starts with {shown(f'{family.prefix}.')}"
-        yield Refusal(Cause.NAMES, f"{what}: transformers 4 takes that for a corrupted file", (odd,))
+
+
+def _corrupt_names(inspection: Inspection, version: str) -> Iterator[Refusal]:
+    family = inspection.family
+    name = corrupt(family, inspection.checkpoint.tensors, version)
+    if name is not None:
+        stored = f"{shown(name)} is stored and no name starts with {shown(f'{family.prefix}.')}"
+        yield Refusal(Cause.NAMES, f"{stored}: transformers 4 takes that for a corrupted file", (name,))
+
+
+def _config_and_shapes(inspection: Inspection, read: Inspection, version: str) -> Iterator[Refusal]:
+    family = inspection.family
     nested = "text_config" in inspection.checkpoint.config_values
     if nested and family.model_type in release_tables.names(f"transformers-{version}", "flat config"):
         sentence = f"the config of {shown(family.model_type)} has no text_config in transformers {version}"
         yield Refusal(Cause.CONFIG, sentence)
-    mismatch = None if family.misfit and not reading_v4(inspection) else misshapen(reading)
-    if mismatch is not None:
-        sentence = f"{shown(mismatch)} has another shape than the tensor that it is tied to"
-        yield Refusal(Cause.SHAPES, sentence, (mismatch,))
+    misfit = None if family.misfit and not reading_v4(inspection) else misshapen(read)
+    if misfit is not None:
+        sentence = f"{shown(misfit)} has another shape than the tensor that it is tied to"
+        yield Refusal(Cause.SHAPES, sentence, (misfit,))

@@ -6,6 +6,7 @@ From `PreTrainedModel.tie_weights` of transformers 5.23.0.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import assert_never
 
 from tieconv.architectures.flag_levels import FLAG, cannot_build
@@ -27,12 +28,22 @@ from tieconv.checkpoint.relation.proved import (
     Unread,
 )
 from tieconv.checkpoint.tie_group import Member
-from tieconv.loaders import questions as facts
 from tieconv.loaders import release_tables
-from tieconv.loaders.as_read import as_read
+from tieconv.loaders.evidence.head_pair import in_file
+from tieconv.loaders.evidence.tie_groups import (
+    Group,
+    before_ties,
+    discarded,
+    file_names,
+    groups,
+    head_factor,
+    misshapen,
+)
+from tieconv.loaders.evidence.without_tensors import without_tensors
 from tieconv.loaders.loaded import Cause, Loaded, Parameter, Refusal
-from tieconv.loaders.tie_groups import Group, discarded, file_names, groups, head_factor, misshapen, untied
 from tieconv.loaders.transformers.names5 import RELEASE, steps, unread
+from tieconv.loaders.transformers.unclear5 import flag_refusals, remark, unclear_names
+from tieconv.loaders.transformers.weight_search import by_name
 from tieconv.text import shown
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "float64": "F64"}
@@ -46,35 +57,52 @@ class _UndecidedError(Exception):
     """Whether two tensors are equal once loaded does not follow from what was compared."""
 
 
-def load(inspection: Inspection, guesses: Guesses | None = None) -> Loaded:
+def load(inspection: Inspection) -> Loaded:
+    """Return the model in transformers 5; ``alternatives`` where stored tensors were not compared."""
+    loaded = _load(inspection, {})
+    return loaded if loaded.undecided is None else replace(loaded, alternatives=tuple(_settled(inspection, loaded, {})))
+
+
+def _settled(inspection: Inspection, loaded: Loaded, guesses: Guesses) -> Iterator[Loaded]:
+    """The models with each stored pair that was not compared taken as different, and as equal."""
+    if loaded.undecided is None:
+        yield loaded
+        return
+    for equal in (False, True):
+        settled = {**guesses, loaded.undecided: equal}
+        yield from _settled(inspection, _load(inspection, settled), settled)
+
+
+def _load(inspection: Inspection, guesses: Guesses) -> Loaded:
     """The model. ``guesses`` says of stored pairs that were not compared whether they are equal; else not."""
-    lost = unread(inspection.family, inspection.checkpoint.tensors)
-    reading = as_read(inspection, lost)
-    parameters = untied(reading, RELEASE)
-    open_pairs = [_tie(reading, group, parameters, guesses or {}) for group in groups(reading)]
-    head = facts.in_file(reading, reading.family.output_head) if reading.family.output_head else ""
-    if head in parameters:
-        own, factor = parameters[head], head_factor(reading, reading.family.meaning_v5, reading.family.default_v5)
-        parameters[head] = Parameter(own.stored, own.parameter, own.absence, factor)
+    unknown_names = unread(inspection.family, inspection.checkpoint.tensors)
+    read = without_tensors(inspection, unknown_names)
+    family, parameters = read.family, before_ties(read, RELEASE)
+    open_pairs = [_tie(read, group, parameters, guesses) for group in groups(read)]
+    pair = [in_file(read, name) for name in (family.output_head, family.input_embedding) if name]
+    if family.output_head:
+        factor = head_factor(read, family.meaning_v5, family.default_v5)
+        parameters[pair[0]] = replace(parameters[pair[0]], factor=factor)
     return Loaded(
         "transformers 5",
-        file_names(reading),
-        parameters,
-        unread=lost,
-        discarded=discarded(reading, parameters, lost),
-        refusals=tuple(_refusals(reading)),
+        file_names(read),
+        {name: parameters[name] for name in dict.fromkeys((*pair, *parameters))},
+        unread=unknown_names,
+        discarded=discarded(read, parameters, unknown_names),
+        refusals=tuple(_refusals(inspection, read)),
         undecided=next(filter(None, open_pairs), None),
+        remark=remark(read) if len({parameters[name].parameter for name in pair}) > 1 else "",
     )
 
 
 def _tie(
     inspection: Inspection, group: Group, parameters: dict[str, Parameter], guesses: Guesses
 ) -> tuple[str, str] | None:
-    """Tie the names of one group; the first stored pair of which nobody knows whether it is equal."""
+    """Tie the names of one group; return the first stored pair of which nobody knows whether it is equal."""
     names = {name: member.name for name, member in zip(group.names, group.members, strict=True)}
-    held = [member.stored for member in group.members]
+    stored = [member.stored for member in group.members]
     undecided = None
-    for give, take, both in steps(inspection.family, group.names, held) if group.declared else ():
+    for give, take, both in steps(inspection.family, group.names, stored) if group.declared else ():
         source, target = parameters[names[give]], parameters[names[take]]
         if both:
             try:
@@ -89,24 +117,24 @@ def _tie(
     return undecided
 
 
-def _equal(inspection: Inspection, group: Group, one: str | None, two: str | None, guesses: Guesses) -> bool:
+def _equal(inspection: Inspection, group: Group, first: str | None, second: str | None, guesses: Guesses) -> bool:
     members = {member.name: member for member in group.members}
-    if one == two or one is None or two is None:
+    if first == second or first is None or second is None:
         return True
-    if (one, two) in guesses:
-        return guesses[one, two]
+    if (first, second) in guesses:
+        return guesses[first, second]
     try:
-        return _compared(inspection, members[one], members[two])
+        return _compared(inspection, members[first], members[second])
     except _UndecidedError:
-        raise _UndecidedError(one, two) from None
+        raise _UndecidedError(first, second) from None
 
 
 def _compared(inspection: Inspection, first: Member, second: Member) -> bool:
     if State.CANONICAL not in (first.state, second.state):
-        one_is, two_is = _as_reference(inspection, first), _as_reference(inspection, second)
-        if not one_is and not two_is:
+        equal = [_as_reference(inspection, member) for member in (first, second)]
+        if not any(equal):
             raise _UndecidedError
-        return one_is and two_is
+        return all(equal)
     return _as_reference(inspection, second if first.state is State.CANONICAL else first)
 
 
@@ -141,24 +169,34 @@ def _may_round_to_equal(inspection: Inspection, member: Member, figures: RowFigu
 
 
 def load_dtype(inspection: Inspection) -> str | None:
-    """The type that ``dtype="auto"`` loads in; ``None`` where the config names none."""
+    """Return the type that ``dtype="auto"`` loads in; ``None`` where the config names none."""
     values = inspection.checkpoint.config_values
     named = values.get("dtype") or values.get("torch_dtype")
     return _DTYPES.get(str(named).removeprefix("torch."))
 
 
-def _refusals(inspection: Inspection) -> Iterator[Refusal]:
+def _refusals(inspection: Inspection, read: Inspection) -> Iterator[Refusal]:
+    """Why it makes no model, in its own order; ``read`` is the inspection without the names that it does not know."""
+    files = by_name(inspection)
+    if files is not None:
+        yield files
+    yield from _config_refusals(inspection)
+    yield from flag_refusals(inspection)
+    yield from unclear_names(inspection)
+    misfit = None if read.family.misfit else misshapen(read)
+    if misfit is not None:
+        yield Refusal(Cause.SHAPES, f"{shown(misfit)} has another shape than the tensor that it is tied to", (misfit,))
+
+
+def _config_refusals(inspection: Inspection) -> Iterator[Refusal]:
     family, declared = inspection.family, inspection.config.declared
     if family.model_type in release_tables.names(RELEASE, "refuses true flag") and any(
-        one.value is True for one in declared
+        entry.value is True for entry in declared
     ):
         yield Refusal(Cause.CONFIG, f"the config of {shown(family.model_type)} refuses {FLAG} true")
     if cannot_build(inspection):
         sentence = f"{_whole(family)} cannot be built with {FLAG} true: its embedding has another name"
         yield Refusal(Cause.CONFIG, sentence)
-    odd = None if family.misfit else misshapen(inspection)
-    if odd is not None:
-        yield Refusal(Cause.SHAPES, f"{shown(odd)} has another shape than the tensor that it is tied to", (odd,))
 
 
 def _whole(family: Family) -> str:

@@ -14,14 +14,14 @@ from tieconv.loaders import release_tables
 
 
 def unread(family: Family, stored: Collection[str], version: str) -> frozenset[str]:
-    """The stored names of the table's tensors that a release of transformers 4, `4.48` or `4.57`, does not know."""
+    """Return the stored names of the table's tensors that transformers ``version``, `4.48` or `4.57`, does not know."""
     reader = _Reader(family, stored, version)
-    found = ((name, locate(family, name, stored)) for name in known_names(family))
-    return frozenset(name for told, name in found if name is not None and not reader.reads(told, name))
+    located = ((name, locate(family, name, stored)) for name in known_names(family))
+    return frozenset(spelled for name, spelled in located if spelled is not None and not reader.reads(name, spelled))
 
 
 def corrupt(family: Family, stored: Collection[str], version: str) -> str | None:
-    """A stored name at which transformers 4 stops: one of the head's, in a file that has the prefix nowhere."""
+    """Return a stored name at which transformers 4 stops: one of the head's, in a file that has the prefix nowhere."""
     reader = _Reader(family, stored, version)
     if not reader.adds_prefix:
         return None
@@ -46,12 +46,12 @@ class _Reader:
         self.adds_prefix = expected and not prefixed
         self.drops_prefix = prefixed and not expected
 
-    def reads(self, told: str, name: str) -> bool:
-        """Whether the tensor stored under ``name`` becomes the one that the table calls ``told``."""
+    def reads(self, known: str, name: str) -> bool:
+        """Return whether the tensor stored under ``name`` becomes the one that the table calls ``known``."""
         if self.adds_prefix:
             name = self.start + name
         elif self.drops_prefix and not name.startswith(self.start):
             return False
         elif self.drops_prefix:
             name = name.removeprefix(self.start)
-        return name in (told, self.memory.get(told))
+        return name in (known, self.memory.get(known))

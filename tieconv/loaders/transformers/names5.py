@@ -19,9 +19,9 @@ _PASSAGE = frozenset(("language_model", "model", "transformer"))
 
 
 def unread(family: Family, stored: Collection[str]) -> frozenset[str]:
-    """The stored names of the table's tensors that transformers 5 does not know."""
-    found = {locate(family, name, stored) for name in known_names(family, Role.WORD_EMBEDDING)}
-    return frozenset(name for name in _not_taken(family) if name in found)
+    """Return the stored names of the table's tensors that transformers 5 does not know."""
+    located = {locate(family, name, stored) for name in known_names(family, Role.WORD_EMBEDDING)}
+    return frozenset(name for name in _not_taken(family) if name in located)
 
 
 def _not_taken(family: Family) -> Sequence[str]:
@@ -30,37 +30,41 @@ def _not_taken(family: Family) -> Sequence[str]:
     return names
 
 
-def stranger(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
-    """A name of the table that is not stored, and a stored one that the loader may take for it.
+def mistakable(family: Family, stored: Collection[str]) -> tuple[str, str] | None:
+    """Return a name of the table that is not stored, and a stored one that the loader may take for it.
 
     Renamings follow each other there, so more spellings are read than `locate` knows: those that end as the name
     does and are made of parts that the loader adds and takes away.
     """
-    told = known_names(family, Role.WORD_EMBEDDING)
-    held = {name: locate(family, name, stored) for name in told}
+    names = known_names(family, Role.WORD_EMBEDDING)
+    located = {name: locate(family, name, stored) for name in names}
     memory = dict(family.renames)
-    known = {*held.values(), *_outer(family)}
-    parts = _PASSAGE.union(*(name.split(".") for name in (family.prefix, *told, *memory.values())))
-    missing = [name for name in told if held[name] is None]
+    known = {*located.values(), *_outer(family)}
+    parts = _PASSAGE.union(*(name.split(".") for name in (family.prefix, *names, *memory.values())))
+    missing = [name for name in names if located[name] is None]
     for name in stored if missing else ():
-        steps = name.split(".")
-        if name in known or not parts.issuperset(steps):
+        tail = name.split(".")[-2:]
+        if name in known or not parts.issuperset(name.split(".")):
             continue
-        ends = (one for one in missing if steps[-2:] in (one.split(".")[-2:], memory.get(one, one).split(".")[-2:]))
-        found = next(ends, None)
-        if found is not None:
-            return found, name
+        alike = next((lost for lost in missing if tail in _tails(lost, memory.get(lost, lost))), None)
+        if alike is not None:
+            return alike, name
     return None
 
 
+def _tails(*names: str) -> list[list[str]]:
+    """The last two parts of each name."""
+    return [name.split(".")[-2:] for name in names]
+
+
 def twice(family: Family, stored: Collection[str]) -> tuple[str, ...]:
-    """Stored names, more than one, that the loader takes for the same tensor; empty where there are none."""
-    lost = _not_taken(family)
-    told = known_names(family, Role.WORD_EMBEDDING)
-    for name in told:
-        held = [other for other in dict.fromkeys(variants(family, name)) if other in stored and other not in lost]
-        if len([other for other in held if other == name or other not in told]) > 1:
-            return tuple(held)
+    """Return stored names, more than one, that the loader takes for the same tensor; empty where there are none."""
+    not_taken = _not_taken(family)
+    names = known_names(family, Role.WORD_EMBEDDING)
+    for name in names:
+        spellings = [s for s in dict.fromkeys(variants(family, name)) if s in stored and s not in not_taken]
+        if len([spelling for spelling in spellings if spelling == name or spelling not in names]) > 1:
+            return tuple(spellings)
     return ()
 
 
@@ -72,7 +76,7 @@ def _outer(family: Family) -> Iterator[str]:
 
 
 def in_order(family: Family, names: Sequence[str]) -> list[str]:
-    """The names but for the first in the order in which they are tied to it.
+    """Return the names but for the first in the order in which they are tied to it.
 
     What a class declares comes before what its body does.
     """
@@ -88,12 +92,12 @@ def in_order(family: Family, names: Sequence[str]) -> list[str]:
 
 
 def steps(family: Family, names: Sequence[str], stored: Sequence[bool]) -> Iterator[tuple[str, str, bool]]:
-    """Each pair that is tied: whose parameter is taken, by which name, and whether only where they are equal."""
-    missing = {name for name, held in zip(names, stored, strict=True) if not held}
+    """Yield each pair that is tied: whose parameter is taken, by which name, and whether only where they are equal."""
+    missing = {name for name, is_stored in zip(names, stored, strict=True) if not is_stored}
     source, targets = names[0], in_order(family, names)
-    for place, target in enumerate(targets):
+    for index, target in enumerate(targets):
         if target in missing:
-            backup = next((name for name in targets[place + 1 :] if name not in missing), source)
+            backup = next((name for name in targets[index + 1 :] if name not in missing), source)
             give, take = (backup if source in missing else source), target
         else:
             give, take = (target, source) if source in missing else (source, target)

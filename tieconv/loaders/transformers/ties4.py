@@ -12,7 +12,7 @@ from tieconv.checkpoint.family import Family
 from tieconv.loaders import release_tables
 
 NO_VALUES = -1
-"""The name is left without values: the loader moved nothing into the place that it made for it."""
+"""The name is left without values: the loader moved nothing into its memory."""
 
 
 def _of_type(family: Family, version: str, table: str) -> bool:
@@ -20,7 +20,7 @@ def _of_type(family: Family, version: str, table: str) -> bool:
 
 
 def last_wins(family: Family, version: str) -> bool:
-    """Whether several stored tables become one, that which is read last."""
+    """Return whether several stored tables become one, that which is read last."""
     return _of_type(family, version, "last table wins")
 
 
@@ -29,14 +29,20 @@ def _gives_its_table(family: Family, version: str) -> bool:
 
 
 def sources(
-    family: Family, names: Sequence[str], stored: Sequence[bool], version: str, *, tied: bool, last: int | None = None
+    family: Family,
+    names: Sequence[str],
+    stored: Sequence[bool],
+    version: str,
+    *,
+    tied: bool,
+    last_table: int | None = None,
 ) -> tuple[int | None, ...]:
-    """For each of ``names`` the place of the name whose stored values it has, ``None`` where they are random.
+    """Return for each of ``names`` the index of the name whose stored values it has, ``None`` where they are random.
 
-    ``names`` are those of the table, the canonical one first; ``last`` is the place of the table, no head, that comes
-    last in the file.
+    ``names`` are those of the table, the canonical one first; ``last_table`` is the index of the table, not of the
+    head, that comes last in the file.
     """
-    own = _own(family, names, stored, version, last)
+    own = _own(family, names, stored, version, last_table)
     tied = (tied or _of_type(family, version, "always tied")) and not _of_type(family, version, "never tied")
     if not tied and _of_type(family, version, "head is decoder's table"):
         return _decoder_is_head(names, own, version)
@@ -44,13 +50,13 @@ def sources(
         # Of this class, whose tie no flag undoes, only what is missing is taken from the shared table.
         alone = not _gives_its_table(family, version)
         fills = _of_type(family, version, "fills what is missing") and stored[0] and alone
-        return tuple(0 if fills and place is None else place for place in own)
+        return tuple(0 if fills and index is None else index for index in own)
     base = _base(family, names, own, version)
     return tuple(base for _ in names)
 
 
 def source_name(family: Family, names: Sequence[str], version: str) -> str:
-    """The one of ``names`` whose values the others have where they are tied."""
+    """Return the one of ``names`` whose values the others have where they are tied."""
     start = family.text_start + release_tables.by_type(f"transformers-{version}", "tied to").get(
         family.text_type, names[0]
     )
@@ -58,30 +64,30 @@ def source_name(family: Family, names: Sequence[str], version: str) -> str:
 
 
 def _own(
-    family: Family, names: Sequence[str], stored: Sequence[bool], version: str, last: int | None
+    family: Family, names: Sequence[str], stored: Sequence[bool], version: str, last_table: int | None
 ) -> list[int | None]:
     """The sources before anything is tied: each name its own, but for a module that several names share."""
-    own: list[int | None] = [place if held else None for place, held in enumerate(stored)]
+    own: list[int | None] = [index if is_stored else None for index, is_stored in enumerate(stored)]
     if not _of_type(family, version, "one table") and not _gives_its_table(family, version):
         return own
-    body = [place for place, name in enumerate(names) if name != family.output_head]
-    first = next((place for place in body if stored[place]), None)
-    kept = last if last is not None and last_wins(family, version) else first
-    for place in body:
-        own[place] = kept
+    body = [index for index, name in enumerate(names) if name != family.output_head]
+    first = next((index for index in body if stored[index]), None)
+    shared = last_table if last_table is not None and last_wins(family, version) else first
+    for index in body:
+        own[index] = shared
     return own
 
 
 def _base(family: Family, names: Sequence[str], own: list[int | None], version: str) -> int | None:
-    """The place whose values tied names have."""
-    place = names.index(source_name(family, names, version))
-    if own[place] is not None:
-        return own[place]
+    """The index whose values tied names have."""
+    source = own[names.index(source_name(family, names, version))]
+    if source is not None:
+        return source
     if version == "4.57":
-        decoder = (other for other, name in enumerate(names) if "decoder" in name.split("."))
-        found = next((own[other] for other in decoder if own[other] is not None), None)
-        return found if _of_type(family, version, "tied to decoder") and found is not None else NO_VALUES
-    body = [own[other] for other, name in enumerate(names) if name != family.output_head and own[other] is not None]
+        decoder = (index for index, name in enumerate(names) if "decoder" in name.split("."))
+        table = next((own[index] for index in decoder if own[index] is not None), None)
+        return table if _of_type(family, version, "tied to decoder") and table is not None else NO_VALUES
+    body = [own[index] for index, name in enumerate(names) if name != family.output_head and own[index] is not None]
     if body and not _of_type(family, version, "head is decoder's table"):
         return body[0]
     head = own[names.index(family.output_head)] if family.output_head in names else None
@@ -93,8 +99,8 @@ def _base(family: Family, names: Sequence[str], own: list[int | None], version: 
 
 def _decoder_is_head(names: Sequence[str], own: list[int | None], version: str) -> tuple[int | None, ...]:
     """The decoder has one parameter for its table and for the head, and it is the head's."""
-    decoder = [place for place, name in enumerate(names) if "decoder" in name.split(".")]
-    head = next(own[place] for place in decoder if names[place].endswith("output_projection.weight"))
-    if head is None and version == "4.57" and any(own[place] is not None for place in decoder):
+    decoder = [index for index, name in enumerate(names) if "decoder" in name.split(".")]
+    head = next(own[index] for index in decoder if names[index].endswith("output_projection.weight"))
+    if head is None and version == "4.57" and any(own[index] is not None for index in decoder):
         head = NO_VALUES
-    return tuple(head if place in decoder else own[place] for place in range(len(names)))
+    return tuple(head if index in decoder else own[index] for index in range(len(names)))

@@ -9,11 +9,12 @@ from pathlib import Path
 from tieconv.checkpoint.files.model_files import Checkpoint, Layout
 from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.json_values import Printed, quoted
 from tieconv.checkpoint.results.exported import PRECISIONS, ExportOutcome, ExportPlan
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import HeadForm
 from tieconv.checkpoint.write_plan.operation import LinkFile
-from tieconv.checkpoint.write_plan.plan import Plan, Promises
+from tieconv.checkpoint.write_plan.plan import Plan, Promises, plan_rows
 from tieconv.errors import RefusedError
 from tieconv.execute.refusals import check_fresh, check_place
 from tieconv.execute.staging import sweep
@@ -26,7 +27,7 @@ from tieconv.onnx.parity.graph.bindings import Kind
 from tieconv.onnx.parity.measured_pair import check_model
 from tieconv.onnx.write.dedup import HELD_TWICE
 from tieconv.reference import architecture
-from tieconv.text import shown
+from tieconv.text import shown, size
 
 _WEIGHTS = (
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".onnx", ".data", ".onnx_data", ".gguf", ".h5", ".msgpack", ".npz",
@@ -51,7 +52,7 @@ _AXES = {
 
 
 @record
-class PlannedExport:
+class PlannedExport(Printed):
     """A plan of an export. ``str()`` gives the `tieconv.plan/1` JSON."""
 
     plan: ExportPlan
@@ -102,8 +103,15 @@ class PlannedExport:
         outcome = run(self.plan, self.evidence, self.settings, final, check, overwrite=overwrite, progress=progress)
         return replace(outcome, output=str(out)) if outcome.executed else outcome
 
-    def __str__(self) -> str:
-        return str(self.outcome())
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.plan/1`."""
+        return self.outcome().to_dict()
+
+    def _facts(self) -> tuple[str, ...]:
+        return quoted(self.plan.source), "export", f"writes about {size(self.plan.bytes_written)}"
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.plan.summary, self.plan.notes)
 
 
 def plan_export(

@@ -33,7 +33,7 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
     except NotRunError as stop:
         graph, use = graph_file(path), ProviderUse(provider)
         model = evidence.checkpoint.source
-        return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.hint)
+        return Parity(Verdict.NOT_RUN, graph, model, use, reason=stop.message, hint=stop.command_hint)
     structure = subject.structure
     try:
         dtype = reference_dtype(subject, reference)
@@ -42,7 +42,9 @@ def run_parity(path: str, evidence: Inspection, provider: str = "auto", referenc
         return _measured(subject, structure, dtype)
     except NotRunError as stop:
         use = ProviderUse(provider, stop.active, len(stop.fallback), fallback=stop.fallback)
-        return subject.report(Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.hint)
+        return subject.report(
+            Verdict.NOT_RUN, provider=use, structure=structure, reason=stop.message, hint=stop.command_hint
+        )
 
 
 def _measured(subject: Subject, structure: Structure, dtype: str) -> Parity:

@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tieconv.checkpoint.files.model_files import FileState, Listing
+from tieconv.checkpoint.json_values import Printed, quoted
 from tieconv.checkpoint.value_type import record
 from tieconv.checkpoint.write_plan.graph import GraphOutcome, GraphPlan, HeadForm, SessionProof, SharedMatrix
+from tieconv.checkpoint.write_plan.plan import plan_rows
 from tieconv.execute.staging import sweep
 from tieconv.execute.target import Target
 from tieconv.onnx.graph.model import GraphFile
@@ -20,10 +22,11 @@ from tieconv.onnx.write.target import GraphTarget, check
 from tieconv.onnx.write.write import Progress, write
 from tieconv.planned import Verify
 from tieconv.sources.local.files import open_files
+from tieconv.text import size
 
 
 @record
-class PlannedGraphs:
+class PlannedGraphs(Printed):
     """What a command will do with the graphs of MODEL. ``str()`` gives the `tieconv.plan/1` JSON."""
 
     command: str
@@ -154,8 +157,15 @@ class PlannedGraphs:
         spans = [span for file in self.files for span in file.ranges]
         return replace(store, removed=old_data(spans, (file.name for file in store.data)))
 
-    def __str__(self) -> str:
-        return str(self.outcome())
+    def to_dict(self) -> dict[str, object]:
+        """The document of schema `tieconv.plan/1`."""
+        return self.outcome().to_dict()
+
+    def _facts(self) -> tuple[str, ...]:
+        return quoted(self.listing.source), self.command, f"writes {size(self.plan.bytes_written)}"
+
+    def _rows(self) -> tuple[tuple[str, ...], ...]:
+        return plan_rows(self.plan.summary, self.notes)
 
 
 def states_of(listing: Listing, files: Sequence[GraphFile]) -> dict[str, FileState]:

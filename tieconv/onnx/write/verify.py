@@ -1,4 +1,4 @@
-"""Prove that the graphs and data files in a staging directory are what was planned, byte by byte."""
+"""Verify that the graphs and data files in a staging directory are as planned, byte by byte."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tieconv.text import shown
 
 
 def check_bytes(target: GraphTarget, store: Store, new: Path, tick: Tick) -> None:
-    """What was written reads back as what it was made from."""
+    """Compare every written byte with its source. Raises `VerificationError`."""
     with open_files(new) as written, open_files(target.listing.root) as sources:
         for name, data in store.graphs.items():
             stored = bytearray(written.state(name).size)
@@ -43,7 +43,7 @@ def _difference(written: int, offset: int, content: Source, source: Callable[[st
 
 
 def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[str, FileState]) -> None:
-    """What lies in ``new`` is what was planned, and what of ``before`` stays."""
+    """Check that ``new`` has exactly the planned files, and the remaining files of ``before``."""
     written = {name for name, status in tree.walk(new) if not stat.S_ISDIR(status.st_mode)}
     planned = {*store.graphs, *(file.name for file in store.data)}
     planned |= set(target.companions(store))
@@ -51,8 +51,8 @@ def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[st
     planned |= remaining - set(store.removed)
     if written != planned:
         raise VerificationError(
-            f"written {shown(sorted(written ^ planned)[0])} was not planned, or is not there",
-            "nothing was changed; please report this",
+            f"written {shown(sorted(written ^ planned)[0])} was not planned, or is missing",
+            "nothing was changed; report this",
             "verify.names",
         )
 
@@ -60,6 +60,6 @@ def check_names(target: GraphTarget, store: Store, new: Path, before: Mapping[st
 def _differs(name: str, position: int) -> VerificationError:
     return VerificationError(
         f"written {shown(name)} differs from its source at byte {position:,}",
-        "nothing was changed; this is a fault of the disk, of the memory or of tieconv: please report it",
+        "nothing was changed; the disk, the memory or tieconv is at fault: report this",
         "verify.bytes",
     )

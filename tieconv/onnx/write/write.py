@@ -1,4 +1,4 @@
-"""Write graphs beside OUT, prove what was written, rename: all of it or nothing."""
+"""Write graphs beside OUT, verify what was written, and rename it: completely or not at all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tieconv.sources.local.files import open_files
 
 Prove = Callable[[Path], tuple[SessionProof, ...]]
 Recheck = Callable[[], None]
-"""Raises `StalePlanError` where what was proved of the source no longer holds."""
+"""Raises `StalePlanError` if what was proved about the source is no longer true."""
 Progress = Callable[[int, int], None]
 
 
@@ -44,10 +44,10 @@ def write(
     progress: Progress | None = None,
     recheck: Recheck | None = None,
 ) -> Written:
-    """Write the store, prove it with ``prove(staged root)`` and give it its name, once ``recheck()`` passes too.
+    """Write the store, verify it with ``prove(staged root)`` and ``recheck()``, and rename it.
 
-    Raises a `TieconvError` and leaves OUT as it was where anything fails. A lone graph's data gets its name before
-    the graph does, so a graph is never there without its data.
+    If anything fails, raises a `TieconvError` and leaves OUT unchanged. A lone graph's data is renamed before the
+    graph, so a graph never lacks its data.
     """
     final = target.final
     with interrupts() as signals:
@@ -73,7 +73,7 @@ def _ticker(target: GraphTarget, store: Store, progress: Progress | None) -> Tic
 
 @record
 class Written:
-    """What sessions hold of the graphs that were written, and notes about attributes that could not be kept."""
+    """The proofs of the written graphs, and notes about file attributes that could not be kept."""
 
     proofs: tuple[SessionProof, ...]
     notes: tuple[str, ...]
@@ -132,22 +132,22 @@ class _Job:
 
     @property
     def _swaps(self) -> bool:
-        """Whether the model's own directory is exchanged."""
+        """Whether the model's directory itself is exchanged."""
         return self.target.in_place and not self.target.is_file
 
     @property
     def _replaces(self) -> bool:
-        """Whether OUT is there and gives its mode to what takes its name."""
+        """Whether OUT exists and passes its mode to what replaces it."""
         return self.target.in_place or (self.target.target.overwrite and self.replaced is not None)
 
     def _link_everything_else(self) -> None:
-        """The directory as it is, ``.git`` and all, without what was written and what goes."""
+        """Link all other files of the directory, including ``.git``, except written and removed ones."""
         written = {name for name, _ in tree.walk(self.staging.new)}
         self.before = tree.states(self.final)
         tree.link(self.final, self.staging.new, {*written, *self.store.removed})
 
     def _like_the_old(self, directory: Path) -> None:
-        """A directory that replaces another keeps the mode and owner of the old one."""
+        """Give a directory that replaces another the mode and owner of the old one."""
         name = directory.relative_to(self.staging.new)
         if self._replaces and not self.target.is_file and (self.final / name).is_dir():
             lost = inherit_directory(directory, Like(self.final / name, True))
@@ -168,7 +168,7 @@ class _Job:
         return created(self.staging.new, name, self._like(name), syncer, self.record)
 
     def _like(self, name: str) -> Like:
-        """The file whose mode and owner a written one takes over: one of OUT, or else of the source."""
+        """Return the file whose mode and owner a written file gets: one of OUT, or else of the source."""
         listing = self.target.listing
         alike = listing.named or (name if name in listing.entries else next(iter(self.store.graphs)))
         source, replaced = Path(listing.root, alike), self.final if self.target.is_file else self.final / name
@@ -177,7 +177,7 @@ class _Job:
         return first_like(replaced if self._replaces else None, source) or Like(source, False)
 
     def _look_again(self, writer: Writer) -> None:
-        """Nothing that this was made from changed while it was written."""
+        """Raise if a source file, or OUT, changed during the write."""
         root = Path(self.target.listing.root)
         relinked = tree.relinked(self.staging.new)
         for name, state in {**self.target.states, **writer.record.sources}.items():
@@ -208,7 +208,7 @@ class _Job:
             self._publish_file()
 
     def _publish_file(self) -> None:
-        """The data first, the graph last; the data goes again where the graph cannot follow."""
+        """Rename the data first and the graph last. If the graph cannot be renamed, remove the data."""
         published: list[Path] = []
         try:
             for file in self.store.data:

@@ -66,7 +66,7 @@ def _notification(name: str, text: str) -> dict[str, object]:
 
 
 def _rule(rule: Rule) -> dict[str, object]:
-    title, _, body = rule.help_text.partition("\n")
+    title, _, body = rule.documentation.partition("\n")
     section = re.search(r"^## What it does\n(.*?)(?=^## |\Z)", body, re.MULTILINE | re.DOTALL)
     return {
         "id": rule.code,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from tieconv.checkpoint.results.analysis import Analysis, Measure, Section
 from tieconv.reporters.html.plots import plots
+from tieconv.reporters.html.printing import PRINT
 from tieconv.reporters.html.scatter import Plot, Shade
 from tieconv.reporters.html.style import STYLE
 from tieconv.reporters.html.svg import STEPS, escape, figure
@@ -34,13 +35,18 @@ def _head(analysis: Analysis) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield '<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">'
     yield f"<title>{escape(analysis.source)} – tieconv analyze</title>"
-    yield f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>"
+    yield f"<style>\n{STYLE}{PRINT}</style>\n</head>\n<body>\n<main>"
 
 
 def _body(analysis: Analysis) -> Iterator[str]:
     yield f"<header><h1>Embedding tables of <code>{escape(analysis.source)}</code></h1>"
-    yield f'<div class="verdict"><span class="chip">{escape(analysis.relation)}</span>'
-    yield f"<p>{escape(analysis.verdict, _LIMIT)}</p></div></header>"
+    headline = analysis.headline
+    yield f'<div class="verdict"><p class="asked">{escape(headline.question, _LIMIT)}</p>'
+    yield f"<p>{escape(headline.answer, _LIMIT)}</p>"
+    if headline.certainty:
+        yield f'<p class="sure">How sure: {escape(headline.certainty, _LIMIT)}.</p>'
+    yield f'<p class="sure">Relation of the two tables: <span class="chip">{escape(analysis.relation)}</span></p>'
+    yield "</div></header>"
     for number, section in enumerate(analysis.sections):
         yield from _section(section, number)
     yield f"<footer><p>{_LEGEND}</p>"

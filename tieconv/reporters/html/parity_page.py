@@ -7,13 +7,15 @@ from html import escape
 
 from tieconv.checkpoint.results.parity import Case, Gate, Identity, Lost, Parity, Verdict
 from tieconv.reporters.html.parity_plot import gate_bar, plot
+from tieconv.reporters.html.printing import PRINT
 from tieconv.reporters.text.parity_text import facts, number
 from tieconv.text import count, shown
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --paper: #ffffff; --soft: #5b6675; --line: #d8dee6; --wash: #f4f6f9;
   --good: #1a7f4b; --bad: #c22f3d; --warn: #9a6700; --graph: #0b62c4; --floor: #8a94a3; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e9f0; --paper: #12161c; --soft: #9aa6b5; --line: #2c3440;
+@media screen and (prefers-color-scheme: dark) {
+  :root { --ink: #e4e9f0; --paper: #12161c; --soft: #9aa6b5; --line: #2c3440;
   --wash: #1a2028; --good: #4cc38a; --bad: #ff7b86; --warn: #e2b340; --graph: #6cb0ff; --floor: #7a8696; } }
 * { box-sizing: border-box; }
 body { margin: 0; font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
@@ -36,8 +38,9 @@ th { color: var(--soft); font-weight: 600; } td.r, th.r { text-align: right; } t
 figure { margin: 0; padding: .8rem; background: var(--wash); border-radius: .5rem; min-width: 0; }
 figcaption { font-size: .9rem; } svg { display: block; width: 100%; height: auto; }
 .key { display: inline-block; width: .9em; height: .9em; border-radius: .2em; vertical-align: -.1em; }
-@media (max-width: 40rem) { .gate { grid-template-columns: 1fr 1fr; } .gate p { grid-column: 1 / -1; }
-  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; } }
+@media screen and (max-width: 40rem) { .gate { grid-template-columns: 1fr 1fr; } .gate p { grid-column: 1 / -1; }
+  dl { grid-template-columns: 1fr; gap: 0; } dd { margin-bottom: .5rem; }
+  figure svg text { font-size: 13px; } }
 """
 
 
@@ -48,7 +51,7 @@ def render(report: Parity) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<title>{title}</title>\n<style>{_STYLE}{PRINT}</style>\n</head>\n<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 

@@ -23,7 +23,7 @@ def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
         f'<path d="{scale.area(histogram.floor)}" fill="var(--floor)" fill-opacity=".45"/>',
         f'<path d="{scale.line(histogram.graph)}" fill="none" stroke="var(--graph)" stroke-width="2"/>',
         *_mark(scale, rms * _RMS_GATE, "gate: 2 × torch's RMS", "var(--bad)", 12),
-        *_mark(scale, _rms([case.graph for case in cases if case.graph]), "graph's RMS", "var(--graph)", 24),
+        *_mark(scale, _rms([case.graph for case in cases if case.graph]), "graph's RMS", "var(--graph)", 26),
     ]
     label = f"Distribution of errors, {histogram.group}: graph and torch in the same precision"
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'

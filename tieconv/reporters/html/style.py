@@ -4,7 +4,8 @@ STYLE = """\
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#17191c;--soft:#5a6068;--rule:#dfe1e0;--accent:#1f6fd1;
 --c0:#e07b1a;--c1:#1f6fd1;--c2:#12866a;--c3:#8a4fc4;--c4:#b3323f;--same:#e4e5e3;--mark:#17191c;
 --q0:#a9c8ea;--q1:#8db7e2;--q2:#71a6db;--q3:#4787c9;--q4:#2a67ab;--q5:#1a4a82;--q6:#0d2d57}
-@media (prefers-color-scheme:dark){:root{--page:#121416;--card:#1b1e21;--ink:#eceeef;--soft:#a3abb3;--rule:#32373c;
+@media screen and (prefers-color-scheme:dark){
+:root{--page:#121416;--card:#1b1e21;--ink:#eceeef;--soft:#a3abb3;--rule:#32373c;
 --accent:#6db0ff;--c0:#f2a154;--c1:#5aa5f7;--c2:#3fc09b;--c3:#b98cf0;--c4:#f0727d;--same:#2a2e32;--mark:#fff;
 --q0:#2d4f7a;--q1:#2b5c97;--q2:#2664a8;--q3:#3f86d0;--q4:#6fa9e6;--q5:#a5cbf3;--q6:#dcebfb}}
 *{box-sizing:border-box}
@@ -19,6 +20,8 @@ p{margin:.25rem 0 .75rem;overflow-wrap:anywhere}
 .verdict{background:var(--card);border:1px solid var(--rule);border-left:5px solid var(--accent);border-radius:8px;
 padding:.9rem 1rem;margin:.75rem 0}
 .verdict p{font-size:1.15rem;margin:.4rem 0 0}
+.verdict .asked{font-size:1rem;margin:0;color:var(--soft)}
+.verdict .sure{font-size:.95rem;margin:.4rem 0 0;color:var(--soft)}
 .chip{display:inline-block;background:var(--page);border:1px solid var(--rule);border-radius:99px;padding:.05rem .7rem;
 font-size:.9rem;max-width:100%;overflow-wrap:anywhere}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem;align-items:start}
@@ -64,8 +67,10 @@ th,td{text-align:right;padding:.3rem .6rem;border-bottom:1px solid var(--rule);v
 th:first-child,td:first-child,td:last-child,th:last-child{text-align:left;overflow-wrap:anywhere}
 thead th{color:var(--soft);font-weight:600}
 td:last-child{color:var(--soft)}
+th:first-child,td:first-child{min-width:7.5rem;overflow-wrap:break-word}
+td[data-of]{white-space:nowrap}
 footer{margin-top:3rem;color:var(--soft);font-size:.88rem}
-@media (max-width:40rem){
+@media screen and (max-width:40rem){
 thead{position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)}
 tr{display:grid;grid-template-columns:repeat(3,1fr);border-bottom:1px solid var(--rule);padding:.4rem 0}
 td{border:0;padding:.1rem 0;text-align:left;overflow-wrap:anywhere}
@@ -74,7 +79,8 @@ td:first-child{font-weight:600}
 td[data-of]::before{content:attr(data-of) " ";color:var(--soft)}
 td:empty,td.none{display:none}
 svg text,svg .name{font-size:15px}
+svg .tick{font-size:13px}
 figure{padding:.85rem}
 }
-@media print{body{background:#fff}figure,.verdict{break-inside:avoid}}
+@media print{svg text,svg .name{font-size:14.5px}svg .tick{font-size:13px}}
 """

@@ -11,8 +11,11 @@ from tieconv.text import shown
 
 def render(analysis: Analysis, paint: Paint = plain, width: int | None = None) -> str:
     """The whole report, without a newline at the end."""
-    title = f"{paint(shown(analysis.source), 'heading')}: {shown(analysis.relation)}"
-    return "\n\n".join([title, *("\n".join(_section(section, paint, width)) for section in analysis.sections)])
+    source = shown(analysis.source)
+    first, *rest = wrapped(f"{source}: {shown(analysis.headline, 2000)}", "", width)
+    relation = f"Relation of the two tables: {shown(analysis.relation)}"
+    headline = "\n".join((first.replace(source, paint(source, "heading"), 1), *rest, relation))
+    return "\n\n".join([headline, *("\n".join(_section(section, paint, width)) for section in analysis.sections)])
 
 
 def _section(section: Section, paint: Paint, width: int | None) -> Iterator[str]:

@@ -1,0 +1,70 @@
+"""The first line of `analyze`: what was asked, the answer, and how sure it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import ok
+from tests.reporters.analyses import full
+from tieconv import analyze
+from tieconv.analysis.alignment.verdict import Contest, certainty, verdict
+from tieconv.checkpoint.results.analysis import MAY_BE_TIED
+from tieconv.reporters.html.analyze_page import render
+
+MODELS = Path(__file__).parents[2] / "fixtures" / "models"
+ANSWERS = {
+    "llama-duplicated": ("Yes, nothing is lost: ", "proved, every byte was compared"),
+    "llama-tied": ("The model is tied: there is nothing to re-tie.", "certain, one table is stored"),
+    "llama-untied": ("No: independent tables have no common one", "measured, every row was compared"),
+    "llama-diverged": ("Not by the weights alone: ", "open, the weights alone do not decide it"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_the_headline_answers_whether_the_model_may_be_tied(name: str) -> None:
+    """The first line of the screen, the JSON and the page say the same."""
+    answer, sure = ANSWERS[name]
+    model = str(MODELS / name)
+    first, second = ok("analyze", model).stdout.splitlines()[:2]
+    assert first.startswith(f"{model}: {MAY_BE_TIED} {answer}") and first.endswith(f" How sure: {sure}.")
+    headline = json.loads(ok("analyze --json", model).stdout)["headline"]
+    assert first == f"{model}: {headline['question']} {headline['answer']} How sure: {headline['certainty']}."
+    assert second == f"Relation of the two tables: {analyze(model).relation}"
+
+
+def test_the_question_of_another_model_is_answered_first() -> None:
+    """With `--against` the headline says which table the tied one is like, not whether a tied model may be tied."""
+    tied, untied = MODELS / "llama-tied", MODELS / "llama-untied"
+    first = ok("analyze", tied, "--against", untied).stdout.splitlines()[0]
+    assert first.startswith(f"{tied}: Which table of {untied} is the tied table like? The tied table is input-shaped: ")
+    assert first.endswith(" How sure: of 3 measures all agree, each by more than 3 standard errors.")
+    document = json.loads(ok("analyze --json", tied, "--against", untied).stdout)
+    assert document["verdict"] == "The model is tied: there is nothing to re-tie."
+    assert document["headline"]["answer"] == document["sections"][-1]["sentence"]
+
+
+def contest(head: float, embedding: float) -> Contest:
+    return Contest("knn", (embedding, 0.0, 0.01, None), (head, 0.0, 0.01, None))
+
+
+def test_how_sure_an_alignment_is() -> None:
+    """Votes that agree, that are too few, and that contradict each other."""
+    votes = [contest(0.9, 0.1), contest(0.9, 0.1), contest(0.5, 0.5)]
+    assert certainty(verdict(votes)[0], votes) == (
+        "of 3 measures 2 agree and no other contradicts, each by more than 3 standard errors"
+    )
+    mixed = [contest(0.9, 0.1), contest(0.1, 0.9), contest(0.5, 0.5)]
+    assert verdict(mixed)[0] == "mixed" and certainty("mixed", mixed).startswith("not sure")
+
+
+def test_the_page_asks_answers_and_says_how_sure(tmp_path: Path) -> None:
+    """In this order, before anything else; an analysis without a certainty has no empty sentence."""
+    text = re.sub(r"<[^>]+>", "\n", render(analyze(MODELS / "llama-duplicated"))).split("Relation of the two")[0]
+    lines = [line for line in text.splitlines() if line.strip()]
+    assert lines[-3] == MAY_BE_TIED and lines[-2].startswith("Yes, nothing is lost")
+    assert lines[-1] == "How sure: proved, every byte was compared."
+    assert "How sure" not in render(full())

@@ -1,0 +1,78 @@
+"""llama.cpp: `convert_hf_to_gguf.py` writes ``output.weight`` where a head is stored, and no tie flag at all.
+
+An architecture `ties` (the head is the embedding exactly where ``output.weight`` is absent), `needs` an output, or
+always takes the `embedding`. Some converter classes leave a stored head out.
+"""
+
+from __future__ import annotations
+
+from tieconv.architectures.flag_levels import FLAG
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders.evidence.head_pair import Pair, listed, stored_bias
+from tieconv.loaders.evidence.pair_model import PairModel
+from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, known_pair
+from tieconv.loaders.evidence.weight_patterns import by_pattern
+from tieconv.loaders.interface import Consumer
+from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
+from tieconv.text import shown
+
+_LOADER = "llama.cpp"
+_CONVERTER = "llama.cpp's converter"
+_PATTERNS = ("model*.safetensors", "pytorch_model*.bin")
+
+
+def load(inspection: Inspection) -> Loaded:
+    """Return what becomes of the model once converted and loaded; of a GGUF file, once loaded."""
+    refusal = _gguf(inspection) or by_pattern(inspection, _CONVERTER, (SAFETENSORS, TORCH), *_PATTERNS, indexed=True)
+    known = refusal or known_pair(inspection, _LOADER, "llama.cpp")
+    if isinstance(known, Refusal):
+        return stopped(_LOADER, known)
+    kind, pair = known
+    flag = bool(inspection.checkpoint.config_values.get(FLAG, False))
+    dropped = "drops if tied" in kind and flag
+    written = pair.has_head and not dropped and not kind.startswith("embedding")
+    refusal = _names_refused(inspection, kind, pair, read=written, left_out=dropped or "converter drops" in kind)
+    if refusal is not None:
+        return stopped(_LOADER, refusal)
+    model = PairModel(_LOADER, inspection, pair, has_bias="bias" in kind)
+    if written:
+        return model.untied(remark=f"{shown(pair.head)} becomes output.weight, whatever the flag says")
+    return model.tied(pair.embedding, remark="token_embd.weight is used for both")
+
+
+def _gguf(inspection: Inspection) -> Refusal | None:
+    if inspection.checkpoint.format != "gguf":
+        return None
+    if not inspection.checkpoint.tensors:
+        return unknown("the file holds no tensors")
+    return unknown("which architectures accept a missing output.weight depends on the build that loads the file")
+
+
+def _names_refused(inspection: Inspection, kind: str, pair: Pair, *, read: bool, left_out: bool) -> Refusal | None:
+    """The refusal of a name: the head may be ``read`` as an output, or ``left_out`` by the converter."""
+    bias = stored_bias(inspection)
+    if not pair.has_embedding:
+        sentence = f"{shown(pair.embedding)} is not stored, and token_embd.weight is required"
+        return Refusal(Cause.NAMES, sentence, (pair.embedding,))
+    if bias and "bias" not in kind:
+        return Refusal(Cause.NAMES, f"{listed(bias)} becomes a tensor that the architecture does not read", bias)
+    if not read and kind.startswith("needs"):
+        sentence = f"{shown(pair.head)} is not stored, and the architecture needs an output.weight"
+        return Refusal(Cause.NAMES, sentence, (pair.head,))
+    if not read and pair.has_head and not left_out:
+        sentence = f"{shown(pair.head)} becomes a tensor that the architecture does not read"
+        return Refusal(Cause.NAMES, sentence, (pair.head,))
+    return None
+
+
+CONSUMERS = (
+    Consumer(
+        "llama.cpp",
+        "2026",
+        since=(0,),
+        before=None,
+        measured=False,
+        cited="llama.cpp as in llama-cpp-python 0.3.36, conversion/ and src/models/; ggml-org/llama.cpp#5824, #12567",
+        load=load,
+    ),
+)

@@ -1,0 +1,75 @@
+"""TensorRT-LLM: its engine builder ties whatever is missing, its PyTorch backend goes by the flag."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders.evidence.head_pair import Pair, class_bias, flags_agree
+from tieconv.loaders.evidence.pair_model import PairModel
+from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, known_pair
+from tieconv.loaders.evidence.weight_patterns import by_pattern
+from tieconv.loaders.interface import Consumer
+from tieconv.loaders.loaded import Loaded, Refusal, stopped, unknown
+
+_LOADER = "TensorRT-LLM"
+_PATTERNS = ("*.safetensors", "*.bin", "*.pth")
+_UNKNOWN_BIAS = "what becomes of a head bias is not known"
+
+
+def engine(inspection: Inspection) -> Loaded:
+    """`ModelWeightsLoader`: both names where both are stored, else the one for both, without a word."""
+    known = _pair(inspection)
+    if isinstance(known, Refusal):
+        return stopped(_LOADER, known)
+    if class_bias(inspection):
+        return stopped(_LOADER, unknown(_UNKNOWN_BIAS))
+    model = PairModel(_LOADER, inspection, known)
+    if known.has_head and known.has_embedding:
+        return model.untied()
+    if not known.has_head and not known.has_embedding:
+        return stopped(_LOADER, unknown("what becomes of a model without either name is not known"))
+    return model.tied(known.head if known.has_head else known.embedding, remark="the flag does not decide it")
+
+
+def pytorch(inspection: Inspection) -> Loaded:
+    """`DecoderModelForCausalLM`: a tied head is the embedding, and a stored one is skipped."""
+    known = _pair(inspection)
+    if isinstance(known, Refusal):
+        return stopped(_LOADER, known)
+    tied = inspection.config.effective
+    if flags_agree(inspection) is None:
+        sentence = "the flag is absent, and which default holds depends on the transformers beside it"
+        return stopped(_LOADER, unknown(sentence))
+    if class_bias(inspection):
+        return stopped(_LOADER, unknown(_UNKNOWN_BIAS))
+    if not known.has_embedding or (not tied and not known.has_head):
+        return stopped(_LOADER, unknown("what becomes of a name that is not stored is not known"))
+    model = PairModel(_LOADER, inspection, known)
+    return model.tied(known.embedding) if tied else model.untied()
+
+
+def _pair(inspection: Inspection) -> Pair | Refusal:
+    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), *_PATTERNS)
+    known = refusal or known_pair(inspection, _LOADER, "tensorrt-llm")
+    return known if isinstance(known, Refusal) else known[1]
+
+
+CONSUMERS = (
+    Consumer(
+        "tensorrt-llm",
+        "engine",
+        since=(0, 12),
+        before=(1, 0),
+        measured=False,
+        cited="NVIDIA/TensorRT-LLM#3324, models/model_weights_loader.py, ModelWeightsLoader.update_key_mapping",
+        load=engine,
+    ),
+    Consumer(
+        "tensorrt-llm",
+        "pytorch",
+        since=(1, 0),
+        before=None,
+        measured=False,
+        cited="TensorRT-LLM, _torch/models/modeling_utils.py and checkpoints/hf/weight_mapper.py, should_skip_module",
+        load=pytorch,
+    ),
+)

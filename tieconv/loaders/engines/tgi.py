@@ -1,0 +1,55 @@
+"""text-generation-inference: the flag says under which name the head is looked for."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders.evidence.head_pair import Pair, class_bias, flags_agree
+from tieconv.loaders.evidence.pair_model import PairModel
+from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, known_pair
+from tieconv.loaders.evidence.weight_patterns import by_pattern
+from tieconv.loaders.interface import Consumer
+from tieconv.loaders.loaded import Cause, Loaded, Refusal, stopped, unknown
+from tieconv.text import shown
+
+_LOADER = "text-generation-inference"
+
+
+def load(inspection: Inspection) -> Loaded:
+    """Return what the flash model of the architecture makes of the head and the embedding."""
+    refusal = by_pattern(inspection, _LOADER, (SAFETENSORS, TORCH), "*.safetensors", "*.bin")
+    known = refusal or known_pair(inspection, _LOADER, _LOADER)
+    if isinstance(known, Refusal):
+        return stopped(_LOADER, known)
+    _, pair = known
+    refusal = _refused(inspection, pair)
+    if refusal is not None:
+        return stopped(_LOADER, refusal)
+    model = PairModel(_LOADER, inspection, pair)
+    return model.tied(pair.embedding) if inspection.config.effective else model.untied()
+
+
+def _refused(inspection: Inspection, pair: Pair) -> Refusal | None:
+    if flags_agree(inspection) is None:
+        return unknown("the flag is absent, and which default holds depends on the transformers beside it")
+    if class_bias(inspection):
+        return unknown("what becomes of a head bias is not known")
+    if not pair.has_embedding:
+        return _missing(pair.embedding)
+    return None if inspection.config.effective or pair.has_head else _missing(pair.head)
+
+
+def _missing(name: str) -> Refusal:
+    return Refusal(Cause.NAMES, f"{shown(name)} does not exist", (name,))
+
+
+CONSUMERS = (
+    Consumer(
+        "text-generation-inference",
+        "3.x",
+        since=(3, 0),
+        before=None,
+        measured=False,
+        cited="huggingface/text-generation-inference#2918; its flash_llama_modeling.py and flash_qwen2_modeling.py",
+        load=load,
+    ),
+)

@@ -1,0 +1,1 @@
+"""Questions that several loaders ask of an inspection."""

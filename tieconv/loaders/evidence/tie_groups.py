@@ -1,0 +1,124 @@
+"""The tie groups of an architecture as a loader meets them, the ones without a stored name included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from tieconv.architectures.flag_levels import DERIVED_KEY, FLAG, levels, text_config
+from tieconv.checkpoint.family import FlagMeaning, Role
+from tieconv.checkpoint.inspection import BiasState, Inspection
+from tieconv.checkpoint.relation.interface import Absent
+from tieconv.checkpoint.shape_fit import fits
+from tieconv.checkpoint.tie_group import Member
+from tieconv.checkpoint.value_type import record
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.head_pair import in_file
+from tieconv.loaders.loaded import Absence, Parameter
+
+
+@record
+class Group:
+    """Names that the class can make one parameter: those of the table, and what the file holds for each."""
+
+    role: Role
+    names: tuple[str, ...]
+    members: tuple[Member, ...]
+    gated: bool
+    declared: bool
+
+
+def groups(inspection: Inspection) -> Iterator[Group]:
+    """Yield every group of the architecture, in the order of the table."""
+    checkpoint = inspection.checkpoint
+    # The ties of a graph are its own, whatever the table says of the class.
+    tensors = checkpoint.tensors if checkpoint.format != "onnx" else {}
+    ties = iter(inspection.ties)
+    gated = next((tie.declared for tie in inspection.ties if tie.gated), inspection.config.effective)
+    for group in inspection.family.groups:
+        names = (group.canonical, *group.members)
+        if any(in_file(inspection, name) in tensors for name in names):
+            tie = next(ties)
+            yield Group(group.role, names, tie.members, group.gated, tie.declared)
+        else:
+            absent = tuple(Member(in_file(inspection, name), False, Absent()) for name in names)
+            yield Group(group.role, names, absent, group.gated, gated if group.gated else True)
+
+
+def file_names(inspection: Inspection) -> dict[str, str]:
+    """Return the names of the architecture's groups, embedding, head and head biases, and the file's for each."""
+    family = inspection.family
+    names = {
+        name: member.name
+        for group in groups(inspection)
+        for name, member in zip(group.names, group.members, strict=True)
+    }
+    for name in (family.input_embedding, family.output_head, *family.output_biases):
+        if name is not None and name not in names:
+            names[name] = in_file(inspection, name)
+    return names
+
+
+def before_ties(inspection: Inspection, release: str) -> dict[str, Parameter]:
+    """Return every parameter of the architecture's names before anything is tied."""
+    family, tensors = inspection.family, inspection.checkpoint.tensors
+    biases = {name for group in groups(inspection) if group.role is Role.OUTPUT_BIAS for name in group.names}
+    biases.update(family.output_biases)
+    unset = Absence.UNSET if family.text_class in release_tables.names(release, "unset bias") else Absence.ZERO
+    return {
+        stored: Parameter(stored, stored)
+        if stored in tensors
+        else Parameter(None, stored, unset if name in biases else Absence.RANDOM)
+        for name, stored in file_names(inspection).items()
+    }
+
+
+def discarded(inspection: Inspection, parameters: Mapping[str, Parameter], unread: Iterable[str]) -> tuple[str, ...]:
+    """Return the stored names whose values none of ``parameters`` gets, those that are ``unread`` among them."""
+    used = {parameter.stored for parameter in parameters.values()}
+    stored = [name for name in parameters if name in inspection.checkpoint.tensors]
+    return tuple(name for name in (*stored, *sorted(unread)) if name not in used)
+
+
+def head_factor(inspection: Inspection, meaning: FlagMeaning, default: bool) -> float:
+    """Return what the forward pass multiplies the head by: 1 where the flag is about storage alone."""
+    if meaning is FlagMeaning.STORAGE:
+        return 1.0
+    config = text_config(inspection)
+    declared = levels(inspection).get(inspection.family.text_level, config.get(FLAG))
+    on = default if declared is None else bool(declared)
+    if meaning is FlagMeaning.DERIVES and DERIVED_KEY in config:
+        on = bool(config[DERIVED_KEY])
+    width = config.get("d_model")
+    return float(width) ** -0.5 if on and isinstance(width, int) and width > 0 else 1.0
+
+
+def misshapen(inspection: Inspection) -> str | None:
+    """Return a stored name that does not fit its group's first one: loaders refuse it."""
+    tensors, two_sizes = inspection.checkpoint.tensors, two_vocabularies(inspection)
+    for group in groups(inspection):
+        stored = [member.name for member in group.members if member.stored]
+        compared = [name for name in stored if not (two_sizes and "encoder" in name.split("."))]
+        misfit = next((name for name in compared if not fits(tensors[name], tensors[compared[0]])), None)
+        if misfit is not None:
+            return misfit
+    return None
+
+
+def two_vocabularies(inspection: Inspection) -> bool:
+    """Return whether the config gives the encoder a vocabulary of its own, as FSMT's can."""
+    if inspection.family.text_type not in release_tables.names("transformers-5", "two vocabularies"):
+        return False
+    config = text_config(inspection)
+    both = (config.get("src_vocab_size"), config.get("tgt_vocab_size"))
+    return None not in both and both[0] != both[1]
+
+
+def bias_group(inspection: Inspection) -> Group | None:
+    """Return the pair of names of the head bias, where the class has one."""
+    return next((group for group in groups(inspection) if group.role is Role.OUTPUT_BIAS), None)
+
+
+def is_zero(inspection: Inspection, name: str) -> bool:
+    """Return whether the bias that the inspection looked at is this one, and all zero."""
+    bias = inspection.head.output_bias
+    return bias is not None and bias.name == name and bias.state is BiasState.ZERO

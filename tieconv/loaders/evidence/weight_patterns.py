@@ -1,0 +1,75 @@
+"""Whether a loader finds the weights of a directory that takes every file whose name matches a pattern."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from fnmatch import fnmatchcase
+
+from tieconv.checkpoint.files.model_files import OPENED, Layout
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders.evidence.head_pair import head_pair, listed
+from tieconv.loaders.evidence.unclear import unclear_class, unclear_files, wrong_format
+from tieconv.loaders.loaded import Cause, Refusal, unknown
+from tieconv.text import shown
+
+
+def by_pattern(
+    inspection: Inspection, loader: str, formats: Collection[str], *patterns: str, indexed: bool = False
+) -> Refusal | None:
+    """Return why the loader does not get as far as the tensors, or may read others; ``None`` where it reads these.
+
+    ``indexed`` says that it leaves out what an index of the usual name does not name.
+    """
+    refusal = unclear_files(inspection)
+    if refusal is None and is_directory(inspection, formats):
+        refusal = _matched(inspection, loader, patterns) or _doubled(inspection, loader, patterns, indexed)
+    refusal = refusal or unclear_class(inspection) or wrong_format(inspection, loader, formats)
+    return refusal or _prefixed_again(inspection, loader)
+
+
+def is_directory(inspection: Inspection, formats: Collection[str]) -> bool:
+    """Return whether the model is a directory of weights in one of ``formats``."""
+    checkpoint = inspection.checkpoint
+    return checkpoint.layout is not Layout.FILE and checkpoint.format in formats
+
+
+def _prefixed_again(inspection: Inspection, loader: str) -> Refusal | None:
+    """The refusal for names with the base model's prefix once more than the table has it."""
+    start, pair = f"{inspection.family.prefix}.", head_pair(inspection)
+    names = (pair.embedding, pair.head) if pair is not None else ()
+    doubled = next((name for name in names if name.startswith((start + start, "."))), None)
+    if doubled is None:
+        return None
+    return unknown(f"{shown(doubled)} has the prefix twice, and what {loader} makes of that was not read")
+
+
+def _matched(inspection: Inspection, loader: str, patterns: Sequence[str]) -> Refusal | None:
+    checkpoint = inspection.checkpoint
+    names = [file.name for file in checkpoint.files]
+    missed = [name for name in names if not _matches(name, patterns)]
+    sought = f"{loader} looks for {listed(patterns)}"
+    if missed == names:
+        return Refusal(Cause.FILES, f"{sought}, and finds no weights: the directory holds {shown(names[0])}")
+    if missed:
+        return unknown(f"{sought}, which leaves {shown(missed[0])} out")
+    if checkpoint.entry is None and not checkpoint.complete:
+        return unknown("a shard that the names of the others count is not there")
+    return None
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _doubled(inspection: Inspection, loader: str, patterns: Sequence[str], indexed: bool) -> Refusal | None:
+    """The refusal where a file that the model does not use, and the loader does, may hold another embedding or head."""
+    checkpoint, pair = inspection.checkpoint, head_pair(inspection)
+    if pair is None or (indexed and checkpoint.index is not None and checkpoint.entry in OPENED):
+        return None
+    equal = {(shadow.name, shadow.file) for shadow in inspection.shadows if shadow.differs is False}
+    for file in checkpoint.orphans:
+        names = {tensor.name for tensor in file.tensors} & {pair.embedding, pair.head}
+        doubled = next((name for name in sorted(names) if (name, file.name) not in equal), None)
+        if doubled is not None and _matches(file.name, patterns):
+            return unknown(f"{shown(file.name)} holds {shown(doubled)} too, and {loader} reads that file as well")
+    return None

@@ -1,0 +1,172 @@
+"""The answer that follows from a `Loaded`: one outcome, the tensors that it is about, and its reason in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tieconv.checkpoint.family import Role
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.checkpoint.prediction import Outcome
+from tieconv.checkpoint.relation.proved import Cast
+from tieconv.checkpoint.tie_group import Member
+from tieconv.checkpoint.value_type import record
+from tieconv.loaders.evidence.head_pair import Pair, class_bias, head_pair, in_file, listed, same
+from tieconv.loaders.evidence.tie_groups import bias_group, groups, is_zero
+from tieconv.loaders.evidence.without_tensors import without_tensors
+from tieconv.loaders.loaded import Absence, Cause, Loaded
+from tieconv.text import shown
+
+
+@record
+class Verdict:
+    """What a loader does with one model; the fields are those of `Prediction`."""
+
+    outcome: Outcome
+    detail: str
+    tensors: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+def verdict(inspection: Inspection, loaded: Loaded) -> Verdict:
+    """Return what becomes of the head, the embedding and the names tied to them in ``loaded``."""
+    if loaded.refusals:
+        return _refused(loaded)
+    read = without_tensors(inspection, loaded.unread)
+    answer = _of_parameters(read, loaded) if loaded.undecided is None else _of_alternatives(read, loaded)
+    return _with_unread(inspection, loaded, answer)
+
+
+def _refused(loaded: Loaded) -> Verdict:
+    refusal = loaded.refusals[0]
+    outcome = Outcome.UNKNOWN if refusal.cause is Cause.UNKNOWN else Outcome.ERROR
+    return Verdict(outcome, refusal.sentence, refusal.tensors)
+
+
+def _of_alternatives(inspection: Inspection, loaded: Loaded) -> Verdict:
+    """The answer, where it is the same whether or not the tensors that were not compared are equal."""
+    answers = [_of_parameters(inspection, alternative) for alternative in loaded.alternatives]
+    if len({(answer.outcome, answer.dropped) for answer in answers}) == 1:
+        return answers[0]
+    first, second = map(shown, loaded.undecided or ("", ""))
+    return Verdict(Outcome.UNKNOWN, f"{second} was not compared with {first}")
+
+
+def _of_parameters(inspection: Inspection, loaded: Loaded) -> Verdict:
+    pair = head_pair(inspection)
+    if pair is None:
+        return Verdict(Outcome.UNKNOWN, "the table does not name both the embedding and the head")
+    tables = {pair.head, pair.embedding, *_word_members(inspection)}
+    names = [name for name in loaded.parameters if name in tables]
+    unset = [name for name in names if name in loaded.unset] or _unset_biases(inspection, loaded)
+    if unset:
+        reason = f"a tied model reads {shown(loaded.parameters[unset[0]].parameter)} alone, which is not stored"
+        return Verdict(Outcome.ERROR, f"{listed(unset)} {_are(unset)} left without values: {reason}", tuple(unset))
+    dropped = dropped_biases(inspection, loaded)
+    outcome, detail, tensors = _of_tables(inspection, loaded, pair, names)
+    unused = f"; {listed(dropped)} {_are(dropped)} not used" if dropped else ""
+    return Verdict(outcome, detail + unused, tuple(tensors), dropped)
+
+
+def _of_tables(
+    inspection: Inspection, loaded: Loaded, pair: Pair, names: Sequence[str]
+) -> tuple[Outcome, str, Sequence[str]]:
+    """Outcome, reason and tensors of ``names``, those of the word embeddings and of the ``pair``."""
+    random = [name for name in names if loaded.parameters[name].absence is Absence.RANDOM]
+    if random:
+        start = "starts" if len(random) == 1 else "start"
+        return Outcome.RANDOM, f"{listed(random)} {_are(random)} not stored and {start} with random numbers", random
+    left = [name for name in names if loaded.parameters[name].absence is Absence.MEMORY]
+    left = [name for name in left if loaded.parameters[name].parameter == name]
+    if left:
+        keep = "keeps" if len(left) == 1 else "keep"
+        return Outcome.RANDOM, f"{listed(left)} {_are(left)} not stored and {keep} whatever the memory held", left
+    lost = list(_lost(inspection, loaded, names))
+    if lost:
+        return Outcome.DISCARDED, _replaced(loaded, lost), lost
+    outcome, detail = _of_pair(loaded, pair)
+    return outcome, f"{detail}; {loaded.remark}" if loaded.remark else detail, (pair.head, pair.embedding)
+
+
+def _of_pair(loaded: Loaded, pair: Pair) -> tuple[Outcome, str]:
+    both = listed((pair.head, pair.embedding))
+    if not loaded.tied(pair.head, pair.embedding):
+        return Outcome.UNTIED, f"{both} are loaded as two parameters"
+    holder = loaded.holder(pair.head)
+    if holder == pair.embedding:
+        return Outcome.TIED, f"{shown(pair.head)} is {shown(pair.embedding)}"
+    return Outcome.TIED, f"{both} are one parameter, from {shown(holder)}"
+
+
+def _replaced(loaded: Loaded, lost: Sequence[str]) -> str:
+    if set(lost) <= set(loaded.in_order):
+        return f"{listed(loaded.in_order)} are loaded into one parameter, and the last one that is read stays"
+    return f"{listed(lost)} {_are(lost)} silently replaced by {shown(loaded.source(lost[0]))}"
+
+
+def _lost(inspection: Inspection, loaded: Loaded, names: Sequence[str]) -> Iterator[str]:
+    """The stored names that get the values of another tensor, which are not proved to be the same."""
+    members = {member.name: member for group in groups(inspection) for member in group.members}
+    for name in names:
+        source = loaded.source(name)
+        if name not in inspection.checkpoint.tensors or source in (None, name):
+            continue
+        if source not in members or name not in members or _differs(members[source], members[name]):
+            yield name
+
+
+def _differs(base: Member, member: Member) -> bool:
+    """Whether a member's values are lost where it gets those of ``base``."""
+    if same(base) and same(member):
+        return False
+    if isinstance(member.relation, Cast):
+        return member.relation.exact == member.name
+    return True
+
+
+def _word_members(inspection: Inspection) -> Iterator[str]:
+    for group in groups(inspection):
+        if group.role is Role.WORD_EMBEDDING:
+            yield from (member.name for member in group.members)
+
+
+def _unset_biases(inspection: Inspection, loaded: Loaded) -> list[str]:
+    """Both names of a head bias of which one is stored, where neither gets values."""
+    pair = bias_group(inspection)
+    names = [member.name for member in pair.members] if pair is not None else []
+    half = pair is not None and any(member.stored for member in pair.members)
+    return names if half and all(name in loaded.unset for name in names) else []
+
+
+def dropped_biases(inspection: Inspection, loaded: Loaded) -> tuple[str, ...]:
+    """Return the stored head biases that have values and that no logit gets."""
+    names = [in_file(inspection, name) for name in inspection.family.output_biases]
+    if not any(name in loaded.parameters for name in names):
+        return class_bias(inspection)
+    pair = bias_group(inspection)
+    if pair is None:
+        return ()
+    used = loaded.holder(names[-1])
+    stored = [member for member in pair.members if member.stored]
+    if used is not None and all(same(member) for member in stored):
+        return ()
+    unused = (member.name for member in stored if member.name != used)
+    return tuple(name for name in unused if used is not None or not is_zero(inspection, name))
+
+
+def _with_unread(inspection: Inspection, loaded: Loaded, answer: Verdict) -> Verdict:
+    """``answer`` with what becomes of the stored names that the loader does not know."""
+    names = sorted(loaded.unread)
+    if not names or answer.outcome in (Outcome.ERROR, Outcome.UNKNOWN):
+        return answer
+    words = [member for group in groups(inspection) if group.role is not Role.OUTPUT_BIAS for member in group.members]
+    differ = any(member.name in names and not same(member) for member in words)
+    ungrouped = {inspection.family.input_embedding, inspection.family.output_head} - {member.name for member in words}
+    loses = differ or any(in_file(inspection, name) in names for name in ungrouped if name)
+    outcome = Outcome.DISCARDED if loses and answer.outcome is not Outcome.RANDOM else answer.outcome
+    unread = f"{loaded.loader} does not know the {'name' if len(names) == 1 else 'names'} {listed(names)}"
+    dropped = tuple(name for name in names if name in class_bias(inspection))
+    return Verdict(outcome, f"{answer.detail}; {unread}", (*answer.tensors, *names), (*answer.dropped, *dropped))
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"

@@ -1,0 +1,25 @@
+"""Which file of a model's directory transformers opens, and whether it gets past the index."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.files.model_files import OPENED, WEIGHTS_KEY, Checkpoint
+
+NAMEABLE = (".safetensors", ".safetensors.index.json")
+"""How a name ends that the config may give under `transformers_weights`."""
+
+
+def opened(checkpoint: Checkpoint, *, configured: bool = True) -> str | None:
+    """Return the file of a directory that transformers opens, weights or their index; ``None`` where it finds none.
+
+    ``configured`` says that this version takes the name that the config gives under `transformers_weights`.
+    """
+    files = {*checkpoint.states, *checkpoint.companions}
+    named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
+    if named is not None:
+        return named if isinstance(named, str) and named in files and named.endswith(NAMEABLE) else None
+    return next((name for name in OPENED if name in files), None)
+
+
+def stops_at_index(checkpoint: Checkpoint) -> bool:
+    """Return whether the index lacks what transformers reads of it."""
+    return checkpoint.index is not None and not isinstance(checkpoint.index.value.get("metadata"), dict)

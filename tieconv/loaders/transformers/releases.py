@@ -1,0 +1,42 @@
+"""The releases of transformers.
+
+transformers 4 ties by the flag alone, under the embedding's name, whatever the file holds. transformers 5 ties by what
+the file holds, keeps a head that differs, and warns.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tieconv.loaders.interface import Consumer
+from tieconv.loaders.transformers import load4, load5
+
+CONSUMERS = (
+    Consumer(
+        "transformers",
+        "4.48",
+        since=(4, 45),
+        before=(4, 49),
+        measured=True,
+        cited="transformers 4.48.3, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
+        load=partial(load4.load, version="4.48"),
+    ),
+    Consumer(
+        "transformers",
+        "4.57",
+        since=(4, 49),
+        before=(5, 0),
+        measured=True,
+        cited="transformers 4.57.6, src/transformers/modeling_utils.py, tie_weights and _load_pretrained_model",
+        load=partial(load4.load, version="4.57"),
+    ),
+    Consumer(
+        "transformers",
+        "5.x",
+        since=(5, 0),
+        before=None,
+        measured=True,
+        cited="transformers 5.23.0, src/transformers/modeling_utils.py, PreTrainedModel.tie_weights",
+        load=load5.load,
+    ),
+)

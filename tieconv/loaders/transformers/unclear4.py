@@ -1,0 +1,85 @@
+"""Where nobody can say what transformers 4 makes of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tieconv.architectures.flag_levels import cannot_build, reading_v4
+from tieconv.checkpoint.family import Family, Role, Tying
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders import release_tables
+from tieconv.loaders.evidence.head_pair import head_pair, stored_bias
+from tieconv.loaders.evidence.tie_groups import groups, two_vocabularies
+from tieconv.loaders.evidence.unclear import SAFETENSORS
+from tieconv.loaders.loaded import Refusal, unknown
+from tieconv.text import shown
+
+
+def unmeasured_448(family: Family) -> bool:
+    """Return whether a class was not measured with transformers 4.48, which may have its type."""
+    return family.unlisted or (family.part is not None and not family.part.usual)
+
+
+def has_class_448(family: Family) -> bool:
+    """Return whether transformers 4.48 has the class, and it was measured."""
+    return not unmeasured_448(family) and family.model_type in release_tables.names("transformers-4.48", "types")
+
+
+def ties_alone(inspection: Inspection, version: str) -> bool:
+    """Return whether the flag ties the head, which it does not in transformers 5."""
+    listed = inspection.family.text_class in release_tables.names(f"transformers-{version}", "head tied here alone")
+    return listed and bool(reading_v4(inspection))
+
+
+def unclear_model(inspection: Inspection, version: str) -> Iterator[Refusal]:
+    """Yield why it is not known what the release makes of such a model, whatever its names are."""
+    family = inspection.family
+    for file in inspection.checkpoint.files if inspection.checkpoint.format == SAFETENSORS else ():
+        framework = (file.metadata or {}).get("format")
+        if framework in ("tf", "flax"):
+            yield unknown(f"{shown(file.name)} was written by {framework}, and transformers 4 needs that to read it")
+    if reading_v4(inspection) is None or (version == "4.48" and not has_class_448(family)):
+        yield unknown(_not_known(family, version))
+    if head_pair(inspection) is None:
+        yield unknown("the table does not name both the embedding and the head")
+    if _listed(family.model_type, version, "not understood"):
+        yield unknown(f"what transformers {version} does with {shown(family.architecture)} is not clear")
+
+
+def unclear_vocabularies(inspection: Inspection) -> Iterator[Refusal]:
+    """Yield that tying tables of two vocabularies was not measured."""
+    if reading_v4(inspection) and two_vocabularies(inspection):
+        yield unknown("encoder and decoder have vocabularies of their own, and tying them was not measured")
+
+
+def unclear_tables(inspection: Inspection, version: str) -> Iterator[Refusal]:
+    """Yield where the answer hangs on what was not compared, or was not measured."""
+    if ties_alone(inspection, version) or (reading_v4(inspection) and cannot_build(inspection)):
+        yield unknown("its head is tied in transformers 4 and not in 5, and was not compared with the embedding")
+    if version == "4.48" and _lacks_tables(inspection):
+        yield unknown("what transformers 4.48 does where one of these tables is missing was not understood")
+
+
+def _not_known(family: Family, version: str) -> str:
+    if version == "4.48" and unmeasured_448(family):
+        part = f" on {shown(family.part.model_type)}" if family.part is not None else ""
+        return f"what transformers 4.48 does with {shown(family.architecture)}{part} was not measured"
+    return f"transformers {version} has no model of type {shown(family.model_type)}"
+
+
+def _lacks_tables(inspection: Inspection) -> bool:
+    """Whether encoder and decoder tables that BART and its kin share on construction are partly missing."""
+    pair = head_pair(inspection)
+    tied = bool(reading_v4(inspection)) and inspection.family.tying is not Tying.NEVER
+    tables = [group.members for group in groups(inspection) if group.role is Role.WORD_EMBEDDING]
+    if not tied and _listed(inspection.family.text_type, "4.48", "not understood untied"):
+        return any(not members[0].stored for members in tables)
+    if not inspection.family.bias_is_row or pair is None:
+        return False
+    if tied:
+        return not pair.has_embedding and bool(stored_bias(inspection))
+    return pair.has_head and not all(member.stored for members in tables for member in members)
+
+
+def _listed(name: str, version: str, table: str) -> bool:
+    return name in release_tables.names(f"transformers-{version}", table)

@@ -1,0 +1,45 @@
+"""Whether transformers finds the weights of a directory: by the names that it knows."""
+
+from __future__ import annotations
+
+from tieconv.checkpoint.files.cautions import TWO_FORMATS
+from tieconv.checkpoint.files.model_files import WEIGHTS_KEY
+from tieconv.checkpoint.inspection import Inspection
+from tieconv.loaders.evidence.unclear import SAFETENSORS, TORCH, unclear_class, unclear_files, wrong_format
+from tieconv.loaders.evidence.weight_patterns import is_directory
+from tieconv.loaders.loaded import Cause, Refusal, unknown
+from tieconv.loaders.transformers.opened_file import NAMEABLE, opened, stops_at_index
+from tieconv.text import shown
+
+_READABLE = (SAFETENSORS, TORCH)
+
+
+def by_name(inspection: Inspection, *, configured: bool = True) -> Refusal | None:
+    """Return why transformers does not get as far as the tensors; ``None`` where it does.
+
+    ``configured`` says that this version takes the name that the config gives under `transformers_weights`.
+    """
+    # It opens one file of a directory and looks at no other.
+    refusal = unclear_files(inspection, TWO_FORMATS, "layout.ambiguous") or _opened(inspection, configured)
+    return refusal or unclear_class(inspection) or wrong_format(inspection, "transformers", _READABLE)
+
+
+def _opened(inspection: Inspection, configured: bool) -> Refusal | None:
+    checkpoint = inspection.checkpoint
+    if not is_directory(inspection, _READABLE):
+        return None
+    named = checkpoint.config_values.get(WEIGHTS_KEY) if configured else None
+    if named is not None and not str(named).endswith(NAMEABLE):
+        sentence = f"{WEIGHTS_KEY} in the config names {shown(named)}, neither a safetensors file nor an index"
+        return Refusal(Cause.FILES, sentence)
+    file = opened(checkpoint, configured=configured)
+    if file is None:
+        sought = shown(named) if named is not None else "model.safetensors or its index"
+        stored = shown(checkpoint.entry or checkpoint.files[0].name)
+        sentence = f"transformers looks for {sought}, and finds no weights: the directory holds {stored}"
+        return Refusal(Cause.FILES, sentence)
+    if file != checkpoint.entry:
+        return unknown(f"transformers opens {shown(file)}, which is not what was read here")
+    if stops_at_index(checkpoint):
+        return Refusal(Cause.FILES, f"{shown(file)} has no metadata, and transformers stops there")
+    return None

@@ -1,0 +1,76 @@
+"""The checkpoint that a plan describes, as evidence: what loaders are asked about before anything is written."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import NoReturn
+
+from tieconv.checkpoint.files.model_files import Checkpoint, Document, Layout
+from tieconv.checkpoint.files.weight_file import ByteRange, TensorRecord, WeightFile
+from tieconv.checkpoint.inspection import Depth, Inspection
+from tieconv.checkpoint.write_plan.output import OutputTensor, OutputText, OutputWeights
+from tieconv.checkpoint.write_plan.plan import Plan
+from tieconv.inspection.declared import gated, view_config
+from tieconv.inspection.head import view_head
+from tieconv.inspection.ties import survey
+
+
+def described(inspection: Inspection, plan: Plan) -> Inspection:
+    """Return the evidence that headers give about the model once the plan is carried out. Nothing is read."""
+    family = inspection.family
+    checkpoint = _checkpoint(inspection.checkpoint, plan)
+    config = view_config(checkpoint.config_values, family)
+    tensors, reader = checkpoint.tensors, _NoBytes()
+    ties = survey(family, tensors, reader, Depth.HEADER, gated(config, family))
+    head = view_head(family, tensors, ties, reader, Depth.HEADER)
+    return replace(inspection, checkpoint=checkpoint, config=config, ties=ties, head=head, duplicates=())
+
+
+class _NoBytes:
+    """Headers are all that there is."""
+
+    def read_into(self, span: ByteRange, offset: int, buffer: memoryview) -> NoReturn:
+        raise AssertionError(span)
+
+
+def _checkpoint(before: Checkpoint, plan: Plan) -> Checkpoint:
+    """The files after the plan; where it writes another format, those of the old one are no longer the model."""
+    written = {output.name: output for output in plan.weights}
+    form = plan.weights[0].format if plan.weights else before.format
+    replaced = {*written, *plan.removed} if form == before.format else {file.name for file in before.files}
+    files = [file for file in before.files if file.name not in replaced]
+    files += [_file(output, before) for output in written.values()]
+    order = {file.name: number for number, file in enumerate(before.files)}
+    files.sort(key=lambda file: (order.get(file.name, len(order)), file.name))
+    config, index, cautions = before.config, before.index, before.cautions
+    for text in plan.texts:
+        if config is not None and text.name == config.name:
+            config = _document(text)
+        elif text.name.endswith(".index.json"):
+            index = _document(text)
+            cautions = tuple(caution for caution in cautions if not caution.code.startswith("index."))
+    layout = before.layout
+    if layout is not Layout.FILE and len(files) > 1:
+        layout = Layout.SHARDED
+    return replace(
+        before, files=tuple(files), format=form, layout=layout, config=config, index=index, cautions=cautions
+    )
+
+
+def _document(text: OutputText) -> Document:
+    return Document(text.name, text.text, json.loads(text.text))
+
+
+def _file(output: OutputWeights, before: Checkpoint) -> WeightFile:
+    tensors = tuple(_record(output, tensor, before.tensors.get(tensor.name)) for tensor in output.tensors)
+    return WeightFile(output.name, 0, 0, tensors, output.metadata)
+
+
+def _record(output: OutputWeights, tensor: OutputTensor, before: TensorRecord | None) -> TensorRecord:
+    """The tensor, its bytes where they are now: a range of no file where they are made."""
+    content = tensor.content
+    if before is not None and (before.range, before.dtype, before.shape) == (content, tensor.dtype, tensor.shape):
+        return before
+    span = content if isinstance(content, ByteRange) else ByteRange(f"{output.name}/{tensor.name}", 0, tensor.nbytes)
+    return TensorRecord(tensor.name, tensor.dtype, tensor.shape, span, tensor.stride)
