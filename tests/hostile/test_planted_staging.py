@@ -154,7 +154,7 @@ def test_reports_stay_out_of_the_hub_cache(unpacked: Callable[[str], Path], tmp_
     link.symlink_to(blob)
     result = run(line, link, folder)
     assert result.exit_code == 2, result.output
-    assert "lies in the hub cache" in result.output
+    assert "is in the Hub cache" in result.output
     assert blob.read_bytes() == b""
     assert os.listdir(blob.parent) == ["abc"]
 
