@@ -87,10 +87,15 @@ def test_the_hint_of_a_refusal_is_not_refused(apart: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("config", "reason"),
-    [({"architectures": ["HouseForCausalLM"], "model_type": "house"}, "tieconv does not know the architecture HouseForCausalLM"),
-     ({key: KIMI[key] for key in ("architectures", "model_type")}, "never ties its output embedding")],
+    [
+        (
+            {"architectures": ["HouseForCausalLM"], "model_type": "house"},
+            "tieconv does not know the architecture HouseForCausalLM",
+        ),
+        ({key: KIMI[key] for key in ("architectures", "model_type")}, "never ties its output embedding"),
+    ],
     ids=["unknown", "never"],
-)  # fmt: skip
+)
 def test_a_class_that_cannot_be_tied_is_not_offered_a_tie(
     model: Copy, config: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:

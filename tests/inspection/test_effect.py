@@ -74,7 +74,8 @@ def test_what_each_version_reads_is_one_statement(tmp_path: Path) -> None:
     message = next(finding.message for finding in inspection.findings if finding.rule == "TIE007")
     assert message.startswith(
         "transformers 5 reads tie_word_embeddings. transformers 4 reads text_config.tie_word_embeddings, "
-        "which the config does not set. transformers 5 ties Qwen2VLForConditionalGeneration, but transformers 4 does not."
+        "which the config does not set. transformers 5 ties Qwen2VLForConditionalGeneration, "
+        "but transformers 4 does not."
     )
 
 

@@ -118,7 +118,7 @@ def entry(rule: str = "TIE001", level: Level = Level.ERROR, **given: object) -> 
 
 def every_case() -> CheckReport:
     """A failed model, one with a mild finding, one with a waived one, a clean one and one that cannot be read."""
-    mild = entry("TIE002", Level.WARNING, message="lm_head.weight is a byte-identical copy of model.embed_tokens.weight")
+    mild = entry("TIE002", Level.WARNING, message="lm_head.weight is a byte-identical copy of the embedding")
     note = entry("STO001", Level.NOTE, file="", remedy=None, message="2 tensors hold the same bytes")
     unsafe = entry("TIE008", file="config.json", remedy=Remedy("tieconv set-tie auto models/bad -o OUT", False))
     waived = entry("VOC001", waiver=Waiver("baseline", "known since 2024-05"))

@@ -12,8 +12,8 @@ other content, so most commands that write refuse the file.
 ## Example
 A checkpoint of a training run:
 
-    note STO005: The tensors are those under state_dict of a training
-    checkpoint; the file also holds epoch
+    note STO005: The file is a training checkpoint; tieconv reads the tensors
+    under state_dict; the file also holds epoch
 
 ## How to fix
 `tieconv convert FILE --to safetensors -o OUT` writes the model of a training checkpoint. If several keys hold tensors,

@@ -26,18 +26,10 @@ MOST_OPCODES = 3_000_000
 
 _DCP = "torch.distributed.checkpoint"
 _TYPES = (
-    *[
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "float8_e4m3fnuz",
-        "float8_e5m2",
-        "float8_e5m2fnuz",
-    ],
-    *["float8_e8m0fnu", "int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"],
-    *["complex64", "complex128", "strided", "Size", "device"],
+    *("float64", "float32", "float16", "bfloat16", "complex64", "complex128"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool"),
+    *("strided", "Size", "device"),
 )
 _NAMES = (
     *(f"torch.{name}" for name in _TYPES),
