@@ -150,7 +150,7 @@ def test_an_ambiguous_layout_is_refused(model) -> None:
     """As everywhere."""
     folder = model("llama-duplicated")
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model.safetensors"}}')
-    assert "side by side" in refused("dedup", folder)
+    assert "the directory holds both" in refused("dedup", folder)
 
 
 @pytest.mark.parametrize("layout", ["single", "sharded"])
