@@ -94,7 +94,7 @@ def _finding(finding: Finding, source: Path) -> list[str]:
     text = _without(finding.message, source)
     lines = [f"{finding.level} [{finding.rule}](rules.md{target}): {_marked(text)}", ""]
     if finding.remedy:
-        note = "" if finding.remedy.safe else " (yours to decide: it changes, or settles, what the model computes)"
+        note = "" if finding.remedy.safe else " (review first: changes the model's outputs)"
         lines += [f"Fix: `{_without(finding.remedy.command, source)}`{note}", ""]
     return lines
 
