@@ -55,9 +55,9 @@ def test_text_is_plain(models: Path, name: str) -> None:
     ("name", "relation", "verdict"),
     [
         ("llama-tied", "alias", "The model is tied"),
-        ("llama-duplicated", "bit-equal", "Yes, nothing is lost: tieconv retie"),
-        ("llama-untied", "independent", "No: independent tables"),
-        ("llama-diverged", "k-rows-differ", "Not by the weights alone"),
+        ("llama-duplicated", "bit-equal", "Yes, nothing is lost. Run: tieconv retie"),
+        ("llama-untied", "independent", "No: the tables are independent"),
+        ("llama-diverged", "k-rows-differ", "Undecided from the weights alone."),
     ],
 )
 def test_the_verdict_follows_the_relation(models: Path, name: str, relation: str, verdict: str) -> None:
@@ -93,7 +93,9 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
     ids = torch.arange(3, 40)[None]
     before = _logits(tmp_path, ids)
     report = document(tmp_path)
-    assert report["relation"] == "diagonal" and report["verdict"].startswith("Yes, after a fold")
+    assert report["relation"] == "diagonal" and report["verdict"].startswith(
+        "Yes, to within rounding, after you edit the model."
+    )
     folded = report["sections"][1]["detail"]["fold"]
 
     def unfold(values: dict[str, Any]) -> None:
