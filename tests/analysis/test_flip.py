@@ -253,5 +253,5 @@ def test_a_multiple_that_was_rounded_to_another_type_is_not_taken_up(apart: Path
     edit(apart, lambda values: values.update({EMBED: values[HEAD] * 4}))
     assert retie_of(apart).startswith("Yes, nothing is lost")
     edit(apart, change)
-    assert retie_of(apart).startswith("No: once tied")
+    assert retie_of(apart).startswith("No: if tied")
     refused("retie", apart, "-o", tmp_path / "out")

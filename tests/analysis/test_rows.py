@@ -190,8 +190,8 @@ def _settings(**values: object) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda folder: (folder / "tokenizer.model").write_bytes(b"x"), "tokenizer.model was not read"),
-        (lambda folder: (folder / "tekken.json").write_text("{}"), "tekken.json was not read"),
+        (lambda folder: (folder / "tokenizer.model").write_bytes(b"x"), "does not read tokenizer.model"),
+        (lambda folder: (folder / "tekken.json").write_text("{}"), "does not read tekken.json"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json could not be read"),
         (lambda folder: _pad(folder / "tokenizer.json"), "tokenizer.json is larger than tieconv reads"),
         (lambda folder: _pad(folder / "tokenizer_config.json"), "tokenizer_config.json is larger than tieconv reads"),

@@ -218,6 +218,6 @@ def test_a_directory_is_no_text(models: Path, tmp_path: Path) -> None:
 def test_a_budget_is_a_number(models: Path, tmp_path: Path, budget: str) -> None:
     """No budget at all is --force; a NaN compares as nothing, so neither is taken."""
     result = run("retie --from embed --max-kl", budget, models / "llama-diverged", "-o", tmp_path / "out")
-    assert result.exit_code == 2 and "--max-kl takes a number of nats" in result.stderr
+    assert result.exit_code == 2 and "--max-kl needs a finite number of nats" in result.stderr
     with pytest.raises(ValueError, match="number of nats"):
         tieconv.plan_retie(models / "llama-diverged", survivor="embed", max_kl=float(budget))

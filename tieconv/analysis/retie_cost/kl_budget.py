@@ -43,17 +43,19 @@ def check_kl_budget(
         covered = scope(costs.uncovered) if costs.uncovered else "every input"
         return f"the KL is at most {certified:.3g} nats a token (limit {max_kl:g}), certified for {covered}"
     if text is None:
-        unknown = f"the weights give no KL bound{_withheld(findings, survivor)} if the {table} survives"
-        known = f"the KL bound is {certified:.3g}, above {max_kl:g}, if the {table} survives"
-        _refuse(findings, unknown if certified is None else known, _measure(related.kind))
+        why = f"the weights give no KL bound{_withheld(findings, survivor)} if the {table} survives"
+        if certified is not None:
+            why = f"the KL bound is {certified:.3g}, above {max_kl:g}, if the {table} survives"
+        _refuse(findings, why, _measure(related.kind))
     effect = findings.measured.effects.get(f"{survivor} survives") if findings.measured else None
     worst = effect.worst if effect else None
     if effect is None or worst is None or not worst <= max_kl:  # no budget allows NaN
-        known = f"the measured KL is up to {worst:.3g}, above {max_kl:g}, if the {table} survives"
-        unknown = f"tieconv could not measure the KL if the {table} survives"
+        why = f"tieconv could not measure the KL if the {table} survives"
+        if worst is not None and not isnan(worst):
+            why = f"the measured KL is up to {worst:.3g}, above {max_kl:g}, if the {table} survives"
         _refuse(
             findings,
-            unknown if worst is None or isnan(worst) else known,
+            why,
             f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
         )
     return (
