@@ -11,10 +11,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
-from tieconv.checkpoint.finding import Level
+from tieconv.checkpoint.finding import REVIEW_FIRST, Level
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
-from tieconv.reporters.text.inspect_answer import REVIEW
 from tieconv.text import count
 
 _BYTES = 900_000  # a job summary holds 1 MiB, and may hold another step's
@@ -99,7 +98,7 @@ def _finding(entry: CheckedFinding) -> str:
     if finding.remedy:
         text += f"<br>next: {_name(view.command(finding.remedy.command))}"
         if not finding.remedy.safe:
-            text += f" {REVIEW}"
+            text += f" {REVIEW_FIRST}"
     level = _MARKS[finding.level]
     if entry.waiver:
         level = f"waived {finding.level}"

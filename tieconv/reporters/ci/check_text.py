@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import REVIEW_FIRST
 from tieconv.checkpoint.results.checked import CheckedFinding, CheckedModel, CheckReport
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.text.columns import Paint, plain, wrapped
-from tieconv.reporters.text.inspect_answer import REVIEW
 from tieconv.text import count
 
 _SHOWN_FINDINGS = 40
@@ -59,4 +59,4 @@ def _finding(entry: CheckedFinding, paint: Paint, width: int | None) -> Iterator
     if finding.remedy:
         yield f"{' ' * len(lead)}next: {view.command(finding.remedy.command)}"
         if not finding.remedy.safe:
-            yield from wrapped(REVIEW, " " * len(lead), width)
+            yield from wrapped(REVIEW_FIRST, " " * len(lead), width)
