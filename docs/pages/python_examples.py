@@ -10,7 +10,7 @@ EXAMPLES = {
     "analyze": """\
 >>> analysis = tieconv.analyze("model")
 >>> analysis.relation, analysis.verdict
-('bit-equal', 'Yes, nothing is lost: tieconv retie model -o OUT.')
+('bit-equal', 'Yes, nothing is lost. Run: tieconv retie model -o OUT.')
 """,
     "check": """\
 >>> report = tieconv.check(["model", "tied"], fail_on="warning")

@@ -251,7 +251,7 @@ def test_one_vote_is_no_disagreement() -> None:
     told = verdict([none, none, Contest("norms", *won)])
     assert told == (
         "mixed",
-        "Too little for an answer: the norm profile speaks for the head, and the other two measures for neither role.",
+        "The measures do not decide: the norm profile favours the head. The others favour neither role.",
     )
     against = verdict([none, Contest("rsa", *won[::-1]), Contest("norms", *won)])
     assert against[0] == "mixed" and against[1].startswith("The measures do not agree on one role: ")

@@ -46,10 +46,10 @@ def apart(model: Copy, tmp_path: Path) -> Path:
 def test_the_factor_of_the_tied_class_is_no_obstacle(apart: Path, tmp_path: Path) -> None:
     """E·2**e under a class that multiplies by 2**e once it is tied: nothing is lost, and the command says so too."""
     assert retie_of(apart) == (
-        f"Yes, nothing is lost: the tied class applies that factor itself: tieconv retie {apart} -o OUT."
+        f"Yes, nothing is lost. The tied class applies the factor itself. Run: tieconv retie {apart} -o OUT."
     )
     told = ok("retie --survivor embed --max-kl 0", apart, "-o", tmp_path / "out").output
-    assert "the probabilities do not move: the tied class applies the factor itself" in told
+    assert "the probabilities do not change: the tied class applies the factor itself" in told
     bounds = tieconv.analyze(apart).section("Re-tying")
     assert bounds is not None and bounds.detail.certified == {"embed": 0.0, "head": 0.0, "mean": 0.0}
 
@@ -70,7 +70,7 @@ CHANGES = {
 def test_what_the_tied_class_would_rescale_stays_apart(apart: Path, tmp_path: Path, change: str) -> None:
     """Equal tables among them: the answer names the factor, no cost is given, and the command refuses."""
     edit(apart, CHANGES[change])
-    assert "once tied, this class multiplies its logits by 2**-" in retie_of(apart)
+    assert "if tied, this class multiplies its logits by 2**-" in retie_of(apart)
     section = tieconv.analyze(apart).section("Re-tying")
     assert section is not None and section.measures == () and section.detail.certified == {}
     refused("retie", apart, "-o", tmp_path / "out")
@@ -81,7 +81,7 @@ def test_the_hint_of_a_refusal_is_not_refused(apart: Path, tmp_path: Path) -> No
     """No survivor is offered where --force would be refused as well; leaving them apart works."""
     edit(apart, CHANGES["equal"])
     told = run("retie", apart, "-o", tmp_path / "out").stderr
-    assert f"leave them apart with: tieconv untie {apart}" in told and "--force" not in told
+    assert f"keep both tables with: tieconv untie {apart}" in told and "--force" not in told
     ok("untie", apart, "-o", tmp_path / "out")
 
 
@@ -120,7 +120,7 @@ def test_the_answer_is_that_of_the_command(model: Copy, name: str) -> None:
     except UnreadableError:
         assert not goes
         return
-    assert answer.startswith("Yes, nothing is lost") == goes or "nothing to re-tie" in answer, answer
+    assert answer.startswith("Yes, nothing is lost") == goes or "Nothing to re-tie" in answer, answer
 
 
 def moved(*names: str) -> Callable[[dict[str, Any]], None]:
@@ -152,7 +152,7 @@ def test_a_third_table_that_differs_is_no_free_tie(model_type: str, name: str, t
     ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
     edit(tmp_path / "apart", moved(name))
     section = tieconv.analyze(tmp_path / "apart").section("Re-tying")
-    assert section is not None and "would be replaced as well" in section.sentence
+    assert section is not None and "a re-tie would replace it too" in section.sentence
     assert not any(section.detail.certified.values()) and all(m.value is None for m in section.measures)
     refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
     refused("retie --survivor embed --max-kl 99", tmp_path / "apart", "-o", tmp_path / "out")
@@ -172,7 +172,8 @@ def test_two_biases_that_differ_are_no_free_tie(name: str, tmp_path: Path) -> No
     build(tmp_path / "m", "bert", tied=True)
     ok("untie", tmp_path / "m", "-o", tmp_path / "apart")
     edit(tmp_path / "apart", moved(name))
-    assert retie_of(tmp_path / "apart") == f"No: {BERT_BIAS} differs from cls.predictions.bias, and both would be one."
+    answer = f"No: {BERT_BIAS} differs from cls.predictions.bias, and a re-tie would merge them."
+    assert retie_of(tmp_path / "apart") == answer
     assert BERT_BIAS in refused("retie", tmp_path / "apart", "-o", tmp_path / "out")
 
 
@@ -204,7 +205,7 @@ def test_one_tensor_under_two_names_is_tied_by_the_flag_alone(model: Copy, name:
     torch.save(values, folder / "pytorch_model.bin")
     configure(folder, tie_word_embeddings=False)
     told = retie_of(folder)
-    assert "are one tensor, and the config says that they are two" in told
+    assert "has two names, and the config declares them untied" in told
     assert told.startswith("Yes, nothing is lost" if goes else "No: ")
     if goes:
         tieconv.plan_retie(folder)
@@ -212,14 +213,14 @@ def test_one_tensor_under_two_names_is_tied_by_the_flag_alone(model: Copy, name:
         with pytest.raises(RefusedError):
             tieconv.plan_retie(folder)
     configure(folder, tie_word_embeddings=True)
-    assert retie_of(folder) == "The model is tied: there is nothing to re-tie."
+    assert retie_of(folder) == "The model is tied. Nothing to re-tie."
 
 
 def test_the_table_of_a_tied_model_is_found_under_its_shared_name(tmp_path: Path) -> None:
     """Marian stores the table that both ends read under a third name."""
     build(tmp_path, "marian", tied=True)
     assert tieconv.analyze(tmp_path).relation == "alias"
-    assert retie_of(tmp_path) == "The model is tied: there is nothing to re-tie."
+    assert retie_of(tmp_path) == "The model is tied. Nothing to re-tie."
 
 
 CAPPED = [
@@ -244,7 +245,7 @@ def test_a_soft_cap_sees_a_common_vector(tmp_path: Path, kind: str, factor: floa
     relation = analysis.section("Relation")
     assert relation is not None and analysis.relation == kind
     assert told in relation.sentence + analysis.verdict
-    assert "softmax cannot see" not in relation.sentence and "norm before the head is known" not in analysis.verdict
+    assert "softmax cannot see" not in relation.sentence and "knows no norm before the head" not in analysis.verdict
 
 
 def test_a_multiple_that_was_rounded_to_another_type_is_not_taken_up(apart: Path, tmp_path: Path) -> None:
@@ -257,5 +258,5 @@ def test_a_multiple_that_was_rounded_to_another_type_is_not_taken_up(apart: Path
     edit(apart, lambda values: values.update({EMBED: values[HEAD] * 4}))
     assert retie_of(apart).startswith("Yes, nothing is lost")
     edit(apart, change)
-    assert retie_of(apart).startswith("No: once tied")
+    assert retie_of(apart).startswith("No: if tied")
     refused("retie", apart, "-o", tmp_path / "out")

@@ -123,7 +123,7 @@ def test_a_product_that_the_norm_cannot_hold_is_refused() -> None:
     e, gains = pair()
     _, weights = pair(1)
     u = through(e * gains, "BF16")
-    with pytest.raises(RefusedError, match="take up exactly"):
+    with pytest.raises(RefusedError, match="can hold exactly"):
         unfold(subject(e, u, norm(weights, "BF16")))
     fold = unfold(subject(e, u, norm(weights, "F32")))
     found = held(fold, norm(weights, "F32")) / weights
@@ -138,7 +138,7 @@ def test_a_shift_takes_the_factors_too_or_refuses() -> None:
     fold = unfold(subject(e, u, plain))
     assert plain.shift is not None
     assert np.array_equal(held(fold, plain, SHIFT), plain.shift * gains)
-    with pytest.raises(RefusedError, match="take up exactly"):
+    with pytest.raises(RefusedError, match="can hold exactly"):
         unfold(subject(e, u, norm(np.ones(6), "BF16", shift=through(np.linspace(1.01, 1.99, 6), "BF16"))))
 
 

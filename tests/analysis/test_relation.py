@@ -158,7 +158,7 @@ def test_a_table_of_one_row_is_no_map_of_another(value: float, side: str) -> Non
     tables = table(e, "F32"), table(np.full(e.shape, value), "F32")
     related = relate_tables(*(tables if side == "head" else tables[::-1]))
     assert related.kind is Kinship.UNKNOWN
-    assert related.figures.reason == f"every row of the {side} is the same"
+    assert related.figures.reason == f"all rows of the {side} are equal"
 
 
 @pytest.mark.parametrize("common", [0.0, 0.5, 50.0])
@@ -217,7 +217,7 @@ def test_a_float32_table_that_was_once_rounded_is_a_cast(kind: str, side: str) -
     pair = [e, narrow(e, kind)] if side == "head" else [narrow(e, kind), e]
     found = relate_tables(*(table(values, "F32") for values in pair))
     assert (found.kind, found.moments.cast, found.figures.rows_differing) == (Kinship.CAST, kind, 400)
-    assert sentence(found) == f"The tables are equal once the wider one is rounded to {kind}."
+    assert sentence(found) == f"The tables are equal after the wider one is rounded to {kind}."
     pair[0][311, 7] *= 1.5
     assert relate_tables(*(table(values, "F32") for values in pair)).kind is not Kinship.CAST
 
@@ -228,7 +228,7 @@ def test_what_rounding_leaves_is_no_vector() -> None:
     e = narrow(embedding(rng, 400, 32), "BF16")
     found = relate_tables(table(e, "BF16"), table(e * (1 + 2e-3 * rng.standard_normal(e.shape)), "BF16"))
     assert found.kind is Kinship.DRIFT and found.within_rounding
-    assert sentence(found).endswith("no more than rounding to the stored type leaves.")
+    assert sentence(found).endswith("which rounding to the stored type explains.")
 
 
 def in_codes(values: Array, group: int) -> Array:
@@ -249,7 +249,7 @@ def test_a_head_in_codes_is_told_from_drift(dtype: str, group: int) -> None:
     found = relate_tables(table(e, dtype), table(in_codes(e, group), dtype))
     assert (found.kind, found.figures) == (Kinship.DRIFT, IntegerCodes(8, group))
     each = "row" if group == 128 else f"{group} numbers"
-    assert f"in 8-bit codes and back, one scale for each {each}: the difference is" in sentence(found)
+    assert f"after an int8 round trip, with one scale for each {each}. The difference is" in sentence(found)
     other = e + found.residual * e.std() * rng.standard_normal(e.shape)  # type: ignore[operator]
     assert relate_tables(table(e, dtype), table(other, dtype)).figures == NoFigures()
 
@@ -306,13 +306,15 @@ def test_the_sentence_counts_what_it_says_of_rows() -> None:
         return sentence(relate_tables(table(e, "F32"), table(head, "F32")))
 
     kept = told(np.concatenate([e[:99], rng.standard_normal((101, 16))]))
-    assert "% of the rows are still nearest to their own" in kept and "each row" not in kept
-    assert "each row is still nearest to its own" in told(e + 0.2 * rng.standard_normal(e.shape))
+    assert "% of the rows are still nearest to the same row" in kept and "Each row" not in kept
+    assert "Each row is still nearest to the same row of the other table." in told(
+        e + 0.2 * rng.standard_normal(e.shape)
+    )
     moved = e[rng.permutation(120)]
     most = told(np.concatenate([moved, rng.standard_normal((30, 16))]))
-    assert most == "120 of 150 rows of the smaller table stand in the embedding, at another place."
-    assert told(moved).startswith("Every row of the smaller table stands in the embedding")
-    assert told(np.concatenate([e[:1] + 1, e[1:]])) == "1 row of 200 differs, the others are equal bit by bit."
+    assert most == "120 of 150 rows of the smaller table are in the embedding under another row number."
+    assert told(moved).startswith("Every row of the smaller table is in the embedding")
+    assert told(np.concatenate([e[:1] + 1, e[1:]])) == "1 of 200 rows differs. The others are byte-identical."
 
 
 @pytest.mark.parametrize(("size", "side"), [(1e-200, 0), (1e-200, 1), (1e-170, 1)])

@@ -58,7 +58,7 @@ def test_padding_zeros_and_copies_are_counted(tmp_path: Path) -> None:
     assert rows.detail.duplicate_rows == [[5, 9]]
     assert rows.detail.differing_rows_without_token == [[VOCABULARY - PADDING, VOCABULARY]]
     assert rows.detail.differing_rows_with_token == [[5, 6]]
-    assert f"which take probability ({mass.value:.2g} of it by estimate)" in rows.sentence
+    assert f"which take probability ({mass.value:.2g}, estimated)" in rows.sentence
 
 
 EXTREMES = {"F64": 5e-324, "F32": 1e-45, "BF16": 1e-40, "F16": 6e-8}
@@ -109,7 +109,7 @@ def test_rows_that_no_token_has_cost_nothing_where_the_head_survives(tmp_path: P
     edit(tmp_path, change)
     analysis = tieconv.analyze(tmp_path)
     assert figure(analysis, "Re-tying", "KL bound, head survives").value == 0
-    assert analysis.verdict.startswith("Yes, where the head survives")
+    assert analysis.verdict.startswith("Yes, if the head survives")
     (tmp_path / "tokenizer.json").unlink()
     assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value is None
 
@@ -190,8 +190,8 @@ def _settings(**values: object) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda folder: (folder / "tokenizer.model").write_bytes(b"x"), "tokenizer.model was not read"),
-        (lambda folder: (folder / "tekken.json").write_text("{}"), "tekken.json was not read"),
+        (lambda folder: (folder / "tokenizer.model").write_bytes(b"x"), "does not read tokenizer.model"),
+        (lambda folder: (folder / "tekken.json").write_text("{}"), "does not read tekken.json"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "tokenizer_config.json could not be read"),
         (lambda folder: _pad(folder / "tokenizer.json"), "tokenizer.json is larger than tieconv reads"),
         (lambda folder: _pad(folder / "tokenizer_config.json"), "tokenizer_config.json is larger than tieconv reads"),
@@ -200,9 +200,9 @@ def _settings(**values: object) -> Callable[[Path], object]:
         (lambda folder: _pad(folder / "generation_config.json"), "generation_config.json is larger than tieconv reads"),
         (lambda folder: (folder / "vocab.json").write_text('{"en": {"a": 0}}'), "not a map of tokens to ids"),
         (lambda folder: (folder / "processor_config.json").write_text("{}"), "processor_config.json may add tokens"),
-        (lambda folder: (folder / "vocab.txt").write_text("\n".join(map(str, range(VOCABULARY)))), "tokens change"),
-        (_settings(processor_class="IdeficsProcessor"), "may add tokens of its own"),
-        (_settings(auto_map={"AutoTokenizer": ["house.Tokenizer", None]}), "code of its own"),
+        (lambda folder: (folder / "vocab.txt").write_text("\n".join(map(str, range(VOCABULARY)))), "rows have a token"),
+        (_settings(processor_class="IdeficsProcessor"), "names may add tokens"),
+        (_settings(auto_map={"AutoTokenizer": ["house.Tokenizer", None]}), "is remote code"),
         (_settings(tokenizer_class="HouseTokenizer"), "HouseTokenizer"),
         (_settings(tokenizer_class="CanineTokenizer"), "CanineTokenizer"),
         (_settings(fast_tokenizer_files=["tokenizer.4.0.0.json"]), "fast_tokenizer_files"),
@@ -228,7 +228,7 @@ def test_the_certificate_names_the_inputs_that_it_is_not_about(tmp_path: Path) -
         values["lm_head.weight"][-4:] += 1
 
     edit(tmp_path / "model", change)
-    rows = f"not for these ids where they are given, generated or added later: {VOCABULARY - 4}-{LATE}"
+    rows = f"does not cover ids that you pass, generate or add later: {VOCABULARY - 4}-{LATE}"
     assert rows in tieconv.analyze(tmp_path / "model").verdict
     told = ok("retie --from head --max-kl 0", tmp_path / "model").stdout
     assert rows in " ".join(told.split())
@@ -286,7 +286,7 @@ def test_random_rows_are_not_called_untrained(tmp_path: Path) -> None:
     """In a model that was never trained the unused rows do not stand apart, and nothing is claimed."""
     build(tmp_path, tied=True)
     measure = figure(tieconv.analyze(tmp_path), "Rows", "tokens that look untrained")
-    assert measure.value is None and "stand apart" in measure.says
+    assert measure.value is None and "does not separate" in measure.says
 
 
 def test_rows_are_joined_by_content() -> None:
@@ -349,9 +349,9 @@ def test_a_row_that_is_equal_once_rounded_is_no_equal_row(tmp_path: Path, which:
     analysis = tieconv.analyze(tmp_path)
     relation = analysis.section("Relation")
     assert analysis.relation == "k-rows-differ" and relation is not None
-    assert "the others are equal once rounded to BF16" in relation.sentence
+    assert "The others are equal after rounding to BF16" in relation.sentence
     assert figure(analysis, "Re-tying", "KL bound, head survives").value is None
     told = refused("retie --survivor head --max-kl 0", tmp_path, "-o", tmp_path / "out")
-    assert "cannot be bounded" in told
+    assert "the weights give no KL bound" in told
     edit(tmp_path, lambda values: values.update({name: value.bfloat16() for name, value in values.items()}))
     assert figure(tieconv.analyze(tmp_path), "Re-tying", "KL bound, head survives").value == 0

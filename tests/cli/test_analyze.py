@@ -55,9 +55,9 @@ def test_text_is_plain(models: Path, name: str) -> None:
     ("name", "relation", "verdict"),
     [
         ("llama-tied", "alias", "The model is tied"),
-        ("llama-duplicated", "bit-equal", "Yes, nothing is lost: tieconv retie"),
-        ("llama-untied", "independent", "No: independent tables"),
-        ("llama-diverged", "k-rows-differ", "Not by the weights alone"),
+        ("llama-duplicated", "bit-equal", "Yes, nothing is lost. Run: tieconv retie"),
+        ("llama-untied", "independent", "No: the tables are independent"),
+        ("llama-diverged", "k-rows-differ", "Undecided from the weights alone."),
     ],
 )
 def test_the_verdict_follows_the_relation(models: Path, name: str, relation: str, verdict: str) -> None:
@@ -93,7 +93,9 @@ def test_a_folded_norm_can_be_unfolded(tmp_path: Path, model_type: str) -> None:
     ids = torch.arange(3, 40)[None]
     before = _logits(tmp_path, ids)
     report = document(tmp_path)
-    assert report["relation"] == "diagonal" and report["verdict"].startswith("Yes, after a fold")
+    assert report["relation"] == "diagonal" and report["verdict"].startswith(
+        "Yes, to within rounding, after you edit the model."
+    )
     folded = report["sections"][1]["detail"]["fold"]
 
     def unfold(values: dict[str, Any]) -> None:
@@ -216,6 +218,6 @@ def test_a_directory_is_no_text(models: Path, tmp_path: Path) -> None:
 def test_a_budget_is_a_number(models: Path, tmp_path: Path, budget: str) -> None:
     """No budget at all is --force; a NaN compares as nothing, so neither is taken."""
     result = run("retie --from embed --max-kl", budget, models / "llama-diverged", "-o", tmp_path / "out")
-    assert result.exit_code == 2 and "--max-kl takes a number of nats" in result.stderr
+    assert result.exit_code == 2 and "--max-kl needs a finite number of nats" in result.stderr
     with pytest.raises(ValueError, match="number of nats"):
         tieconv.plan_retie(models / "llama-diverged", survivor="embed", max_kl=float(budget))

@@ -17,10 +17,13 @@ from tieconv.reporters.html.analyze_page import render
 
 MODELS = Path(__file__).parents[2] / "fixtures" / "models"
 ANSWERS = {
-    "llama-duplicated": ("Yes, nothing is lost: ", "proved, every byte was compared"),
-    "llama-tied": ("The model is tied: there is nothing to re-tie.", "certain, one table is stored"),
-    "llama-untied": ("No: independent tables have no common one", "measured, every row was compared"),
-    "llama-diverged": ("Not by the weights alone: ", "open, the weights alone do not decide it"),
+    "llama-duplicated": ("Yes, nothing is lost. ", "proved by comparing every byte"),
+    "llama-tied": ("The model is tied. Nothing to re-tie.", "certain, because the model stores one table"),
+    "llama-untied": ("No: the tables are independent", "measured on every row"),
+    "llama-diverged": (
+        "Undecided from the weights alone. ",
+        "undecided, because the weights alone do not give the answer",
+    ),
 }
 
 
@@ -40,10 +43,11 @@ def test_the_question_of_another_model_is_answered_first() -> None:
     """With `--against` the headline says which table the tied one is like, not whether a tied model may be tied."""
     tied, untied = MODELS / "llama-tied", MODELS / "llama-untied"
     first = ok("analyze", tied, "--against", untied).stdout.splitlines()[0]
-    assert first.startswith(f"{tied}: Which table of {untied} is the tied table like? The tied table is input-shaped: ")
-    assert first.endswith(" How sure: of 3 measures all agree, each by more than 3 standard errors.")
+    question = f"Which table of {untied} does the tied table resemble?"
+    assert first.startswith(f"{tied}: {question} The tied table is input-shaped. ")
+    assert first.endswith(" How sure: all 3 measures agree, each by more than 3 standard errors.")
     document = json.loads(ok("analyze --json", tied, "--against", untied).stdout)
-    assert document["verdict"] == "The model is tied: there is nothing to re-tie."
+    assert document["verdict"] == "The model is tied. Nothing to re-tie."
     assert document["headline"]["answer"] == document["sections"][-1]["sentence"]
 
 
@@ -55,10 +59,10 @@ def test_how_sure_an_alignment_is() -> None:
     """Votes that agree, that are too few, and that contradict each other."""
     votes = [contest(0.9, 0.1), contest(0.9, 0.1), contest(0.5, 0.5)]
     assert certainty(verdict(votes)[0], votes) == (
-        "of 3 measures 2 agree and no other contradicts, each by more than 3 standard errors"
+        "2 of 3 measures agree, each by more than 3 standard errors, and none contradicts"
     )
     mixed = [contest(0.9, 0.1), contest(0.1, 0.9), contest(0.5, 0.5)]
-    assert verdict(mixed)[0] == "mixed" and certainty("mixed", mixed).startswith("not sure")
+    assert verdict(mixed)[0] == "mixed" and certainty("mixed", mixed).startswith("undecided")
 
 
 def test_the_page_asks_answers_and_says_how_sure(tmp_path: Path) -> None:
@@ -66,5 +70,5 @@ def test_the_page_asks_answers_and_says_how_sure(tmp_path: Path) -> None:
     text = re.sub(r"<[^>]+>", "\n", render(analyze(MODELS / "llama-duplicated"))).split("Relation of the two")[0]
     lines = [line for line in text.splitlines() if line.strip()]
     assert lines[-3] == MAY_BE_TIED and lines[-2].startswith("Yes, nothing is lost")
-    assert lines[-1] == "How sure: proved, every byte was compared."
+    assert lines[-1] == "How sure: proved by comparing every byte."
     assert "How sure" not in render(full())

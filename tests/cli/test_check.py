@@ -77,7 +77,7 @@ def test_an_unreadable_model_does_not_hide_the_others(models: Path, tmp_path: Pa
     failures = [model["failure"] for model in report["models"]]
     assert [failure is None for failure in failures] == [True, False, False, False, True]
     assert all(failure["message"] and failure["hint"] for failure in failures if failure)
-    assert "5 models: 1 error, 3 not checked; failed: 1 finding at or above warning" in result.stderr
+    assert "5 models: 1 error, 3 not checked. The check failed: 1 finding has level warning or higher." in result.stderr
     assert "absent: no such file" in run("check", *paths).stdout
 
 
@@ -151,7 +151,7 @@ def test_settings_are_found_upward(models: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path / "deep" / "down")
     diverged, duplicated = tmp_path / "models" / "llama-diverged", tmp_path / "models" / "llama-duplicated"
     result = ok("check", diverged, duplicated)
-    assert f"passed (settings: {os.path.join('..', '..', name)})" in result.stderr
+    assert f"passed. Settings: {os.path.join('..', '..', name)}" in result.stderr
     waived = document("", diverged)["models"][0]["findings"][0]["waiver"]
     assert waived == {"by": "model", "reason": "known: trained apart"}
     assert run("check --fail-on warning", diverged, duplicated).exit_code == 1

@@ -73,7 +73,7 @@ def test_every_safe_remedy_is_applied(faulty: Path, tmp_path: Path) -> None:
     before = snapshot(faulty)
     out = tmp_path / "out"
     result = ok("check --fix", faulty, "-o", out)
-    assert "fixed: TIE002" in result.stderr and f"wrote {out}: verified, and checked again" in result.stderr
+    assert "fixed: TIE002" in result.stderr and f"wrote {out}: verified and checked again" in result.stderr
     assert codes(out) == set() and ok("diff", faulty, out)
     assert snapshot(faulty) == before
     assert sorted(os.listdir(tmp_path)) == sorted([faulty.name, "out"])
@@ -108,10 +108,8 @@ def test_unsafe_remedies_are_left(model: Copy, tmp_path: Path) -> None:
     before = snapshot(folder)
     result = run("check --fix", folder, "-o", tmp_path / "out")
     assert result.exit_code == 1 and not (tmp_path / "out").exists()
-    assert (
-        "left: TIE003: tieconv retie" in result.stderr and "review first: changes the model's outputs" in result.stderr
-    )
-    assert "no safe remedy to apply for what counts, so nothing was written for it" in result.stderr
+    assert "not fixed: TIE003: tieconv retie" in result.stderr and "review first" in result.stderr
+    assert "not written: its findings have no safe remedy" in result.stderr
     assert snapshot(folder) == before
 
 
@@ -284,7 +282,7 @@ def test_what_is_left_is_not_announced(tmp_path: Path) -> None:
     """The summary counts the findings that `--fix` would end, and no command for a base model is among them."""
     result = run("check", pef001_bad(tmp_path / "adapter"))
     assert result.exit_code == 1 and "PEF001" in result.stdout
-    assert result.stderr.rstrip().endswith("failed: 1 finding at or above warning")
+    assert result.stderr.rstrip().endswith("The check failed: 1 finding has level warning or higher.")
 
 
 def test_a_bare_flag_is_applied_as_it_is_printed(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_out(graphs: Path, tmp_path: Path, lone: bool) -> None:
     out.parent.mkdir()
     result = run("check --fix", graphs / "model.onnx" if lone else graphs, "-o", out)
     assert result.exit_code == 0 and snapshot(graphs) == before and codes(out) == set()
-    assert f"wrote {out}: verified, and checked again" in result.stderr
+    assert f"wrote {out}: verified and checked again" in result.stderr
     names = {path.name for path in (out.parent if lone else out).iterdir()}
     assert names == ({"small.onnx", "small.onnx.data"} if lone else {"model.onnx", "model.onnx.data", "LICENSE"})
 

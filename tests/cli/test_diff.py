@@ -278,9 +278,9 @@ def test_the_text_for_people(model) -> None:
     """One line a tensor, the verdict last."""
     result = run("diff", model("llama-tied"), model("llama-diverged"))
     assert "lm_head.weight  near: 3 of 192 rows differ" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("not the same: 1 parameter")
+    assert result.stdout.splitlines()[-1].startswith("A and B differ: 1 parameter")
     same = ok("diff", model("llama-untied"), model("llama-untied-sharded"))
-    assert same.stdout.splitlines()[-1] == "the same function by construction"
+    assert same.stdout.splitlines()[-1] == "A and B compute the same function."
 
 
 @pytest.mark.parametrize("which", [0, 1])

@@ -110,7 +110,7 @@ def test_new_rows(model, tmp_path: Path, name: str, fill: str) -> None:
     """The rows that were there stay byte for byte; the new ones are zero, or the mean of the others."""
     folder, out = model(name, tokens=200, vocab_size=200), tmp_path / "out"
     plan = ok(f"resize --to config --fill {fill}", folder, "-o", out).stderr
-    assert "8 rows added at its end" in plan and "are not trained" in plan
+    assert "8 rows added at the end" in plan and "are not trained" in plan
     before = {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
     after = {k: v for file in out.glob("*.safetensors") for k, v in load_file(file).items()}
     for table in {EMBED, HEAD} & before.keys():

@@ -100,7 +100,7 @@ def test_layer_norm_with_its_shift(tmp_path: Path) -> None:
     assert torch.allclose(logits(tmp_path / "out"), logits(tmp_path / "folded"), rtol=2e-2, atol=2e-2)
     edit(tmp_path / "folded", lambda values: values.update({SHIFT: gains.flip(0)}))
     message = refused("retie --fold-norm", tmp_path / "folded", "-o", tmp_path / "no")
-    assert "take up exactly" in message and not (tmp_path / "no").exists()
+    assert "can hold exactly" in message and not (tmp_path / "no").exists()
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma2", "gpt2"])
@@ -181,11 +181,11 @@ def test_a_base_model_has_names_of_its_own(models: Path, tmp_path: Path) -> None
 
 def test_what_is_no_fold_is_refused(tmp_path: Path, models: Path) -> None:
     """Independent tables, a class whose last norm is not known, and a survivor beside it."""
-    assert "no factor gives column" in refused("retie --fold-norm", models / "llama-untied", "-o", tmp_path / "out")
+    assert "no factor maps column" in refused("retie --fold-norm", models / "llama-untied", "-o", tmp_path / "out")
     assert run("retie --fold-norm --from head --force", models / "llama-untied").exit_code == 2
     ok("untie", models / "t5", "-o", tmp_path / "t5")
     edit(tmp_path / "t5", lambda values: values[HEAD].mul_(3))
-    assert "no norm is known" in refused("retie --fold-norm", tmp_path / "t5", "-o", tmp_path / "out")
+    assert "tieconv knows no norm" in refused("retie --fold-norm", tmp_path / "t5", "-o", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

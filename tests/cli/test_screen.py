@@ -78,11 +78,11 @@ def test_json_of_a_write_is_alone_on_stdout(tmp_path: Path) -> None:
 def test_a_file_of_the_source_that_stays_is_not_said_to_be_removed(tmp_path: Path) -> None:
     """Only in place is a file removed; elsewhere it is left out of the output."""
     plan = ok("convert --to torch", MODELS / "llama-tied").stdout
-    assert "leave out" in plan and "remove" not in plan
+    assert "skip " in plan and "remove" not in plan
     out = tmp_path / "model"
     ok("convert --to safetensors", MODELS / "llama-tied", "-o", out)
     in_place = ok("convert --to torch --in-place", out).stderr
-    assert "remove " in in_place and "leave out" not in in_place
+    assert "remove " in in_place and "skip " not in in_place
 
 
 def test_quiet_leaves_results_and_errors(tmp_path: Path) -> None:
@@ -298,5 +298,5 @@ def test_fish_keeps_what_follows_a_comma() -> None:
 def test_fix_says_that_a_clean_model_is_clean(tmp_path: Path) -> None:
     """Not that it has no safe remedy."""
     result = ok("check --fix", MODELS / "llama-tied", "-o", tmp_path / "out")
-    assert f"{MODELS / 'llama-tied'}: clean, nothing to fix" in result.stderr
+    assert f"{MODELS / 'llama-tied'}: nothing to fix" in result.stderr
     assert "no safe remedy" not in result.stderr

@@ -16,5 +16,5 @@ def test_an_everyday_model_passes_in_silence(name: str, depth: str, tmp_path: Pa
     """No finding of any level at any depth, not even when notes count."""
     folder = everyday.build(name, tmp_path / "model")
     result = ok(f"check --no-config --fail-on note --depth {depth}", folder)
-    assert result.stderr == "1 model: no finding; passed\n"
+    assert result.stderr == "1 model: no finding. The check passed.\n"
     assert "TIE" not in result.stdout

@@ -132,7 +132,7 @@ def test_resumed_run_counts_the_same(org: Hub, tieconv: Run, models: Path) -> No
     org.add("org/duplicated", models / "llama-duplicated")
     words = ("check", "hf://org/d*", "hf://org/t*", "--depth", "full", "--resume", "run.jsonl")
     first, second = tieconv(*words), tieconv(*words)
-    assert "with a safe remedy (--fix)" in first.stderr
+    assert "--fix can repair" in first.stderr
     assert (second.returncode, second.stdout, second.stderr) == (first.returncode, first.stdout, first.stderr)
 
 

@@ -77,7 +77,7 @@ def test_nothing_differs(hub: Hub, tieconv: Run, models: Path, tmp_path: Path) -
     hub.add("org/m", models / "llama-tied")
     shutil.copytree(models / "llama-tied", tmp_path / "same")
     result = tieconv("push", tmp_path / "same", "hf://org/m", "--yes")
-    assert result.returncode == 0 and "nothing differs" in result.stderr
+    assert result.returncode == 0 and "no file differs" in result.stderr
     assert hub.commits == []
 
 
@@ -264,7 +264,7 @@ def test_dot_files_stay_here(changed: Path, hub: Hub, tieconv: Run) -> None:
     (changed / ".git" / "config").write_text("token")
     (changed / ".link").symlink_to("/etc/hostname")
     plan = tieconv("push", changed, "hf://org/m", "--dry-run")
-    listed = plan.stdout.partition("left out (--include NAME pushes one):\n")[2].partition("\n\n")[0].split("\n")
+    listed = plan.stdout.partition("not pushed (--include NAME adds a file):\n")[2].partition("\n\n")[0].split("\n")
     wanted = [".cache/ (2 files)", ".env", ".git/", ".gitattributes", ".link", "server.key", "sub/.netrc"]
     assert [line.strip() for line in listed] == wanted
     told = tieconv("push", changed, "hf://org/m", "--yes", "--json", HF_TOKEN=TOKEN)

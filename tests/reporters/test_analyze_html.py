@@ -131,7 +131,7 @@ def test_every_plot_is_there() -> None:
     """Each kind of series has its plot, and each plot a sentence."""
     drawn = [plot for section in full().sections for plot in plots(section)]
     assert [plot.heading for plot in drawn] == [
-        "Agreement, against chance and against what is possible",
+        "Agreement, compared with chance and with two untied seeds",
         "Norm profile",
         "Map of tokens",
         "Where the two tables differ",

@@ -148,14 +148,14 @@ def test_sarif_says_what_was_waived_and_what_could_not_be_read() -> None:
 
 
 def test_sarif_stays_within_what_github_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """25,000 results at most, the mildest left out with a word; texts of at most 1,000 characters."""
+    """25,000 results at most, a notification counts the others; texts of at most 1,000 characters."""
     assert check_sarif._RESULTS == 25_000
     monkeypatch.setattr(check_sarif, "_RESULTS", 25)
     mild = (entry(level=Level.NOTE, message="x" * 5000),) * 26
     log = json.loads(check.render("sarif", CheckReport((CheckedModel("m", (*mild, entry())),), Level.ERROR)))
     run = log["runs"][0]
     assert len(run["results"]) == 25 and run["results"][0]["level"] == "error"
-    assert "2 findings are left out" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
+    assert "This log omits 2 findings" in run["invocations"][0]["toolExecutionNotifications"][0]["message"]["text"]
     assert max(len(result["message"]["text"]) for result in run["results"]) <= 1000
 
 
@@ -227,7 +227,7 @@ def test_github_shows_ten_of_a_kind_so_the_tenth_says_how_many_more() -> None:
     assert sum(readers.command(line) is not None for line in lines) == len(lines) - 1 == 10
     lines = check.render("github", CheckReport((CheckedModel("m", many),), Level.ERROR)).splitlines()
     shown = [found for found in map(readers.command, lines) if found]
-    assert len(shown) == 10 and shown[-1].message == "16 more of level error are in the log of this step"
+    assert len(shown) == 10 and shown[-1].message == "the log of this step lists 16 more errors"
     assert all(any(f"number {place} " in line for line in lines) for place in range(25))
 
 

@@ -1,4 +1,4 @@
-"""Measures of the embedding space, from the weights alone unless text is given. Imports numpy: import it lazily."""
+"""Measure the embedding tables from the weights, and with a text also the model. Imports numpy: import it lazily."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 
 @record
 class Findings:
-    """What one model's tables are and cost: ``related`` and ``costs`` are ``None`` where there is one table,
-    ``measured`` and ``gradients`` where no text was given.
+    """The relation of a model's tables and the cost of a re-tie.
+
+    ``related`` and ``costs`` are ``None`` if the model has one table, ``measured`` and ``gradients`` without a text.
     """
 
     subject: Subject
@@ -37,10 +38,12 @@ class Findings:
     gradients: Section | None = None
 
 
-@np.errstate(all="ignore")  # NaN and infinity are counted and told, not warned of
+@np.errstate(all="ignore")  # the report counts NaN and infinity
 def find(evidence: Inspection, files: FileSet, text: str | None, forecast: RetieForecast) -> Findings:
-    """Measure one model. Raises `UnreadableError` where there is no table of floats; with ``text``, where the model
-    cannot be run, and `RefusedError` where it is none that a text says something about.
+    """Measure one model.
+
+    Raises `UnreadableError` if there is no table of floats. With ``text`` it also raises it if the model cannot run,
+    and `RefusedError` if the model has no token probabilities.
     """
     subject = open_subject(evidence, files, forecast)
     related = relate_tables(subject.embed, subject.head) if subject.head else None
@@ -61,7 +64,7 @@ def find(evidence: Inspection, files: FileSet, text: str | None, forecast: Retie
 
 @np.errstate(all="ignore")
 def report(findings: Findings) -> Analysis:
-    """What the weights of one model say, and what it does on the text."""
+    """Return the analysis of one model."""
     pair = _pair(findings)
     sections = [
         *pair,

@@ -1,4 +1,4 @@
-"""The section *Bias*: what the head's bias is made of, and what stripping it costs."""
+"""The section *Bias*: what the head's bias holds, and the cost of removing it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _BOUND = "KL bound, bias stripped"
 _IMPLICIT = "implicit bias U·mean(h)"
 _SERIES = {"bias": "bias", _IMPLICIT: "implicit_bias"}
 FOLDS = 0.9
-"""R² from which a bias is said to be what the head makes of one vector (adjusted), or word frequency."""
+"""R² from which the section says that one vector (adjusted R²) or word frequency explains a bias."""
 
 
 @record
 class Explained:
-    """b ≈ U·vector + k; ``left`` is the range of what remains."""
+    """b ≈ U·vector + k. ``left`` is the range of the residual."""
 
     vector: Array
     r2: float
@@ -43,7 +43,7 @@ class Explained:
 
 @record
 class BiasDetail(Detail):
-    """The vector c of b ≈ U·c + k (d,) where it explains the bias, and with a text the lines on log p by series."""
+    """The vector c of b ≈ U·c + k (d,) if it explains the bias. With a text, the lines on log p."""
 
     fold_vector: tuple[float, ...] | None = None
     on_log_p: dict[str, Line] | None = None
@@ -56,7 +56,7 @@ class BiasDetail(Detail):
 
 
 def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
-    """For a model without a bias as well; with a text also what stands in for one."""
+    """Return the section, also for a model without a bias. A text adds the implicit bias."""
     section, explained = _stored(subject)
     if subject.bias is not None and _unknown(subject.evidence):
         section = replace(section, sentence=f"{section.sentence} {_unknown(subject.evidence)}")
@@ -79,11 +79,11 @@ def bias_section(subject: Subject, measured: OnText | None = None) -> Section:
 
 
 def _followed(line: Line) -> str:
-    return f"{line.r2:.0%} of the {line.name} is word frequency: {line.slope:.3g}·log p + {line.start:.3g}."
+    return f"Word frequency explains {line.r2:.0%} of the {line.name}: {line.slope:.3g}·log p + {line.start:.3g}."
 
 
 def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
-    """What may follow the frequency of tokens, (V,): the bias, and the implicit one, U·mean(h)."""
+    """Return the values that may follow the frequency of tokens, (V,): the bias and the implicit bias U·mean(h)."""
     table, bias, by_name = subject.output, subject.bias, {}
     if bias is not None and len(bias) == table.rows and np.isfinite(bias).all():
         by_name["bias"] = bias
@@ -92,7 +92,7 @@ def _by_token(subject: Subject, measured: OnText) -> dict[str, Array]:
 
 
 def _stored(subject: Subject) -> tuple[Section, Explained | None]:
-    """What the weights alone say, and the vector of which the head makes the bias where one was looked for."""
+    """Return the section from the weights alone, and the vector that explains the bias if one was searched."""
     bias = subject.bias
     if bias is None:
         return Section(TITLE, _unread(subject.evidence), ()), None
@@ -105,7 +105,7 @@ def _stored(subject: Subject) -> tuple[Section, Explained | None]:
     spread = float(bias.max() - bias.min())
     if spread == 0 and (bias[0] == 0 or not subject.withheld):
         values_text = "all zero" if bias[0] == 0 else f"{bias[0]:.4g} in every entry, which the softmax does not see"
-        return Section(TITLE, f"The bias is {values_text}: stripping it changes nothing.", (_strip_bound(0.0),)), None
+        return Section(TITLE, f"The bias is {values_text}. Removing it changes nothing.", (_strip_bound(0.0),)), None
     judged = table.width <= WIDEST and table.rows >= ENOUGH * table.width + 2
     explained = explain(table, bias) if judged else None
     used = subject.used if subject.used is not None else np.ones(len(bias), bool)
@@ -122,55 +122,55 @@ def _stored(subject: Subject) -> tuple[Section, Explained | None]:
 
 
 def _unknown(evidence: Inspection) -> str:
-    """Of a bias beside a head whose class has none: who reads it; empty where the class has one."""
+    """Return a sentence about a stored bias that the class does not read, or an empty text."""
     family, bias = evidence.family, evidence.head.output_bias
     if bias is None or family.output_biases or family.knowledge is not Knowledge.TABLE or family.named:
         return ""
-    return f"{family.architecture} has no parameter {shown(bias.name)}: transformers leaves it out."
+    return f"{family.architecture} has no parameter {shown(bias.name)}, so transformers ignores it."
 
 
 def _unread(evidence: Inspection) -> str:
-    """Why there are no values: none belong there, none are stored, or those that are stored are no floats."""
+    """Return why there are no values: no bias, a bias that is not stored, or not as floats."""
     bias = evidence.head.output_bias
     if bias is not None and bias.state is not BiasState.ABSENT:
-        return f"The bias {shown(bias.name)} is not stored as floats, so nothing is computed from it."
+        return f"The bias {shown(bias.name)} is not stored as floats, so tieconv does not measure it."
     if bias is not None and evidence.family.output_biases:
-        return f"{shown(bias.name)} belongs to the class and is not stored: loaders start it with values of their own."
+        return f"The class has {shown(bias.name)}, but it is not stored. Loaders initialise it."
     return "The head has no bias."
 
 
 def _not_finite(bias: Array) -> tuple[str, str]:
-    """The sentence, and why there is no bound: −∞ masks a row, anything else leaves no probabilities at all."""
+    """Return the sentence, and why there is no bound. −∞ masks a row; NaN and +∞ leave no probabilities."""
     masked, broken = np.isneginf(bias), ~(np.isfinite(bias) | np.isneginf(bias))
     if masked.all():
-        return "Every entry of the bias is −∞: no row is left to predict.", "none: the model gives no numbers"
+        return "Every entry of the bias is −∞, so the model can predict no token.", "no bound: every row is masked"
     if broken.any():
         number = int(np.count_nonzero(broken))
         entries = f"{number:,} {'entry of the bias is' if number == 1 else 'entries of the bias are'} NaN or +∞"
-        return f"{entries}: the model gives no numbers with it.", "none: the model gives no numbers with it"
+        return f"{entries}, so the model returns NaN.", "no bound: the model returns NaN"
     number = int(np.count_nonzero(masked))
     entries = "entry of the bias is −∞ and masks its row" if number == 1 else "entries of the bias are −∞ and mask rows"
     back = "that row" if number == 1 else "those rows"
-    sentence = f"{number:,} {entries}: without the bias {back} would come back."
-    return sentence, "none: a masked row may take any probability once it comes back"
+    sentence = f"{number:,} {entries}. Without the bias the model can predict {back} again."
+    return sentence, "no bound: without the bias a masked row may take any probability"
 
 
 def _strip_bound(spread: float, withheld: str = "") -> Measure:
-    """``withheld`` says why it is not known that the class adds the bias to its logits, and nothing after it."""
+    """Return the bound, or with ``withheld`` the reason why tieconv does not know how the class uses the bias."""
     if withheld:
-        return Measure(_BOUND, None, unit="nats/token", says=f"none: {withheld}")
-    says = "certified: holds for every input; the largest change of a log-probability is the range of the bias"
+        return Measure(_BOUND, None, unit="nats/token", says=f"no bound: {withheld}")
+    says = "certified for every input; the largest change of a log-probability is the range of the bias"
     return Measure(_BOUND, spread * spread / 8, unit="nats/token", says=says)
 
 
 def _strip_estimate(bias: Array) -> Measure:
-    says = "half its variance over tokens taken as equally likely; with --text over those that the model predicts"
+    says = "half the variance over equally likely tokens; --text measures it over predicted tokens"
     value = float(bias.var() / 2) if len(bias) else None
     return Measure("KL estimate, bias stripped", value, unit="nats/token", n=len(bias), says=says)
 
 
 def explain(table: Table, bias: Array) -> Explained:
-    """The least-squares vector c with b ≈ U·c + k, from one pass for the moments and one for what is left."""
+    """Return the least-squares vector c with b ≈ U·c + k: one pass for the moments, and one for the residual."""
     width, rows = table.width, table.rows
     total, sums, joint = np.zeros((width, width)), np.zeros(width), np.zeros(width)
     centred = bias - bias.mean()
@@ -191,12 +191,12 @@ def explain(table: Table, bias: Array) -> Explained:
 def _fold_measures(explained: Explained | None, table: Table) -> tuple[Measure, ...]:
     name = "adjusted R², bias from U·c + k"
     if explained is None:
-        return (Measure(name, None, n=table.rows, says="too few rows for each column: any bias would fit"),)
+        return (Measure(name, None, n=table.rows, says="too few rows for each column, so any bias would fit"),)
     bound = Measure(
         "KL bound, U·c + k in its place",
         explained.left * explained.left / 8,
         unit="nats/token",
-        says="certified; c then adds to the shift of the last norm",
+        says="certified; the shift of the last norm then includes c",
     )
     return (Measure(name, explained.adjusted, floor=0.0, ceiling=1.0, n=table.rows), bound)
 
@@ -209,8 +209,8 @@ def _fold_vector(explained: Explained | None) -> tuple[float, ...] | None:
 
 def _sentence(spread: float, explained: Explained | None) -> str:
     most = spread * spread / 8
-    start = f"The bias is trained: its range is {spread:.3g}, so without it the KL is at most {most:.2g} nats a token."
+    start = f"The bias varies by {spread:.3g}. Removing it has a KL of at most {most:.2g} nats a token."
     if explained is None or explained.adjusted < FOLDS:
         return start
-    share = f"{explained.adjusted:.0%} of it is what the head makes of one vector"
-    return f"{start} {share}, which a norm with a shift could hold."
+    share = f"One vector through the head explains {explained.adjusted:.0%} of it"
+    return f"{start} {share}, and the shift of a norm could hold that vector."

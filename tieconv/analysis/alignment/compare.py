@@ -1,9 +1,9 @@
-"""Which role a tied table plays: how it compares with the two tables of an untied model.
+"""Compare a tied table with the two tables of an untied model, to see which role it has.
 
-Measures of Lopardo et al. 2026 (arXiv 2603.26663), each with its chance floor, and with a ceiling where a second
-untied model shows how well the same role is reproduced. For unrelated tables the mean cosine after a fitted map is
-not 0, and input tables are less reproducible than output tables: so the verdict rests on neighbours, pair
-similarities and the norm profile, and the fitted maps are only reported. Imports numpy: import it lazily.
+The measures are those of Lopardo et al. 2026 (arXiv 2603.26663), each with its chance floor. A second untied model
+gives ceilings: how well another seed reproduces the same role. The verdict uses neighbours, pair similarities and the
+norm profile. Fitted maps are only reported: for unrelated tables their mean cosine is not 0. Input tables are also
+less reproducible than output tables. Imports numpy: import it lazily.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from tieconv.checkpoint.value_type import record
 TITLE = "Alignment"
 
 QUERIES = 1000
-"""Tokens whose neighbours are looked up: the standard error of KNN is then below a hundredth."""
+"""Tokens whose neighbours are searched. The standard error of KNN is then below 0.01."""
 
 _SAYS = {
-    "identity": "mean cosine of each token's two rows as they are, columns centred; shared seeds alone raise it",
+    "identity": "mean cosine of each token's two rows without a map, columns centred; a shared seed raises it",
     "procrustes": "mean cosine after the best rotation",
     "least squares": "mean cosine after the best linear map",
-    "cka": "linear CKA: cosine of the two tables of token similarities, which no rotation changes",
-    "knn": f"share of a token's {NEIGHBOURS} nearest tokens that both tables agree on",
+    "cka": "linear CKA: cosine of the two matrices of token similarities; rotations do not change it",
+    "knn": f"share of a token's {NEIGHBOURS} nearest tokens that both tables have in common",
     "rsa": "rank correlation of the cosines of random token pairs",
     "norms": "correlation of the row norms over tokens",
 }
@@ -58,10 +58,10 @@ class _Figure:
 
 @record
 class AlignmentDetail(Detail):
-    """Which role the tied table plays (``shape``), over which tokens, and what the verdict rests on.
+    """The role of the tied table (``shape``), the tokens that were compared, and the evidence of the verdict.
 
-    ``tables`` names the table behind each letter. ``gaussian_floor`` and ``standard_error`` hold a figure by measure,
-    by pair of tables.
+    ``tables`` names the table of each letter. ``gaussian_floor`` and ``standard_error`` hold a figure for each measure
+    of each pair of tables.
     """
 
     shape: str
@@ -91,11 +91,11 @@ def align(
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Section:
-    """How the tied table T compares with the input table E and the output table U of ``untied``.
+    """Compare the tied table T with the input table E and the output table U of ``untied``.
 
     ``second``, an untied model of another seed, gives the ceilings. Tokens are matched by their strings. Memory: a few
-    blocks of rows and d×d sums in float64. Raises `RefusedError` where the tables share too few tokens, and what the
-    tables' readers raise. Maps need equal widths; without, only the least-squares one is fitted.
+    blocks of rows and d×d sums in float64. Tables of different widths get only the least-squares map. Raises
+    `RefusedError` if the tables share too few tokens, and the errors of the tables' readers.
     """
     tables = [tied, untied.embedding, untied.head, *((second.embedding, second.head) if second else ())]
     joined = join(tables)
@@ -123,7 +123,7 @@ def _figures(
     pair: tuple[int, int],
     shuffle: Array,
 ) -> dict[str, _Figure]:
-    """Every measure of one pair of tables, by its name."""
+    """Return the measures of one pair of tables by name."""
     source, target = pair
     value, chance = (linear(joined, source, target, order, known) for order in (None, shuffle))
     return dict(_linear_figures(joined, pair, value, chance)) | _local_figures(
@@ -156,7 +156,10 @@ def _local_figures(joined: Joined, source: Local, target: Local, sample: Sample,
 def _correlation(
     measure: Callable[[Array, Array], float], left: Array, right: Array, order: Array, tokens: int
 ) -> _Figure:
-    """A correlation, its value where one side is shuffled, and its error: 1/√(n-3) of Fisher's z, back at the value."""
+    """Return a correlation, its value with one side shuffled, and its standard error.
+
+    The error is 1/√(n-3) of Fisher's z, scaled back to the correlation.
+    """
     value = measure(left, right)
     return _Figure(value, measure(left, right[order]), (1 - value**2) / sqrt(max(1, tokens - 3)), 0.0)
 
@@ -216,12 +219,12 @@ def _measures(joined: Joined, sample: Sample, figures: Mapping[str, Mapping[str,
                 _ceiling(figures, pair, name),
                 counts.get(name, joined.count),
                 _UNITS.get(name, "cosine"),
-                says if figure.value is not None else "needs tables of one width",
+                says if figure.value is not None else "needs tables of equal width",
             )
 
 
 def _series(joined: Joined, views: list[Local]) -> Iterator[tuple[str, tuple[float, ...]]]:
-    """The norm profiles: the row norms of the common tokens, thinned evenly."""
+    """Yield the norm profiles: the row norms of the common tokens, at most `POINTS` of each table."""
     places = np.linspace(0, joined.count - 1, min(POINTS, joined.count)).astype(int)
     for name, view in zip(("tied", "embed", "head"), views, strict=False):
         yield f"{name}_norm", tuple(float(norm) for norm in view.norms[places])

@@ -1,7 +1,7 @@
-"""How far one table is a linear map of another: identity, orthogonal Procrustes, least squares, CKA, streamed.
+"""Measure how well a linear map explains a table: identity, orthogonal Procrustes, least squares and CKA, streamed.
 
-Both tables are column-centred. Everything follows from sums of products over rows, accumulated in float64, and one
-second pass that takes the cosine of each mapped row with its target. Imports numpy: import it lazily.
+Both tables are column-centred. One pass sums products over rows in float64. A second pass takes the cosine of each
+mapped row with its target. Imports numpy: import it lazily.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tieconv.checkpoint.value_type import record
 MAPS = ("identity", "procrustes", "least squares")
 
 _ROUNDING = 1e-10
-"""Share of the largest energy that sums of float32 products leave in a direction that is not there."""
+"""Share of the largest energy that rounding of float32 products may leave in an empty direction."""
 
 
 @record
 class Linear:
-    """Mean per-token cosine after each map (``None`` where widths differ) and CKA."""
+    """Mean per-token cosine after each map (``None`` if widths differ) and CKA."""
 
     cosines: dict[str, float | None]
     cka: float
@@ -31,7 +31,7 @@ class Linear:
 
 @record
 class Moments:
-    """A table (n, d) about its mean: ``mean`` (d,) float32, ``gram`` (d, d), ``rest`` (d,) the sums that remain."""
+    """Moments of a table (n, d): ``mean`` (d,) float32, centred ``gram`` (d, d), ``rest`` (d,) sums after centring."""
 
     mean: Array
     gram: Array
@@ -39,7 +39,7 @@ class Moments:
 
 
 def moments(joined: Joined, which: int) -> Moments:
-    """Of table ``which``; two passes, so that the sums of products keep their digits."""
+    """Return the moments of table ``which``. Two passes keep the digits of the sums of products."""
     width = joined.tables[which].width
     total = np.zeros(width)
     for places in joined.blocks():
@@ -60,10 +60,10 @@ def linear(
     shuffle: Array | None = None,
     known: Sequence[Moments] | None = None,
 ) -> Linear:
-    """How well the rows of table ``source`` map onto those of ``target``.
+    """Measure how well the rows of table ``source`` map to those of ``target``.
 
-    ``shuffle``, a permutation of the common tokens, pairs each token with another: what chance gives. ``known`` are
-    the `moments` of all tables.
+    ``shuffle``, a permutation of the common tokens, pairs each token with another, which gives the chance value.
+    ``known`` are the `moments` of all tables.
     """
     left, right = (known[which] if known else moments(joined, which) for which in (source, target))
     cross = np.zeros((len(left.mean), len(right.mean)))
@@ -81,7 +81,7 @@ def linear(
 
 
 def expected(measure: str, tokens: int, width: int) -> float:
-    """What unrelated Gaussian tables of (tokens, width) give; checked against permutations in the tests."""
+    """Return the value of ``measure`` for unrelated Gaussian tables (tokens, width). Tests compare permutations."""
     fraction = min(1.0, width / tokens)
     floors = {
         "identity": 0.0,
@@ -99,7 +99,7 @@ def _pairs(joined: Joined, source: int, target: int, shuffle: Array | None) -> I
 
 
 def _maps(gram: Array, cross: Array) -> dict[str, Array | None]:
-    """Each map as a float32 matrix of (source width, target width), ``None`` for the identity."""
+    """Return each map as a float32 matrix (source width, target width), ``None`` for the identity."""
     maps: dict[str, Array | None] = {}
     if cross.shape[0] == cross.shape[1]:
         left, _, right = np.linalg.svd(cross)
@@ -108,7 +108,7 @@ def _maps(gram: Array, cross: Array) -> dict[str, Array | None]:
 
 
 def _cosines(mapped: Array, target: Array) -> float:
-    """The sum of the cosines of rows; a row that the map sends to nothing counts as 0."""
+    """Return the sum of the cosines of rows. A row that maps to zero counts as 0."""
     lengths = np.linalg.norm(mapped, axis=1).astype(np.float64) * np.linalg.norm(target, axis=1)
     products = np.einsum("ij,ij->i", mapped, target, dtype=np.float64)
     return float(np.divide(products, lengths, out=np.zeros(len(products)), where=lengths > 0).sum())

@@ -1,6 +1,6 @@
-"""What does not depend on a map: who is near whom, which pairs are alike, and how long rows are.
+"""Measures that need no map: nearest neighbours (KNN), pair similarities (RSA) and row norms.
 
-KNN and RSA rest on sampled tokens and use rows as they are stored, not centred. Imports numpy: import it lazily.
+KNN and RSA use sampled tokens and rows as they are stored, not centred. Imports numpy: import it lazily.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAIRS = 200_000
 
 @record
 class Local:
-    """One table seen through sampled tokens: their nearest tokens, the cosines of random pairs, all row norms."""
+    """The local measures of one table: nearest tokens of the sample, cosines of random pairs, and all row norms."""
 
     neighbours: Array  # (queries, k) places, sorted
     cosines: Array  # (pairs,)
@@ -25,21 +25,21 @@ class Local:
 
 @record
 class Sample:
-    """The tokens that are asked about, and the pairs of them, as places of the common order."""
+    """The sampled tokens, as places of the common order, and pairs of them."""
 
     queries: Array
     pairs: Array  # (pairs, 2) indices into queries
 
 
 def draw(count: int, queries: int, chance: np.random.Generator) -> Sample:
-    """At most ``queries`` of ``count`` tokens, and at most `PAIRS` pairs of different ones."""
+    """Draw at most ``queries`` of ``count`` tokens, and at most `PAIRS` pairs of different ones."""
     chosen = np.sort(chance.permutation(count)[: min(queries, count)])
     first, second = chance.integers(0, len(chosen), (2, min(PAIRS, 4 * len(chosen) ** 2)))
     return Sample(chosen, np.stack([first, second], axis=1)[first != second])
 
 
 def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
-    """Table ``which`` seen through a sample; one pass over its rows."""
+    """Return the local measures of table ``which`` over a sample, in one pass over its rows."""
     asked = _units(joined.take(which, sample.queries))
     norms = np.empty(joined.count)
     nearest = _Nearest(len(sample.queries), k)
@@ -55,14 +55,14 @@ def local(joined: Joined, which: int, sample: Sample, k: int) -> Local:
 
 
 class _Nearest:
-    """The k most alike places of each query so far."""
+    """The k most similar places of each query so far."""
 
     def __init__(self, queries: int, k: int) -> None:
         self.places = np.full((queries, k), -1)
         self.scores = np.full((queries, k), -np.inf, np.float32)
 
     def add(self, scores: Array, places: Array) -> None:
-        """Scores of (queries, places)."""
+        """Add the scores (queries, places) of ``places``."""
         k = self.scores.shape[1]
         scores = np.concatenate([self.scores, scores], axis=1)
         names = np.concatenate([self.places, np.broadcast_to(places, (len(scores), len(places)))], axis=1)
@@ -73,12 +73,12 @@ class _Nearest:
 def _alike(asked: Array, rows: Array, queries: Array, places: Array) -> Array:
     scores: Array = asked @ rows.T
     own = np.isin(queries, places)
-    scores[own, queries[own] - places[0]] = -np.inf  # a token is no neighbour of itself
+    scores[own, queries[own] - places[0]] = -np.inf  # a token does not count as its neighbour
     return scores
 
 
 def overlap(source: Local, target: Local) -> Array:
-    """The share of each query's neighbours that both tables agree on, (queries,)."""
+    """Return the share of each query's neighbours that both tables have in common, (queries,)."""
     k = source.neighbours.shape[1]
     both = np.sort(np.concatenate([source.neighbours, target.neighbours], axis=1), axis=1)
     shares: Array = (both[:, 1:] == both[:, :-1]).sum(axis=1) / k
@@ -86,12 +86,12 @@ def overlap(source: Local, target: Local) -> Array:
 
 
 def spearman(left: Array, right: Array) -> float:
-    """Rank correlation, ties at their mean rank."""
+    """Return the rank correlation, with ties at their mean rank."""
     return pearson(_ranks(left), _ranks(right))
 
 
 def pearson(left: Array, right: Array) -> float:
-    """Correlation; 0 where a side is constant and so says nothing."""
+    """Return the correlation, or 0 if a side is constant."""
     left, right = left - left.mean(), right - right.mean()
     scale = float(np.linalg.norm(left) * np.linalg.norm(right))
     return float(left @ right) / scale if scale > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Align models rather than tables: `tieconv analyze TIED --against UNTIED --second UNTIED2`. Imports numpy."""
+"""Align the tables of models: `tieconv analyze TIED --against UNTIED --second UNTIED2`. Imports numpy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tieconv.text import shell_word, shown
 
 @contextmanager
 def opened(path: str | Path, *, embed: str | None = None, head: str | None = None) -> Iterator[Subject]:
-    """The model of a path, its files open meanwhile. Raises `UnreadableError` as `analyze` does."""
+    """Yield the model of a path while its files are open. Raises `UnreadableError` as `analyze` does."""
     listing = locate(str(path))
     with open_files(listing.root) as files:
         checkpoint = read_checkpoint(listing, files)
@@ -43,13 +43,13 @@ def extended(
     *,
     maps: bool = False,
 ) -> Analysis:
-    """The analysis with the alignment of its model, where ``against`` names an untied one, and with maps of its tables.
+    """Return the analysis with an alignment if ``against`` names an untied model, and with maps if ``maps`` is set.
 
-    Raises what `align_models` and `opened` raise, and `RefusedError` for a ``second`` without ``against``.
+    Raises the errors of `align_models` and `opened`, and `RefusedError` for a ``second`` without ``against``.
     """
     if second is not None and against is None:
         raise RefusedError(
-            "--second gives the ceilings of an alignment, and there is none without --against",
+            "--second needs --against",
             "name the untied model: tieconv analyze TIED --against UNTIED --second UNTIED2",
         )
     sections = list(analysis.sections)
@@ -59,7 +59,7 @@ def extended(
             assert untied is not None
             aligned = align_models(findings.subject, untied, second_model)
             sections.append(aligned)
-            question = f"Which table of {shown(_source(untied))} is the tied table like?"
+            question = f"Which table of {shown(_source(untied))} does the tied table resemble?"
             analysis = replace(analysis, answered=Headline(question, aligned.sentence, aligned.certainty))
     if maps:
         sections += _maps(findings)
@@ -67,19 +67,19 @@ def extended(
 
 
 def _maps(findings: Findings) -> Iterator[Section]:
-    """Of each table; none of one that has fewer than three rows with a direction."""
+    """Yield the map of each table that has at least three rows with a direction."""
     subject = findings.subject
     for stored, role in ((subject.embed, "input embedding"), (subject.head, "output embedding")):
         if stored is not None:
             table = Table(role, stored.rows, stored.width, stored.pick)
             colours = _colours(findings, stored.rows)
-            section = plane(table, colours, f"Map: {role}", _telling(colours))
+            section = plane(table, colours, f"Map: {role}", _coloured_rows(colours))
             if section is not None:
                 yield section
 
 
 def _colours(findings: Findings, rows: int) -> dict[str, Array]:
-    """What tells tokens apart beyond their rows: how the two tables differ there, how often the text has them."""
+    """Return values by row that colour the map: the difference of the two tables, and the frequency in the text."""
     colours: dict[str, Array] = {}
     if findings.related is not None and findings.related.moments.unequal.any():
         colours["difference of the two rows"] = _filled(findings.related.moments.distances, rows)
@@ -89,15 +89,15 @@ def _colours(findings: Findings, rows: int) -> dict[str, Array]:
 
 
 def _filled(values: Array, rows: int) -> Array:
-    """The values of the first ``rows`` rows, 0 for those that have none."""
+    """Return the values of the first ``rows`` rows, with 0 for rows without a value."""
     whole = np.zeros(rows)
     shared = min(rows, len(values))
     whole[:shared] = np.nan_to_num(values[:shared], posinf=0.0)
     return whole
 
 
-def _telling(colours: Mapping[str, Array]) -> Array | None:
-    """The rows that a colour says something of; ``None`` where there is none."""
+def _coloured_rows(colours: Mapping[str, Array]) -> Array | None:
+    """Return the rows with a positive value in some colour, (rows,) of bool; ``None`` without colours."""
     marks = [values > 0 for values in colours.values()]
     return np.logical_or.reduce(marks) if marks else None
 
@@ -111,10 +111,9 @@ def align_models(
     seed: int = 0,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Section:
-    """What `align` finds for the tables of models, joined on what their tokens write.
+    """Return the alignment of the tables of models, matched by the text of their tokens.
 
-    Raises `RefusedError` where ``tied`` has two tables that differ, where a reference has one table only, and where
-    tokens cannot be matched.
+    Raises `RefusedError` if ``tied`` has two different tables, if a reference is tied, or if no tokens match.
     """
     _require_tied(tied)
     if second is not None:
@@ -131,16 +130,16 @@ def align_models(
 
 
 def table_of(subject: Subject, stored: StoredTable, role: str) -> Table:
-    """A stored table with the names of its rows, (rows, width)."""
+    """Return a stored table, (rows, width), with the tokens of its rows."""
     tokens = token_bytes(subject.tokens.text, stored.rows) if subject.tokens else None
     return Table(f"{role} of {shown(_source(subject))}", stored.rows, stored.width, stored.pick, tokens)
 
 
 def _untied(subject: Subject) -> Untied:
     if subject.head is None or equal_tables(subject.embed, subject.head):
-        problem = "is tied: it has one table" if subject.head is None else "has two equal tables, as a tied one has"
+        problem = "stores one table" if subject.head is None else "has two equal tables"
         raise RefusedError(
-            f"{shown(_source(subject))} {problem}, and a reference needs an input and an output table of its own",
+            f"{shown(_source(subject))} {problem}, but a reference must be untied",
             "name an untied model: tieconv analyze TIED --against UNTIED",
         )
     return Untied(
@@ -149,13 +148,13 @@ def _untied(subject: Subject) -> Untied:
 
 
 def _require_another(untied: Subject, second: Subject) -> None:
-    """A model is as like itself as can be: no ceiling of what two seeds share."""
+    """Refuse a second model with a table of the first, because the ceilings compare two seeds."""
     for mine, theirs in ((untied.embed, second.embed), (untied.output, second.output)):
         if mine.width == theirs.width and mine.rows == theirs.rows and equal_tables(mine, theirs):
             raise RefusedError(
-                f"{shown(_source(second))} holds the {shown(mine.record.name)} of {shown(_source(untied))}, and the "
-                "ceilings need a model of another seed",
-                "name another untied model with --second, or leave --second out",
+                f"{shown(_source(second))} and {shown(_source(untied))} have the same {shown(mine.record.name)}, but "
+                "the ceilings need a model of another seed",
+                "name another untied model with --second, or omit --second",
             )
 
 
@@ -163,8 +162,8 @@ def _require_tied(subject: Subject) -> None:
     if subject.head is None or equal_tables(subject.embed, subject.head):
         return
     raise RefusedError(
-        f"{shown(_source(subject))} has two tables that differ, and alignment asks which role one shared table plays",
-        f"see what they are to each other: tieconv analyze {shell_word(_source(subject))}",
+        f"{shown(_source(subject))} has two tables that differ, but alignment needs a tied table",
+        f"see how they relate: tieconv analyze {shell_word(_source(subject))}",
     )
 
 

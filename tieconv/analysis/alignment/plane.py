@@ -1,4 +1,4 @@
-"""A table seen from afar: its two widest directions and its spectrum, from one d×d sum. Imports numpy."""
+"""Map the tokens of a table on its first two principal directions, from one d×d sum. Imports numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Shown(Detail):
-    """The table of a map, how many tokens have a direction, and how many of them the map shows."""
+    """The table of a map, the number of tokens with a direction, and the number that the map shows."""
 
     table: str
     tokens: int
@@ -24,11 +24,11 @@ class Shown(Detail):
 def plane(
     table: Table, colours: Mapping[str, Array] | None = None, title: str = "Map", first: Array | None = None
 ) -> Section | None:
-    """The tokens of a table (at most `POINTS` of them) on its first two principal directions, columns centred.
+    """Return the map of at most `POINTS` tokens of a table on its first two principal directions, columns centred.
 
-    ``colours`` are numbers by row (rows,), such as frequencies or differences, by what they are, the most telling one
-    first; the row norms follow. Rows marked in ``first`` (rows,) are shown before others, up to half of all.
-    ``None`` where fewer than three rows have a direction.
+    ``colours`` maps a label to numbers by row (rows,), such as frequencies or differences, the most important first.
+    The row norms follow. Up to half of the tokens are rows marked in ``first`` (rows,). Returns ``None`` if fewer than
+    three rows have a direction.
     """
     joined = directed_rows(table)
     if joined.count < FEWEST:
@@ -53,7 +53,7 @@ def plane(
 
 
 def _chosen(count: int, first: Array | None) -> Array:
-    """The places to show, ascending: all, or `POINTS` spread evenly, half of them among those that come first."""
+    """Return the places to show, ascending: all, or `POINTS` spread evenly, half of them marked in ``first``."""
     if count <= POINTS:
         return np.arange(count)
     if first is None or not first.any():
@@ -69,12 +69,12 @@ def _spread_over(places: Array, most: int) -> Array:
 
 def _sentence(name: str, energies: Array) -> str:
     share = energies[:2].sum() / energies.sum() if energies.sum() > 0 else 0.0
-    return f"The plane shows {share:.0%} of how the rows of {name} differ."
+    return f"The map shows {share:.0%} of the variance of the rows of {name}."
 
 
 def _spread(energies: Array, rows: int, width: int) -> Measure:
-    """Participation ratio per dimension; the floor is one direction, the ceiling a Gaussian table of this shape."""
+    """Return the participation ratio over the width. The floor is one direction, the ceiling a Gaussian table."""
     squares = float(np.square(energies).sum())
     value = float(energies.sum()) ** 2 / squares / width if squares > 0 else None
-    says = "participation ratio over width: 1 where all directions are used alike; the ceiling is a Gaussian table"
+    says = "participation ratio over width; 1 if all directions are used equally. The ceiling is a Gaussian table"
     return Measure("directions used", value, 1 / width, rows / (rows + width), rows, "share of width", says)

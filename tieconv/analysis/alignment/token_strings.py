@@ -1,4 +1,4 @@
-"""Token strings that mean the same in every vocabulary: the bytes that a token writes, whatever its spelling."""
+"""Compare tokens of different vocabularies by the bytes that they encode."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_letters() -> dict[str, int]:
-    """GPT-2's letter for each byte: printable Latin-1 stands for itself, the rest for U+0100 and on."""
+    """Map GPT-2's letters to bytes. Printable Latin-1 letters map to their code, the others from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in plain]
     return {chr(byte): byte for byte in plain} | {chr(256 + number): byte for number, byte in enumerate(others)}
@@ -20,11 +20,10 @@ _LETTERS = _byte_letters()
 
 
 def token_bytes(text: Mapping[int, str], rows: int) -> list[bytes | None]:
-    """What the token of each of the first ``rows`` rows writes; ``None`` for a row without a token.
+    """Return the bytes of the token of each of the first ``rows`` rows, ``None`` for a row without a token.
 
-    ``text`` are tokens as the vocabulary spells them. A byte-level one (GPT-2 and its heirs) is known by the letter Ġ
-    of its spaces, a SentencePiece one by ▁, and both are undone; strings that are spelled in neither way, such as
-    special tokens, stand as they are.
+    ``text`` are tokens in the spelling of the vocabulary. A byte-level vocabulary (such as GPT-2) writes spaces as Ġ,
+    and a SentencePiece one as ▁. Both spellings are decoded. Other strings, such as special tokens, stay unchanged.
     """
     byte_level = sum("Ġ" in token for token in text.values()) > sum(_SPACE in token for token in text.values())
     spell = _byte_level if byte_level else _sentencepiece
@@ -34,7 +33,7 @@ def token_bytes(text: Mapping[int, str], rows: int) -> list[bytes | None]:
 def _byte_level(token: str) -> bytes:
     try:
         return bytes(_LETTERS[letter] for letter in token)
-    except KeyError:  # a special token is spelled in plain characters
+    except KeyError:  # a special token uses ordinary characters
         return token.encode("utf-8", "surrogatepass")
 
 

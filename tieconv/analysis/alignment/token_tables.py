@@ -1,4 +1,4 @@
-"""The tables that an alignment compares, and the tokens that they have in common. Imports numpy: import it lazily."""
+"""The tables of an alignment and their common tokens. Imports numpy: import it lazily."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Array = npt.NDArray[Any]
 BLOCK = 8 << 20
 """Bytes of float32 rows in memory at a time, of each table."""
 
-_LONGEST = 1e30
 FEWEST = 3
-"""Tokens with a direction below which nothing is aligned or drawn."""
-"""The square of the longest row: sums of products of longer ones leave the range of float32."""
+"""The fewest tokens with a direction that are aligned or drawn."""
+_LONGEST = 1e30
+"""The square of the longest row. Sums of products of longer rows leave the range of float32."""
 
 
 @record
 class Table:
-    """A matrix of one row per token, (rows, width), read where it is needed.
+    """A matrix of one row per token, (rows, width), read block by block.
 
-    ``read`` gives the float rows of ascending row numbers, (len, width). ``tokens`` names the rows; ``None`` where no
-    tokenizer is known, a ``None`` among them for a row without a token. Rows behind the last token are padding.
+    ``read`` returns the float rows of ascending row numbers, (len, width). ``tokens`` are the tokens of the rows, with
+    ``None`` for a row without a token. It is ``None`` without a tokenizer. Rows after the last token are padding.
     """
 
     name: str
@@ -40,11 +40,11 @@ class Table:
 
     @classmethod
     def of(cls, name: str, matrix: Array, tokens: Sequence[Hashable | None] | None = None) -> Table:
-        """A table that is in memory."""
+        """Return a table that is in memory."""
         return cls(name, len(matrix), matrix.shape[1], lambda numbers: matrix[numbers], tokens)
 
     def take(self, numbers: Array) -> Array:
-        """Rows in any order as float32, (len, width); raises what ``read`` raises."""
+        """Return rows in any order as float32, (len, width). Raises the errors of ``read``."""
         order = np.argsort(numbers, kind="stable")
         taken = np.empty((len(numbers), self.width), np.float32)
         taken[order] = self.read(numbers[order])
@@ -62,33 +62,33 @@ class Joined:
 
     @property
     def count(self) -> int:
-        """Tokens in common."""
+        """The number of common tokens."""
         return len(self.numbers[0])
 
     def take(self, which: int, places: Array) -> Array:
-        """The rows of table ``which`` at ``places`` of the common order, float32."""
+        """Return the rows of table ``which`` at ``places`` of the common order, as float32."""
         return self.tables[which].take(self.numbers[which][places])
 
     def blocks(self) -> Iterator[Array]:
-        """Places of the common order, as many at a time as fit in `BLOCK` bytes."""
+        """Yield places of the common order, each time as many as fit in `BLOCK` bytes."""
         step = max(1, BLOCK // (4 * max(table.width for table in self.tables)))
         for start in range(0, self.count, step):
             yield np.arange(start, min(start + step, self.count))
 
 
 def join(tables: Sequence[Table]) -> Joined:
-    """The tokens that all tables have, by token string; by row number where no table has tokens.
+    """Match the tables by token string, or by row number if a table has no tokens.
 
-    A string that names two rows of a table is left out, and so is a token whose row is zero, not finite or longer than
-    10¹⁵ in any table: it has no direction that float32 can hold. Raises `RefusedError` where tokens are known of some
-    tables only and the numbers of rows differ, and where fewer than three tokens are common.
+    The result omits strings of two rows of one table. It also omits tokens without a direction in float32. Their row is
+    zero, not finite or longer than 10¹⁵ in some table. Raises `RefusedError` for fewer than three common tokens, and
+    for tables without tokens that have different numbers of rows.
     """
     numbers, by = _by_token(tables) if all(table.tokens is not None for table in tables) else _by_row(tables)
     joined = _with_direction(Joined(tuple(tables), numbers, by, 0))
     if joined.count < FEWEST:
         raise RefusedError(
-            f"{_names(tables)} have {joined.count} tokens in common that have a direction: too few to align",
-            "compare models whose tokenizers share tokens, and give each its tokenizer.json",
+            f"{_names(tables)} have {joined.count} tokens in common that have a direction, too few to align",
+            "compare models whose tokenizers share tokens, and put a tokenizer.json next to the weights of each",
         )
     return joined
 
@@ -113,8 +113,8 @@ def _by_row(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
     if len(sizes) > 1:
         raise RefusedError(
             f"{_names(tables)} have {', '.join(map(str, sorted(sizes)))} rows, and not all have a tokenizer to "
-            "match them by",
-            "put the tokenizer.json of each model beside its weights",
+            "match the rows",
+            "put the tokenizer.json of each model next to its weights",
         )
     return tuple(np.arange(table.rows) for table in tables), "row number"
 
@@ -126,7 +126,7 @@ def _by_token(tables: Sequence[Table]) -> tuple[tuple[Array, ...], str]:
 
 
 def _places(table: Table) -> dict[Hashable, int]:
-    """The row of each string that names one row alone."""
+    """Return the row of each string that only one row has."""
     tokens = list(table.tokens or ())[: table.rows]
     times = Counter(tokens)
     return {token: row for row, token in enumerate(tokens) if token is not None and times[token] == 1}

@@ -1,4 +1,4 @@
-"""Does the tied table behave as an output table or as an input table? Decided by three measures, not by fitted maps."""
+"""Decide from three measures whether a tied table behaves as an output table or as an input table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Contest:
 
     @property
     def winner(self) -> str:
-        """``output`` or ``input``; ``neither`` where both are chance or they are too close to tell apart."""
+        """``output`` or ``input``, or ``neither`` if both are at chance or too close to each other."""
         best = max(self.embedding, self.head, key=lambda side: side[0])
         if best[0] - best[1] <= _ERRORS * best[2]:
             return "neither"
@@ -50,7 +50,7 @@ class Contest:
         return all(top is not None and top - floor > 6 * error for _, floor, error, top in (self.embedding, self.head))
 
     def _score(self, side: Side) -> float:
-        """What is above chance; as a share of what is reproducible at all, where that is known."""
+        """Return the value above chance, as a share of the ceiling above chance if that is known."""
         return (side[0] - side[1]) / self._scale(side)
 
     def _error(self, side: Side) -> float:
@@ -62,39 +62,45 @@ class Contest:
 
 
 def verdict(contests: Sequence[Contest]) -> tuple[str, str]:
-    """(``output``, ``input``, ``mixed`` or ``none``, the sentence that says it)."""
+    """Return ``output``, ``input``, ``mixed`` or ``none``, and the sentence that says it."""
     won = {side: [c.measure for c in contests if c.winner == side] for side in ("output", "input")}
     if not won["output"] and not won["input"]:
         return "none", (
-            "Nothing here tells which role the tied table plays: against both tables it is at chance, or equally far "
-            "from them."
+            "The measures do not show which role the tied table has. It is at chance against both tables, or equally "
+            "far from both."
         )
     for side, opposite in (("output", "input"), ("input", "output")):
         if len(won[side]) >= 2 and not won[opposite]:
             return side, (
-                f"The tied table is {side}-shaped: it agrees more with the untied {_role(side)} than with the untied "
+                f"The tied table is {side}-shaped. It agrees more with the untied {_role(side)} than with the untied "
                 f"{_role(opposite)} in {_and([_WORDS[name] for name in won[side]])}."
             )
     if not (won["output"] and won["input"]):
-        return "mixed", f"Too little for an answer: {_votes(won)[0]}, and the other two measures for neither role."
+        return "mixed", f"The measures do not decide: {_votes(won)[0]}. The others favour neither role."
     return "mixed", "The measures do not agree on one role: " + "; ".join(_votes(won)) + "."
 
 
 def certainty(shape: str, contests: Sequence[Contest]) -> str:
     """Return how sure the verdict ``shape`` is."""
     if shape not in ("output", "input"):
-        return "not sure, the measures do not decide it"
+        return "undecided, because the measures do not give the answer"
     agree = sum(contest.winner == shape for contest in contests)
-    rest = "all agree" if agree == len(contests) else f"{agree} agree and no other contradicts"
-    return f"of {len(contests)} measures {rest}, each by more than {_ERRORS:g} standard errors"
+    by = f"each by more than {_ERRORS:g} standard errors"
+    if agree == len(contests):
+        return f"all {agree} measures agree, {by}"
+    return f"{agree} of {len(contests)} measures agree, {by}, and none contradicts"
 
 
 def _votes(won: dict[str, list[str]]) -> list[str]:
     return [
-        f"{_and([_WORDS[name] for name in names])} {'speaks' if len(names) == 1 else 'speak'} for the {_role(side)}"
+        f"{_and([_WORDS[name] for name in names])} {_verb(names)} the {_role(side)}"
         for side, names in won.items()
         if names
     ]
+
+
+def _verb(names: list[str]) -> str:
+    return "favours" if names == ["norms"] else "favour"
 
 
 def _role(side: str) -> str:

@@ -1,1 +1,1 @@
-"""What a certificate rests on beside the tensors: defaults of config keys, and the ids that tokenizers make."""
+"""The facts behind a certificate besides the tensors: defaults of config keys, and the ids of tokenizers."""

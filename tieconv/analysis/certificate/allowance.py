@@ -1,4 +1,4 @@
-"""How much memory the files of one tokenizer may take, counted before it is taken."""
+"""Limit the memory for the files of one tokenizer, counted before it is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.text import shown
 MAX_TOKENS = 500_000
 """Tokens of all vocabularies of one model. Gemma 3 has 262,145."""
 MAX_TEXT = 64_000_000
-"""Bytes of memory for their texts. Half a million of 20 characters beyond Latin take this."""
+"""Bytes of memory for their texts: half a million texts of 20 non-Latin characters."""
 MAX_MERGES = 2_000_000
 """Merges of one vocabulary, which are not kept. Gemma 3 has 514,906."""
 MAX_SETTINGS = 8_000_000
@@ -22,7 +22,7 @@ MAX_VALUES = 64_000_000
 
 
 class Allowance:
-    """What the files of one tokenizer may still take. Each method raises the error of `too_large`."""
+    """The memory that the files of one tokenizer may still use. Each method raises the error of `too_large`."""
 
     def __init__(self) -> None:
         self._tokens, self._text, self._merges = MAX_TOKENS, MAX_TEXT, MAX_MERGES
@@ -57,7 +57,7 @@ class Allowance:
 
 
 def too_large(name: str) -> UnreadableError:
-    """The error for a file that takes more than is allowed."""
+    """Return the error for a file that exceeds a limit."""
     return UnreadableError(
         f"{shown(name)} is larger than tieconv reads", "docs/formats.md has the limits", "json.too-large"
     )

@@ -1,4 +1,4 @@
-"""The token ids that a model reads whatever the text: what a decoder starts with, padding, the place of a picture."""
+"""The token ids that a model reads with every text: decoder start, padding and image placeholders."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tieconv.formats.json.strict import loads
 
 GENERATION = "generation_config.json"
 _LIMIT = 1_000_000
-"""Bytes of it. The largest published ones list some hundred ids."""
+"""Bytes of that file. The largest published files list some hundred ids."""
 _KEYS = ("_token_id", "_token_ids", "_token_index", "_decoder_ids", "_to_id")
-"""How the keys of a config end that name an id."""
+"""The endings of config keys that name an id."""
 
 
 def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows: int) -> set[int]:
-    """The ids below ``rows`` that the configs name, and those of the classes where a key may be left out."""
+    """Return the ids below ``rows`` that the configs name, and the default ids of the classes."""
     ids = {number for document in (config, generation) for number in _named(document) if number < rows}
     for model_type in _model_types(config):
         ids |= default_ids(model_type)
@@ -26,7 +26,7 @@ def fed_ids(config: Mapping[str, object], generation: Mapping[str, object], rows
 
 
 def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str, object], str]:
-    """The generation config, empty where there is none; and why it could not be read."""
+    """Return the generation config, or an empty one, and why tieconv could not read it."""
     if GENERATION not in names:
         return {}, ""
     try:
@@ -37,7 +37,7 @@ def read_generation(files: Files, names: Mapping[str, int]) -> tuple[Mapping[str
 
 
 def _named(document: Mapping[str, object]) -> Iterator[int]:
-    """Each integer below a key of `_KEYS`. A stack instead of calls: a generator in 60 others is slow."""
+    """Yield each integer below a key of `_KEYS`. A stack is faster than nested generators."""
     left: list[tuple[bool, object]] = [(False, document)]
     while left:
         named, value = left.pop()

@@ -1,4 +1,4 @@
-"""Read a large JSON file whose bulk is a few members: each of those in batches, the rest as one document."""
+"""Read a large JSON file in which a few members are large: these in batches, the rest as one document."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tieconv.formats.limits import WINDOW
 Batch = Mapping[str, object] | list[object]
 """Some members of an object, or some items of a list."""
 Take = Callable[[Batch], None]
-"""What is done with each batch; it raises `UnreadableError` to stop."""
+"""The function that gets each batch. It raises `UnreadableError` to stop."""
 Paths = Mapping[tuple[str, ...], Take]
-"""Each member that is read in batches, by its keys from the top."""
+"""The function of each member that is read in batches, by the keys from the top."""
 
 DIGITS = 31
-"""Of an integer: transformers writes 10³⁰ for a length without a limit."""
+"""The most digits of an integer. transformers writes 10³⁰ for a length without a limit."""
 _BLOCK = 8 << 20
 _KEY = 128
-"""Bytes of the longest key with its colon and white space. Behind more white space it is read with the rest."""
+"""Bytes of the longest key with its colon and white space. A member after more white space is read with the rest."""
 _ITEMS = {
     ord(first): re.compile(rb"(?<=[%b])\s*,\s*(?=[%b])" % (closing, re.escape(first)))
     for first, closing in ((b"[", rb"\]"), (b"{", rb"\}"), (b'"', rb'"'))
@@ -42,12 +42,12 @@ class LargeJson:
         """Give the members of the whole file to ``take``."""
         start = re.match(rb"\s*\{", self._pread(_KEY, 0))
         if start is None:
-            loads(self._pread(_KEY, 0), self._name, limit=_KEY)  # says what it is instead
+            loads(self._pread(_KEY, 0), self._name, limit=_KEY)  # raises an error that names the type
             refuse(self._name, "it does not start with an object", "json.malformed")
         self._batches(Members, start.end() - 1, BEHIND_NUMBERS, take).finish()
 
     def document(self, paths: Paths) -> dict[str, object]:
-        """Give the members of ``paths`` to their functions and return the rest, which has 0 in their stead."""
+        """Give the members of ``paths`` to their functions, and return the rest with 0 instead of these members."""
         with collector_paused():
             text, taken = self._rest(paths)
             self._allowance.settings(text, self._name)
@@ -57,7 +57,7 @@ class LargeJson:
         return value
 
     def _rest(self, paths: Paths) -> tuple[bytes, list[tuple[str, ...]]]:
-        """The text with 0 for each member that was given to its function, and the paths of these."""
+        """Return the text with 0 for each member that its function got, and the paths of these members."""
         by_key = {path[-1].encode(): path for path in paths}
         pattern = re.compile(rb'"(%b)"\s*:\s*([\[{])\s*(.)?' % b"|".join(by_key), re.DOTALL) if paths else None
         rest, position, taken = bytearray(), 0, []
@@ -98,7 +98,7 @@ class LargeJson:
         return members
 
     def _check(self, value: object, path: tuple[str, ...], taken: bool, take: Take) -> None:
-        """Refuse a member that stands elsewhere; give it to its function where the search missed it."""
+        """Refuse a member at another place. Give a member that the search missed to its function."""
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         if taken and value != 0:
@@ -107,11 +107,11 @@ class LargeJson:
             take(value)
 
     def _refuse_member(self, path: tuple[str, ...]) -> NoReturn:
-        refuse(self._name, f"its key {path[-1]} stands twice, or inside another value", "json.refused")
+        refuse(self._name, f"its key {path[-1]} occurs twice, or inside another value", "json.refused")
 
 
 def _ahead(files: Files, name: str) -> Pread:
-    """Read blocks of 8 MiB, as each read of a file on the Hub is a request."""
+    """Read blocks of 8 MiB, because each read of a file on the Hub is a request."""
     held, at = b"", 0
 
     def pread(size: int, offset: int) -> bytes:

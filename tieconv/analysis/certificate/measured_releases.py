@@ -1,6 +1,6 @@
 """Tables measured with releases of transformers: defaults of config keys, last norms, tokens of tokenizer classes.
 
-`fixtures/certificates.py` writes each ``data/transformers-*.json``; it says what the parts hold.
+`fixtures/certificates.py` writes each ``data/transformers-*.json`` and documents its parts.
 """
 
 from __future__ import annotations
@@ -13,38 +13,38 @@ from typing import Any
 from tieconv.package_data import data_text
 
 RELEASES = ("4.48", "4.57", "5.23")
-"""The releases that certificates are about."""
+"""The releases that certificates cover."""
 
 
 @cache
 def table(release: str) -> Mapping[str, Any]:
-    """Everything that was measured with one release."""
+    """Return everything that was measured with one release."""
     releases: Mapping[str, Any] = json.loads(data_text(__name__, f"transformers-{release}.json"))
     return releases
 
 
 def versions() -> tuple[str, ...]:
-    """The full versions that the tables were measured with."""
+    """Return the full versions that the tables were measured with."""
     return tuple(str(table(release)["transformers"]) for release in RELEASES)
 
 
 def default_ids(model_type: str) -> set[int]:
-    """Token ids that a class reads in some release where its config leaves their keys out."""
+    """Return the token ids that a class reads in some release if its config has no keys for them."""
     return {number for release in RELEASES for number in table(release)["ids"].get(model_type, ())}
 
 
 def tokenizer_classes(model_type: str) -> set[str]:
-    """The tokenizer classes that some release takes for a model type."""
+    """Return the tokenizer classes that some release uses for a model type."""
     return {name for release in RELEASES for name in table(release)["tokenizer_of"].get(model_type, ())}
 
 
 def passes_over_named_class(model_type: str) -> bool:
-    """Whether some release takes its own tokenizer class for a model type, whatever class the files name."""
+    """Return whether some release uses its default tokenizer class for a model type and ignores the named class."""
     return any(model_type in table(release)["overridden"] for release in RELEASES)
 
 
 def tokens_of_class(name: str) -> set[str] | None:
-    """The tokens that a tokenizer class adds by itself; ``None`` where that was not measured in every release."""
+    """Return the tokens that a tokenizer class adds by itself, or ``None`` if some release was not measured."""
     names = (name.removesuffix("Fast"), f"{name.removesuffix('Fast')}Fast")
     tokens: set[str] = set()
     known = False
@@ -59,7 +59,7 @@ def tokens_of_class(name: str) -> set[str] | None:
 
 
 def norms(model_type: str) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
-    """(release, record of the last norm, other spellings of its keys), for the releases that have the model type."""
+    """Yield (release, record of the last norm, aliases of its keys) for each release with the model type."""
     for release in RELEASES:
         measured = table(release)
         if model_type in measured["ids"]:

@@ -1,7 +1,7 @@
-"""The ids that transformers' tokenizers may make of a text: more than the files list, where a token has no id there.
+"""The ids that a tokenizer of transformers may return for a text, which can be more than the files list.
 
-A token that a config names and no vocabulary has gets an id from ``len(vocab)`` on. Which one depends on the class and
-the release, so that every id which it could get counts.
+A token that a config names, but no vocabulary has, gets an id from ``len(vocab)`` on. The id depends on the class and
+the release, so every possible id counts.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _HARMLESS = frozenset(
         "truncation_side", "truncation_strategy", "_commit_hash", _EXTRA,
     }
 )  # fmt: skip
-"""Keys of tokenizer_config.json that add no token whatever they hold; a truth value adds none either."""
+"""Keys of tokenizer_config.json that add no token with any value. Boolean values add none either."""
 
 
 @record
 class TokenIds:
-    """``listed`` ids have a token in the files, ``spans`` may get one as the tokenizer is loaded.
+    """The ids of a tokenizer: ``listed`` have a token in the files, and ``spans`` may get one on loading.
 
-    ``undecided`` says why more ids are possible; empty where these are all.
+    ``undecided`` says why more ids are possible; it is empty if these are all.
     """
 
     listed: frozenset[int]
@@ -46,7 +46,7 @@ class TokenIds:
 
 
 def token_ids(files: TokenizerFiles, config: Mapping[str, object]) -> TokenIds:
-    """The ids that the tokenizer of a model may make, as the releases of `measured_releases` load it."""
+    """Return the ids that the tokenizer of a model may return in the releases of `measured_releases`."""
     vocabularies, added = files.vocabularies, files.added
     listed = frozenset(added).union(*vocabularies) | frozenset(_referred(files.document(TOKENIZER)))
     undecided = next(_undecided(files, config), "")
@@ -61,12 +61,12 @@ def token_ids(files: TokenizerFiles, config: Mapping[str, object]) -> TokenIds:
 
 
 def _moves(listed: frozenset[int], start: int, vocabularies: tuple[dict[int, str], ...]) -> bool:
-    """Whether ids could change as tokens are added again: there is a gap above the vocabulary, or two differ."""
+    """Return whether adding tokens again could change ids: there is a gap above a vocabulary, or there are several."""
     return len(vocabularies) > 1 or max(listed) + 1 - start != sum(number >= start for number in listed)
 
 
 def named(files: TokenizerFiles) -> set[str]:
-    """The tokens that tokenizer_config.json and special_tokens_map.json name."""
+    """Return the tokens that tokenizer_config.json and special_tokens_map.json name."""
     config = files.document(CONFIG)
     entries = [value for key, value in config.items() if key.endswith(("_token", "_tokens"))]
     texts = {text for value in (*entries, *files.document(SPECIAL).values()) for text in _texts(value)}
@@ -92,7 +92,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _referred(document: Mapping[str, object]) -> Iterator[int]:
-    """The numbers of tokenizer.json outside its vocabulary that may be ids: of templates and of padding."""
+    """Yield the numbers of tokenizer.json outside its vocabulary that may be ids: of templates and of padding."""
     for key in ("post_processor", "padding"):
         yield from _numbers(document.get(key))
 
@@ -106,7 +106,7 @@ def _numbers(value: object) -> Iterator[int]:
 
 
 def _class_names(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]:
-    """The classes that may load the files: those that are named, else, or besides, those of the model type."""
+    """Return the classes that may load the files: the named ones, those of the model type, or both."""
     class_names = (files.document(CONFIG).get("tokenizer_class"), config.get("tokenizer_class"))
     names, model_type = {name for name in class_names if isinstance(name, str)}, str(config.get("model_type"))
     if names and not passes_over_named_class(model_type):
@@ -119,32 +119,32 @@ def _of_classes(files: TokenizerFiles, config: Mapping[str, object]) -> set[str]
 
 
 def too_large(files: TokenizerFiles) -> Iterator[str]:
-    """Name each file that was not read for its size."""
+    """Yield a clause for each file that was not read because of its size."""
     for name in files.too_large:
         yield f"{name} is larger than tieconv reads"
 
 
 def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[str]:
-    """Why not all ids are known, the most telling reason first."""
+    """Yield the reasons why not all ids are known, the most important first."""
     yield from too_large(files)
     for name in files.broken:
         yield f"{name} could not be read"
     for name in files.unread:
-        yield f"{shown(name)} was not read"
+        yield f"tieconv does not read {shown(name)}"
     for name in files.processors:
-        yield f"the processor of {name} may add tokens of its own"
+        yield f"the processor of {name} may add tokens"
     settings = files.document(CONFIG)
     if "auto_map" in settings:
-        yield "the tokenizer is code of its own (auto_map)"
+        yield "the tokenizer is remote code (auto_map)"
     if "processor_class" in settings:
-        yield f"the processor that {CONFIG} names may add tokens of its own"
+        yield f"the processor that {CONFIG} names may add tokens"
     if files.odd_vocabulary:
         yield f"{VOCABULARY} is not a map of tokens to ids"
     if TOKENIZER in files.documents and not files.model:
-        yield f"{TOKENIZER} has no vocabulary that was read"
+        yield f"{TOKENIZER} has no vocabulary that tieconv reads"
     for key, value in settings.items():
         if key not in _HARMLESS and not key.endswith(("_token", "_tokens")) and not isinstance(value, bool | None):
-            yield f"the key {shown(key)} of {CONFIG} is not known"
+            yield f"the key {shown(key)} of {CONFIG} is unknown"
     extra = settings.get(_EXTRA)
     if extra is not None and not (isinstance(extra, int) and extra <= _MOST_EXTRA):
         yield f"the key {_EXTRA} of {CONFIG} is not a number of tokens"
@@ -153,4 +153,4 @@ def _undecided(files: TokenizerFiles, config: Mapping[str, object]) -> Iterator[
         yield "no file names the class of the tokenizer"
     for name in sorted(names):
         if tokens_of_class(name) is None:
-            yield f"which tokens the class {shown(name)} adds by itself was not measured"
+            yield f"the tokens that the class {shown(name)} adds by itself were not measured"

@@ -1,4 +1,4 @@
-"""The files of a tokenizer beside the weights: which there are, and the tokens that each has by id."""
+"""Read the files of a tokenizer next to the weights, and their tokens by id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tieconv.errors import UnreadableError
 from tieconv.formats.documents import read_bytes
 
 LIMIT = 100_000_000
-"""Bytes of one file: the largest published ones have 40 MB."""
+"""Bytes of one file. The largest published files have 40 MB."""
 
 _LARGEST = 1 << 31
 
@@ -31,12 +31,12 @@ PROCESSORS = ("processor_config.json", "preprocessor_config.json", "video_prepro
 
 @record
 class TokenizerFiles:
-    """``documents`` are the JSON files that could be read, without the tokens that stand below by id.
+    """The content of a tokenizer's files. ``documents`` are the readable JSON files without their tokens.
 
-    ``model`` is the vocabulary of tokenizer.json without its added tokens, ``vocabulary`` that of vocab.json and
-    ``words`` that of vocab.txt; ``odd_vocabulary`` says that vocab.json has a value that is no integer. ``broken``
-    names the files that could not be read, ``too_large`` those that take more than their `Allowance`, ``unread`` the
-    vocabularies of other formats, ``processors`` the configs of processors.
+    ``model`` is the vocabulary of tokenizer.json without its added tokens. ``vocabulary`` is that of vocab.json, and
+    ``words`` that of vocab.txt. ``odd_vocabulary`` says that vocab.json has a value that is not an integer. ``broken``
+    names the unreadable files, and ``too_large`` the files beyond the `Allowance`. ``unread`` names the vocabularies of
+    other formats, and ``processors`` the configs of processors.
     """
 
     documents: dict[str, Mapping[str, object]] = field(default_factory=dict)
@@ -51,17 +51,17 @@ class TokenizerFiles:
     processors: tuple[str, ...] = ()
 
     def document(self, name: str) -> Mapping[str, object]:
-        """A file's content; empty where it is absent."""
+        """Return a file's content, empty for an absent file."""
         return self.documents.get(name, {})
 
     @property
     def vocabularies(self) -> tuple[dict[int, str], ...]:
-        """Every vocabulary that a class may load, each without the tokens that come on top."""
+        """Every vocabulary that a class may load, each without its added tokens."""
         return tuple(vocabulary for vocabulary in (self.model, self.vocabulary, self.words) if vocabulary)
 
 
 def read_files(files: Files, names: Mapping[str, int]) -> TokenizerFiles:
-    """Read what there is among ``names``. Nothing is raised for a malformed file, or one that is too large."""
+    """Read the tokenizer's files among ``names``. Malformed and too large files raise no error."""
     top = sorted(name for name in names if "/" not in name)
     reader, broken, oversized = _Reader(files), list[str](), list[str]()
     for name, read in reader.readers.items():
@@ -129,7 +129,7 @@ class _Reader:
         self._large(name).members(lambda batch: self._take(name, self.added, batch.items()))
 
     def _config(self, name: str) -> None:
-        """Read what transformers adds to the tokenizer as it loads it too: {id as text: {"content": …}}."""
+        """Read the tokens that transformers also adds on loading: {id as text: {"content": …}}."""
         self.documents[name] = self._large(name).document(
             {("added_tokens_decoder",): lambda batch: self._take(name, self.added, _decoded(batch))}
         )
@@ -138,7 +138,7 @@ class _Reader:
         self.documents[name] = self._large(name).document({})
 
     def _words(self, name: str) -> None:
-        """Read a text with a token a line."""
+        """Read a text with one token on each line."""
         data = read_bytes(self._files, name, MAX_SETTINGS)
         count = data.removesuffix(b"\n").count(b"\n") + 1
         if len(data) > MAX_SETTINGS:
@@ -149,7 +149,7 @@ class _Reader:
         except UnicodeDecodeError:
             text = ""
         if not text:
-            raise UnreadableError(f"{name} is no UTF-8 text, or empty", "", "tokenizer.words")
+            raise UnreadableError(f"{name} is not UTF-8 text, or is empty", "", "tokenizer.words")
         self.words = {number: line.rstrip("\r") for number, line in enumerate(text.split("\n"))}
 
     def _large(self, name: str) -> LargeJson:
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _vocabulary_pairs(batch: Batch, start: int) -> Iterable[tuple[str, object]]:
-    """Each text with its id: of a map, or of Unigram's list of texts with their scores, where the index is the id."""
+    """Return each text with its id, from a map or from Unigram's list of [text, score] by index."""
     if isinstance(batch, Mapping):
         return batch.items()
     if any(not isinstance(entry, list) or not entry for entry in batch):
@@ -175,7 +175,7 @@ def _vocabulary_pairs(batch: Batch, start: int) -> Iterable[tuple[str, object]]:
 
 
 def _contents(batch: Batch) -> Iterator[tuple[str, object]]:
-    """The tokens of tokenizer.json's added_tokens: [{"id": …, "content": …}]."""
+    """Yield the tokens of added_tokens in tokenizer.json: [{"id": …, "content": …}]."""
     for entry in batch if isinstance(batch, list) else ():
         if isinstance(entry, Mapping):
             yield str(entry.get("content")), entry.get("id")
@@ -188,5 +188,5 @@ def _decoded(batch: Batch) -> Iterator[tuple[str, object]]:
 
 
 def is_id(number: object) -> bool:
-    """Whether a value of JSON can be the id of a token."""
+    """Return whether a value of JSON can be the id of a token."""
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < _LARGEST

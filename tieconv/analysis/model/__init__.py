@@ -1,1 +1,1 @@
-"""What is analysed: the two tables, the last norm, the tokens, and one pass of moments."""
+"""The parts of a model that are analysed: two tables, the last norm, the tokens, and moments."""

@@ -1,4 +1,4 @@
-"""Rows joined by what they hold: equal rows at other places, and rows that occur twice."""
+"""Find equal rows by their digests: rows under another number, and rows that occur twice."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from tieconv.analysis.model.tables import Array, Table, spans
 
 _DIGEST = 16
-"""Bytes of a row's digest: two different rows with the same one are not to be found by search or by chance."""
+"""Bytes of a row's digest, enough that different rows do not share one by search or by chance."""
 
 
 def digests(table: Table) -> Array:
-    """A digest of each row's bytes: (V,) of 16-byte strings."""
+    """Return a digest of each row's bytes: (V,) of 16-byte strings."""
     row_digests = np.empty(table.rows, f"V{_DIGEST}")
     for start, stop in spans(table.rows, table.width):
         block = table.bits(start, stop)
@@ -24,13 +24,13 @@ def digests(table: Table) -> Array:
 
 
 def overlap(left: Array, right: Array) -> int:
-    """How many digests of ``left`` find one of their own in ``right``, each of which serves once."""
+    """Count the digests of ``left`` with an equal one in ``right``; each of ``right`` matches once."""
     first, second = Counter(map(bytes, left)), Counter(map(bytes, right))
     return sum((first & second).values())
 
 
 def duplicates(row_digests: Array) -> list[list[int]]:
-    """The groups of two or more places with one digest, in order of their first place."""
+    """Return the groups of two or more rows with one digest, in order of their first row."""
     groups: dict[bytes, list[int]] = {}
     for row, digest in enumerate(row_digests):
         groups.setdefault(digest.tobytes(), []).append(row)

@@ -1,7 +1,7 @@
-"""Which end of the model moves the tied table: its gradient as an input and as an output share, in weight space.
+"""Split the gradient of the tied table into its input part and its output part, in weight space.
 
-The head becomes a parameter of its own with the same values, so one backward pass gives both parts, and their sum is
-the gradient of the tied table exactly. Measured on activations the input share would come out too small.
+The head becomes a separate parameter with the same values, so one backward pass gives both parts. Their sum is exactly
+the gradient of the tied table. A measurement on activations would give a smaller input part.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TITLE = "Gradients"
 
 
 def split(reference: Apart) -> tuple[Any, Any]:
-    """(input part, output part) of the gradient of the mean loss over the text: two tensors (V, d)."""
+    """Return the gradient of the mean loss over the text, split into input and output part: two tensors (V, d)."""
     torch = reference.torch
     parts = [torch.nn.Parameter(table.detach().clone()) for table in (reference.embed, reference.head)]
     with reference.tables(*parts), torch.enable_grad():
@@ -27,7 +27,7 @@ def split(reference: Apart) -> tuple[Any, Any]:
 
 
 def gradients_section(reference: Apart, *, tied: bool) -> Section:
-    """The share of the output end, and whether both ends pull the same way."""
+    """Return the section: the share of the output part, and the cosine of the two parts."""
     into, out = split(reference)
     length_in, length_out = float(into.norm()), float(out.norm())
     whole = length_in + length_out
@@ -43,5 +43,5 @@ def gradients_section(reference: Apart, *, tied: bool) -> Section:
         cosine = float((into * out).sum()) / (length_in * length_out)
         measures.append(Measure("cosine of the two", cosine, floor=0.0, n=n))
     tables = "tied table" if tied else "two tables"
-    sentence = f"On this text the output end makes {share:.0%} of the gradient of the {tables}."
+    sentence = f"On this text the output head contributes {share:.0%} of the gradient of the {tables}."
     return Section(TITLE, sentence, tuple(measures))

@@ -1,7 +1,7 @@
-"""The last norm and the factors between it and the logits, for the classes where both are known.
+"""The last norm and the factors between it and the logits, for the classes with a known last norm.
 
-logits = cap(s · U (γ ⊙ x̂ + β) + b) with ‖x̂‖₂ ≤ √d, for RMSNorm and LayerNorm alike. What is listed here is held against
-the classes of transformers by the tests. Where a class is not listed no bound is claimed.
+logits = cap(s · U (γ ⊙ x̂ + β) + b) with ‖x̂‖₂ ≤ √d, for both RMSNorm and LayerNorm. The tests compare this list with the
+classes of transformers. tieconv claims no bound for a class that is not listed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tieconv.inspection.view_reader import readable
 
 @record
 class Final:
-    """γ (d,), β (d,) or ``None``, s, and the logits' soft cap (0: none), which ends the softmax gauge.
+    """γ (d,), β (d,) or ``None``, s, and the soft cap of the logits, 0 for none.
 
-    ``norm`` and ``shift_name`` are the names of the stored scale and shift and ``dtype`` and ``shift_dtype`` their
-    types, empty where there is none; ``gain_key`` what a factor g on the columns of the head is to the scale: ``scale``
-    (γ' = γ·g) or ``one_plus`` (weight' = (1 + weight)·g − 1).
+    ``norm`` and ``shift_name`` are the names of the stored scale and shift, ``dtype`` and ``shift_dtype`` their types.
+    They are empty if the norm has none. ``gain_key`` says how a factor g on the head's columns changes the scale.
+    ``scale`` means γ' = γ·g, and ``one_plus`` means weight' = (1 + weight)·g − 1.
     """
 
     gains: Array
@@ -46,14 +46,16 @@ class Final:
 
     @property
     def offset(self) -> float:
-        """What γ is more than the stored weight."""
+        """The difference of γ and the stored weight."""
         return 1.0 if self.gain_key == "one_plus" else 0.0
 
 
 @record
 class Known:
-    """``norm`` is the module, ``{last}`` in it the number of the last of the layers that the config counts in
-    ``layers``. Which config keys decide whether this holds was measured: `class_values`.
+    """The last norm of a class. ``norm`` is the module.
+
+    ``{last}`` in it is the number of the last layer, counted by the config key ``layers``. `class_values` gives the
+    measured config keys that decide whether the entry applies.
     """
 
     norm: str
@@ -106,14 +108,14 @@ KNOWN: Mapping[str, Known] = {
     **dict.fromkeys(("bart", "marian", "plbart"), Known("model.decoder.layers.{last}.final_layer_norm")),
     **dict.fromkeys(("mbart", "pegasus", "m2m_100", "blenderbot"), Known("model.decoder.layer_norm")),
 }
-"""By model_type: the module of the last norm, and the config keys of what follows."""
+"""By model_type: the module of the last norm, and the config keys of the factors after it."""
 
 
 def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final:
-    """What stands between the last hidden state and the logits. Raises `WithheldError` where that is not known."""
+    """Return the last norm and the factors before the logits. Raises `WithheldError` if they are unknown."""
     known = KNOWN.get(str(evidence.checkpoint.config_values.get("model_type")))
     if known is None:
-        raise WithheldError("what stands between the last norm and the logits of this class is not known")
+        raise WithheldError("the factors between the last norm and the logits of this class are unknown")
     layers = known.layers if "{last}" in known.norm else ""
     values = class_values(evidence, tuple(filter(None, (known.multiply, known.divide, known.cap, layers))))
     scale, cap = _scale(known, values), _cap(known, values)
@@ -133,7 +135,7 @@ def final_norm(evidence: Inspection, reader: ByteReader, width: int) -> Final:
 
 
 def _scale(known: Known, values: Mapping[str, object]) -> float:
-    """What the logits are multiplied by."""
+    """Return the factor of the logits."""
     divisor = number(values, known.divide, 1.0)
     if not divisor:
         raise WithheldError(f"{known.divide} is 0, and the logits are divided by it")
@@ -141,17 +143,17 @@ def _scale(known: Known, values: Mapping[str, object]) -> float:
 
 
 def _cap(known: Known, values: Mapping[str, object]) -> float:
-    """The soft cap of the logits, 0 for none, as `null` in the config is."""
+    """Return the soft cap of the logits, or 0 for none (also ``null`` in the config)."""
     if not known.cap or values[known.cap] is None:
         return 0.0
     cap = number(values, known.cap, 0.0)
     if cap <= 0:
-        raise WithheldError(f"{known.cap} is {cap:g}, and a cap is more than 0")
+        raise WithheldError(f"{known.cap} is {cap:g}, but a cap must be greater than 0")
     return cap
 
 
 def _record(evidence: Inspection, name: str, width: int) -> TensorRecord | None:
-    """A stored vector of ``width`` floats, under its name with or without the base model's prefix."""
+    """Return a stored vector of ``width`` floats, with or without the base model's prefix, or ``None``."""
     tensors = evidence.checkpoint.tensors
     record = tensors.get(name) or tensors.get(name.partition(".")[2])
     if record is None or record.dtype not in FLOATS or record.elements != width:
@@ -160,7 +162,7 @@ def _record(evidence: Inspection, name: str, width: int) -> TensorRecord | None:
 
 
 def vector(reader: ByteReader, record: TensorRecord) -> Array:
-    """Every element of a small float tensor, as float64: (n,)."""
+    """Return every element of a small float tensor as float64: (n,)."""
     reader, (record,) = readable(reader, (record,))
     bits = np.empty(record.elements, FORMATS[record.dtype].bits)
     if len(bits):

@@ -1,4 +1,4 @@
-"""One pass over both tables: which rows are equal, and the moments of every column. Memory: O(V + d)."""
+"""Find equal rows and the moments of every column in one pass over both tables. Memory: O(V + d)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from tieconv.checkpoint.value_type import record
 from tieconv.inspection.numeric.bits import Format, convert
 
 SQUARED = (1e-150, 1e150)
-"""Lengths of rows whose square float64 holds to its last digit, with room for a sum of them."""
+"""The range of row lengths whose squares, and sums of them, float64 holds with full precision."""
 SAME = 1e-12
-"""Share of a table's energy that is no more than what summing leaves of rows that are all the same."""
+"""Share of a table's energy up to which rounding of the sums explains a difference between its rows."""
 
 
 @record
 class Moments:
-    """What one pass found about the first ``rows`` rows of E and U, both ``width`` wide.
+    """The moments of the first ``rows`` rows of E and U, both ``width`` wide.
 
-    Sums are float64 over the rows that are finite in both, and whose squares are (``finite``). ``unequal`` marks rows
-    that differ in a bit, or, for two types, whose values differ once the wider is rounded to the narrower; ``cast``
-    says which was rounded (empty for one type). ``unequal_columns`` marks columns in the same way.
-    ``distances`` are ‖U_v − E_v‖.
+    Sums are float64, over the rows whose values and squares are finite in both (``finite``). ``unequal`` marks rows
+    that differ in a bit. For two types it marks rows that differ after rounding to the narrower type, ``cast``. For one
+    type ``cast`` is empty. ``unequal_columns`` marks columns in the same way. ``distances`` are ‖U_v − E_v‖.
     """
 
     rows: int
@@ -38,7 +37,7 @@ class Moments:
 
     @property
     def count(self) -> int:
-        """The rows that the sums are over."""
+        """The number of rows in the sums."""
         return int(np.count_nonzero(self.finite))
 
     @property
@@ -54,7 +53,7 @@ class Moments:
 
 
 def measure(embed: Table, head: Table) -> Moments:
-    """The moments of the rows that both tables have. Raises what the reader raises."""
+    """Return the moments of the rows that both tables have. Raises the errors of the reader."""
     rows, width = min(embed.rows, head.rows), embed.width
     moments = Moments(
         rows,
@@ -107,12 +106,12 @@ def _unequal(e: Array, u: Array, forms: tuple[Format, Format]) -> Array:
 
 
 def _narrower(left: Format, right: Format) -> str:
-    """The type with fewer mantissa bits: BF16 before F16, whose range is smaller and whose steps are finer."""
+    """Return the type with fewer mantissa bits: BF16 rather than F16, whose range is smaller but steps finer."""
     return min((left, right), key=lambda form: form.mantissa).name
 
 
 def _lengths(values: Array) -> Array:
-    """The length of each row: 0 for a row of zeros alone, no number for one with NaN or infinity alone."""
+    """Return the length of each row. Only zero rows give 0, and only rows with NaN or infinity give NaN."""
     with np.errstate(all="ignore"):
         norms: Array = np.sqrt(np.einsum("ij,ij->i", values, values))
         extreme = ~((norms > SQUARED[0]) & (norms < SQUARED[1]))
@@ -122,7 +121,7 @@ def _lengths(values: Array) -> Array:
 
 
 def _careful_lengths(rows: Array) -> Array:
-    """The same for numbers whose squares float64 may not hold: each row is divided by its largest number first."""
+    """Return the length of rows whose squares may overflow: each row is first divided by its largest number."""
     largest = np.abs(rows).max(axis=1)
     units = rows / np.where(largest > 0, largest, 1)[:, None]
     norms: Array = np.minimum(largest * np.sqrt(np.einsum("ij,ij->i", units, units)), np.finfo("f8").max)
@@ -131,7 +130,7 @@ def _careful_lengths(rows: Array) -> Array:
 
 
 def lengths(table: Table) -> Array:
-    """‖row‖ of each row of one table: (V,)."""
+    """Return ‖row‖ of each row of one table: (V,)."""
     norms = np.zeros(table.rows)
     for start, stop in spans(table.rows, table.width):
         norms[start:stop] = _lengths(table.values(start, stop))
@@ -139,12 +138,12 @@ def lengths(table: Table) -> Array:
 
 
 def untellable(moments: Moments, fewest: int) -> str:
-    """Why no map can be told from another; empty where one can. Of a table of one row all over any would do."""
+    """Return why the tables allow no choice between maps, for example equal rows; empty if they allow one."""
     if moments.count < fewest:
-        return f"fewer than {fewest} rows that both tables have and that hold no NaN or infinity"
+        return f"the tables have fewer than {fewest} common rows without NaN or infinity"
     for name, squares, mean in zip(("embedding", "head"), moments.squares, moments.means, strict=True):
         if float(squares.sum()) < moments.count * SQUARED[0] ** 2 and moments.norms[name == "head"].any():
             return f"the numbers of the {name} are too small to be squared"
         if float((squares - moments.count * mean**2).sum()) <= SAME * float(squares.sum()):
-            return f"every row of the {name} is the same"
+            return f"all rows of the {name} are equal"
     return ""

@@ -1,4 +1,4 @@
-"""What a re-tie does besides that both ends read one table: to the forward pass, and to what else the class ties."""
+"""The other effects of a re-tie: on the factor of the logits, and on further tensors that the class ties."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from tieconv.text import shown
 
 @record
 class Flip:
-    """``exponent``: once tied, the class multiplies its logits by 2**exponent (T5 and its kin). ``taken_up`` where the
-    head is the embedding times that number, element by element, so that a re-tie changes nothing. ``refused`` says why
-    no re-tie goes ahead whatever the tables hold; it is empty where one may. ``third`` names what else the class ties
-    to the embedding and differs from it: an encoder's or a decoder's own table, which a re-tie would replace as well.
+    """The other effects of a re-tie on two tables.
+
+    If tied, the class multiplies its logits by 2**``exponent`` (as T5 does). ``taken_up`` says that the head is exactly
+    the embedding times that factor, so a re-tie changes nothing. ``refused`` says why no re-tie is possible with any
+    values; it is empty if one is. ``third`` names another tensor that the class ties to the embedding, such as a
+    decoder's table, if it differs. A re-tie would replace it too.
     """
 
     exponent: int = 0
@@ -37,25 +39,25 @@ class Flip:
 
     @property
     def reason(self) -> str:
-        """Why it is barred: half a sentence."""
+        """Why it is barred, as a clause."""
         if self.refused:
             return self.refused
-        return f"once tied, this class multiplies its logits by 2**{self.exponent}, not as it does now"
+        return f"if tied, this class multiplies its logits by 2**{self.exponent}, which it does not do now"
 
 
 PLAIN = Flip()
-"""The two tables become one, and that is all."""
+"""A re-tie without other effects."""
 
 
 def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table, forecast: RetieForecast) -> Flip:
-    """For two tables. Reads both where the class rescales its logits, and whatever else the class ties."""
+    """Return the other effects. Reads both tables if the class rescales its logits, and the other tied tensors."""
     if forecast.refused:
         return Flip(refused=forecast.refused)
     exponent = forecast.exponent
     word = [tie for tie in evidence.ties if tie.role is Role.WORD_EMBEDDING]
     others = [tie for tie in evidence.ties if tie.gated and tie not in word]
     for name, reference in (pair for tie in others for pair in _apart(evidence, reader, tie)):
-        return Flip(exponent, refused=f"{shown(name)} differs from {shown(reference)}, and both would be one")
+        return Flip(exponent, refused=f"{shown(name)} differs from {shown(reference)}, and a re-tie would merge them")
     third = next((name for tie in word for name, _ in _apart(evidence, reader, tie, embed, head)), "")
     if not exponent:
         return Flip(third=third)
@@ -69,8 +71,9 @@ def flip_of(evidence: Inspection, reader: ByteReader, embed: Table, head: Table,
 
 
 def _apart(evidence: Inspection, reader: ByteReader, tie: Tie, *ends: Table) -> Iterator[tuple[str, str]]:
-    """(name, what it is held against) of the stored members of a group that differ; ``ends``, two tables that are
-    compared elsewhere, are left out, and the first of them is what the others are held against.
+    """Yield (name, name of the reference) for each stored member of a group that differs from the reference.
+
+    The reference is the first of ``ends``, or else the first stored member. ``ends`` are compared elsewhere.
     """
     tensors = evidence.checkpoint.tensors
     against = ends[0].record if ends else tensors[tie.stored_members[0].name]

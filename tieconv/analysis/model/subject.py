@@ -1,4 +1,4 @@
-"""The model under analysis: its two tables, what stands before the logits, its bias, its tokens."""
+"""The model under analysis: its two tables, its last norm, its bias and its tokens."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tieconv.text import shown
 
 @record
 class Subject:
-    """``head`` is ``None`` where the head is the input table; ``tokens`` and ``final`` where they are unknown.
+    """The parts of a model. ``head`` is ``None`` if it is the input table; ``tokens`` and ``final`` if unknown.
 
-    ``withheld`` says why ``final`` is not known, ``unlisted`` why ``tokens`` are not although there are files. ``fed``
-    are the ids that the model reads whatever its text, and ``unfed`` says why they are not all known. ``forecast`` is
-    what the planner says of a re-tie, ``flip`` what it does besides to these tables.
+    ``withheld`` says why ``final`` is unknown, ``unlisted`` why ``tokens`` are unknown although there are files.
+    ``fed`` are the ids that the model reads with every text, and ``unfed`` says why there may be more. ``forecast`` is
+    the planner's forecast of a re-tie, and ``flip`` holds its other effects on these tables.
     """
 
     evidence: Inspection
@@ -42,7 +42,7 @@ class Subject:
 
     @property
     def output(self) -> Table:
-        """The table that makes the logits."""
+        """The table of the output head."""
         return self.head or self.embed
 
     @property
@@ -52,22 +52,22 @@ class Subject:
 
 
 def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast = NOT_ASKED) -> Subject:
-    """Open the tables of a model; ``forecast`` is given where the question is what a re-tie does.
+    """Open the tables of a model. ``forecast`` is given if the question is about a re-tie.
 
-    Raises `UnreadableError` where there is no input table of floats, or a stored head is no such table.
+    Raises `UnreadableError` if the input table or a stored head is not a table of floats.
     """
     checkpoint = evidence.checkpoint
     if checkpoint.headers_only:
         raise UnreadableError(
-            f"{shown(checkpoint.source)}: tensor bytes of this format are not read, so nothing can be measured",
-            "analyse the model that it was converted from",
+            f"{shown(checkpoint.source)}: tieconv does not read the tensor bytes of this format",
+            "analyse the model before its conversion",
             "analyze.headers-only",
         )
     view = evidence.head
     source = view.input_embedding.name if view.input_embedding else _shared(evidence)
     if source is None:
         raise UnreadableError(
-            f"{shown(checkpoint.source)} stores no input embedding that tieconv knows of",
+            f"{shown(checkpoint.source)} stores no input embedding that tieconv recognises",
             "name it: tieconv analyze --embed NAME",
             "analyze.no-embedding",
         )
@@ -77,7 +77,7 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
         if twin and name not in tensors:
             raise UnreadableError(
                 f"{shown(checkpoint.source)}: {shown(name)} is stored as codes and scales ({shown(twin)})",
-                "analyse the model that it was quantised from",
+                "analyse the model before its quantisation",
                 "analyze.quantised",
             )
     embed = open_table(files, tensors[source])
@@ -93,7 +93,7 @@ def open_subject(evidence: Inspection, files: FileSet, forecast: RetieForecast =
 
 
 def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | None, str]:
-    """The last norm, or why it is not known."""
+    """Return the last norm, or why it is unknown."""
     try:
         return final_norm(evidence, files, width), ""
     except WithheldError as why:
@@ -101,7 +101,7 @@ def _final(evidence: Inspection, files: FileSet, width: int) -> tuple[Final | No
 
 
 def _fed(evidence: Inspection, files: FileSet, rows: int) -> tuple[frozenset[int], str]:
-    """The ids below ``rows`` that the model reads whatever its text, and why there may be more; empty for none."""
+    """Return the ids below ``rows`` that the model reads with every text, and why there may be more (or empty)."""
     generation, unread = read_generation(files, evidence.checkpoint.companions)
     ids = frozenset(fed_ids(evidence.checkpoint.config_values, generation, rows))
     if unread:
@@ -114,7 +114,7 @@ def _fed(evidence: Inspection, files: FileSet, rows: int) -> tuple[frozenset[int
 
 
 def _shared(evidence: Inspection) -> str | None:
-    """The stored tensor of which the input table is another name, where it is not stored under its own (Marian)."""
+    """Return the stored tensor of a tied input table whose canonical name is not stored (Marian)."""
     tie = evidence.word_tie
     names = {member.name for member in tie.members} if tie and tie.declared else set()
     stored = tie.stored_members if tie and evidence.family.input_embedding in names else ()
@@ -122,7 +122,7 @@ def _shared(evidence: Inspection) -> str | None:
 
 
 def _may_retie(evidence: Inspection, forecast: RetieForecast) -> bool:
-    """Whether two names of one tensor are stored under a flag that says they are two."""
+    """Return whether one tensor is stored under two names and the config declares them untied."""
     output = evidence.head.output_head
     return output is not None and output.stored and forecast.sets_flag
 
@@ -139,7 +139,7 @@ def _head(evidence: Inspection, files: FileSet, embed: Table) -> Table | None:
     if head.width != embed.width:
         raise UnreadableError(
             f"{shown(head.record.name)} has rows of {head.width} numbers and {shown(embed.record.name)} of "
-            f"{embed.width}: row by row they cannot be compared",
+            f"{embed.width}, so tieconv cannot compare their rows",
             "see how they are stored: tieconv inspect",
             "analyze.width",
         )

@@ -1,4 +1,4 @@
-"""A stored embedding table as blocks of rows of numbers, a bounded number of them in memory."""
+"""Read a stored embedding table in blocks of rows, with bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK = 1 << 20
 
 
 MOST_ROWS, WIDEST = 1 << 24, 1 << 16
-"""The most rows and columns of a table: beyond, what is kept for each row or a single row would not fit."""
+"""The most rows and columns of a table. Beyond them, values by row or a single row would not fit in memory."""
 
 
 @record
@@ -47,7 +47,7 @@ class Table:
         return FORMATS[self.record.dtype]
 
     def bits(self, start: int, stop: int) -> Array:
-        """The bits of the rows ``start`` to ``stop`` (exclusive): (rows, width) unsigned integers."""
+        """Return the bits of the rows ``start`` to ``stop`` (exclusive): (rows, width) unsigned integers."""
         array = np.empty((stop - start, self.width), self.form.bits)
         if array.size:
             offset = start * self.width * self.form.width
@@ -55,11 +55,11 @@ class Table:
         return array
 
     def values(self, start: int, stop: int) -> Array:
-        """The same rows as float64."""
+        """Return the rows ``start`` to ``stop`` (exclusive) as float64, (rows, width)."""
         return numbers(self.bits(start, stop), self.form)
 
     def pick(self, rows: Array) -> Array:
-        """The rows of these indices (ascending) as float64: (len(rows), width)."""
+        """Return the rows with these ascending indices as float64: (len(rows), width)."""
         picked = np.empty((len(rows), self.width))
         position = 0
         for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
@@ -70,25 +70,25 @@ class Table:
 
 
 def numbers(bits: Array, form: Format) -> Array:
-    """Bits as float64 values."""
+    """Convert bits to float64 values of the same shape."""
     with np.errstate(invalid="ignore"):  # a signalling NaN
         values: Array = decode(bits.reshape(-1), form).astype("<f8").reshape(bits.shape)
     return values
 
 
 def spans(rows: int, width: int, elements: int = BLOCK) -> Iterator[tuple[int, int]]:
-    """(start, stop) of blocks of whole rows of at most ``elements`` numbers, at least one row."""
+    """Yield (start, stop) of blocks of whole rows with at most ``elements`` numbers, at least one row."""
     step = max(elements // max(width, 1), 1)
     for start in range(0, rows, step):
         yield start, min(start + step, rows)
 
 
 def open_table(reader: ByteReader, record: TensorRecord) -> Table:
-    """The table of a stored tensor. Raises `UnreadableError` where its bytes are no matrix of floats."""
+    """Return the table of a stored tensor. Raises `UnreadableError` if its bytes are not a matrix of floats."""
     if record.dtype not in FLOATS:
         _refuse(record, f"holds {shown(record.dtype)} values, which may be codes of a quantised matrix")
     if len(record.shape) != 2 or not record.elements:
-        _refuse(record, f"has the shape {list(record.shape)}, and a table has rows and columns")
+        _refuse(record, f"has the shape {list(record.shape)}, but a table has rows and columns")
     if record.shape[0] > MOST_ROWS or record.shape[1] > WIDEST:
         _refuse(record, f"has {record.shape[0]:,} rows of {record.shape[1]:,} numbers, more than any embedding")
     if record.nbytes != nbytes(record.dtype, record.shape):
@@ -99,7 +99,7 @@ def open_table(reader: ByteReader, record: TensorRecord) -> Table:
 
 def _refuse(record: TensorRecord, why: str) -> NoReturn:
     raise UnreadableError(
-        f"{shown(record.range.file)}: {shown(record.name)} {why}, so nothing is computed from it",
-        "analyse the model that it was quantised or cut from",
+        f"{shown(record.range.file)}: {shown(record.name)} {why}; tieconv cannot analyse it",
+        "analyse the original model, before quantisation or sharding",
         "analyze.table",
     )

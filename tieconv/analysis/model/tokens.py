@@ -1,4 +1,4 @@
-"""Which rows have a token: the ids of the tokenizer's files, and those that its tokens may get as it is loaded."""
+"""Find the rows with a token: ids in the tokenizer's files, and ids that transformers may assign on loading."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Tokens:
-    """Each id that a file gives a token, with its text; ``file`` is where the vocabulary is from.
+    """The ids with a token in the files, with their text. ``file`` holds the vocabulary.
 
-    ``spans`` are ids that a token may get as transformers loads the tokenizer. ``undecided`` says why its text may
-    become other ids as well; empty where none is possible.
+    ``spans`` are ids that transformers may assign on loading. ``undecided`` says why a text may also become other ids;
+    it is empty if that is impossible.
     """
 
     file: str
@@ -27,14 +27,14 @@ class Tokens:
     undecided: str = ""
 
     def used(self, rows: int) -> Array:
-        """Which of the first ``rows`` rows have a token in the files: (rows,) of bool."""
+        """Return which of the first ``rows`` rows have a token in the files: (rows,) of bool."""
         marks = np.zeros(rows, bool)
         ids = np.fromiter(self.text, "i8", len(self.text))
         marks[ids[ids < rows]] = True
         return marks
 
     def possible(self, rows: int) -> Array:
-        """Which of the first ``rows`` rows have a token, or may get one as the tokenizer is loaded: (rows,) of bool."""
+        """Return which of the first ``rows`` rows have a token or may get one on loading: (rows,) of bool."""
         marks = self.used(rows)
         for span in self.spans:
             marks[span.start : min(span.stop, rows)] = True
@@ -42,9 +42,9 @@ class Tokens:
 
 
 def read_tokens(files: Files, names: Mapping[str, int], config: Mapping[str, object]) -> tuple[Tokens | None, str]:
-    """The tokens of the model whose other files are ``names``; without a vocabulary ``None``, and why it was not read.
+    """Return the tokens of the model with the other files ``names``; without a vocabulary ``None`` and the reason.
 
-    The reason is empty where a vocabulary is malformed: that is as good as none here, as nothing else needs it.
+    The reason is empty for a malformed vocabulary, which counts as absent.
     """
     tokenizer = read_files(files, names)
     vocabularies = ((TOKENIZER, tokenizer.model), (VOCABULARY, tokenizer.vocabulary), (WORDS, tokenizer.words))

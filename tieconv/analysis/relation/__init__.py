@@ -1,1 +1,1 @@
-"""What the head is to the embedding: the first class that fits, with its proof."""
+"""How the head relates to the embedding: the first class that fits, with its proof."""

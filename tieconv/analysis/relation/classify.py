@@ -1,4 +1,4 @@
-"""What U is to E: the first class that fits, from the plainest to none."""
+"""Classify how the head U relates to the embedding E, simplest relation first."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.inspection.numeric.bits import FORMATS, convert
 
 FEW = 32
-"""Tables with fewer common rows are called equal or not, and nothing finer."""
+"""The fewest common rows for classes other than equality."""
 
 HALF = 0.5
-"""Share of rows that must be equal, or find their own, for the classes that say which rows are not."""
+"""Share of rows that must be equal, or nearest to their own row, for differing rows or drift."""
 
 CLOSE = 0.9
-"""Adjusted R² from which a map that leaves more than rounding is still called one."""
+"""Adjusted R² from which a map counts as one although its residual exceeds rounding."""
 
 
 def relate_tables(embed: Table, head: Table) -> Related:
-    """The class of two tables of one width. Reads each two to five times, a block at a time.
+    """Return the class of two tables of equal width. Reads each table two to five times, in blocks.
 
-    Raises what the reader raises.
+    Raises the errors of the reader.
     """
     moments = measure(embed, head)
     exact = _equal(embed, head, moments)
@@ -59,7 +59,7 @@ def relate_tables(embed: Table, head: Table) -> Related:
         return exact
     reason = untellable(moments, FEW)
     differing = int(np.count_nonzero(moments.unequal))
-    if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # nothing finer can be told
+    if reason and moments.rows >= FEW and differing <= HALF * moments.rows:  # the other classes need more
         return _exact(Kinship.ROWS_DIFFER, moments, _differing(embed, head, moments))
     if reason:
         return Related(Kinship.UNKNOWN, moments, figures=NotClassified(reason))
@@ -68,7 +68,7 @@ def relate_tables(embed: Table, head: Table) -> Related:
     if once is not None:
         return once
     fits = column_fits(embed, head, moments, kinds)
-    if fits and fits[0].exact:  # before the maps, each of which could only do as well
+    if fits and fits[0].exact:  # no map can do better
         return Related(Kinship.DRIFT, moments, fits[0].residual, fits[0].tolerance, True, fit=fits[0], fits=fits)
     for fit in fits:
         if fit.exact and fit.kind is not Kinship.DRIFT:
@@ -77,9 +77,9 @@ def relate_tables(embed: Table, head: Table) -> Related:
 
 
 def equal_tables(embed: Table, head: Table) -> bool:
-    """Whether no bit differs, or none once the wider is rounded to the narrower: without looking for maps.
+    """Return whether the tables are equal, bit by bit or after the wider type is rounded. Searches no maps.
 
-    Raises what the reader raises.
+    Raises the errors of the reader.
     """
     moments = measure(embed, head)
     equality = _equal(embed, head, moments)
@@ -89,7 +89,7 @@ def equal_tables(embed: Table, head: Table) -> bool:
 
 
 def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> Related | None:
-    """Two float32 tables of which one was once rounded to a narrower type, and is the other rounded to it."""
+    """Return the relation if one of two float32 tables is the other rounded to a narrower type, else ``None``."""
     if {embed.record.dtype, head.record.dtype} != {"F32"} or kinds[0] == kinds[1] or "F32" not in kinds:
         return None
     wide, narrow = (embed, head) if kinds[0] == "F32" else (head, embed)
@@ -104,7 +104,7 @@ def _once_rounded(embed: Table, head: Table, moments: Moments, kinds: tuple[str,
 
 
 def _equal(embed: Table, head: Table, moments: Moments) -> Related | None:
-    """The classes that are proved by comparing bytes."""
+    """Return the relation if a comparison of bytes proves a class, else ``None``."""
     differing, rows = int(np.count_nonzero(moments.unequal)), moments.rows
     telling = rows - int(np.count_nonzero((moments.norms[0][:rows] == 0) & (moments.norms[1][:rows] == 0)))
     extra = head.rows - embed.rows
@@ -136,18 +136,18 @@ def _exact(kind: Kinship, moments: Moments, figures: RelationFigures) -> Related
 
 
 def _moved_rows(embed: Table, head: Table, moments: Moments, extra: int) -> Related | None:
-    """Rows of the smaller table that stand elsewhere in the larger: all of them, or most where few stand in place."""
+    """Return the relation if the larger table has all rows of the smaller, or most under other numbers."""
     from_head = head.rows <= embed.rows
     small, large = (head, embed) if from_head else (embed, head)
     small_digests, large_digests = digests(small), digests(large)
     matched = overlap(small_digests, large_digests)
     in_place = moments.rows - int(np.count_nonzero(moments.unequal))
     there = [norms != 0 for norms in (moments.norms[::-1] if from_head else moments.norms)]
-    # A row of zeros is no sign of another's place.
+    # Rows of zeros are all equal, so they do not show that a row moved.
     telling, shared = int(np.count_nonzero(there[0])), overlap(small_digests[there[0]], large_digests[there[1]])
     if matched < small.rows and (shared <= HALF * telling or small.rows < FEW):
         return None
-    if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most stand where they should
+    if in_place > HALF * small.rows and (not extra or matched < small.rows):  # most rows are in place
         return None
     smaller = "head" if from_head else "embedding"
     figures = RowsMoved(small.rows, matched, in_place, extra, prefix=False, smaller=smaller)
@@ -165,7 +165,7 @@ def _fitted(fit: Fit, moments: Moments, fits: tuple[Fit, ...]) -> Related:
 
 
 def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], kinds: tuple[str, str]) -> Related:
-    """Linear maps, drift, or nothing."""
+    """Return the relation by a linear map, by structure or drift, else independent or partly equal."""
     asked = sample(moments)
     grams = gram(embed, head, moments.finite, moments.means) if embed.width <= WIDEST else None
     linear = fit_linear(grams) if grams else None
@@ -196,14 +196,14 @@ def _mapped(embed: Table, head: Table, moments: Moments, fits: tuple[Fit, ...], 
     if grams and linear and unseen and linear.adjusted >= CLOSE:
         return _linear(measured, linear, grams, residual, most)
     if unseen is None:
-        reason = "too few rows for each column, or too many columns, to tell a linear map from none"
+        reason = "the tables have too few rows for each column, or too many columns, to test for a linear map"
         return replace(measured, residual=best.residual, fit=best, figures=NotClassified(reason))
     kind = Kinship.PARTLY_EQUAL if equal_share(moments).large else Kinship.INDEPENDENT
     return replace(measured, kind=kind, residual=best.residual, fit=best)
 
 
 def _structured(embed: Table, head: Table, kinds: tuple[str, str], measured: Related) -> Related | None:
-    """A factor for each row, or a difference of low rank."""
+    """Return the relation by a factor for each row or a difference of low rank, else ``None``."""
     moments = measured.moments
     scaled = row_factors(embed, head, moments, kinds)
     if scaled is not None:

@@ -1,4 +1,4 @@
-"""Is the head the embedding in 8-bit codes and back? Numbers that were quantised and dequantised are no drift."""
+"""Find out whether the head is the embedding after an int8 round trip, which is not drift."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import numpy as np
 from tieconv.analysis.model.tables import Array, Table, spans
 
 LARGEST = 127
-"""The largest code of a symmetric 8-bit quantisation by the largest number of a group: q = round(127·x / max|x|)."""
+"""The largest code of a symmetric 8-bit quantisation with one scale for each group: q = round(127·x / max|x|)."""
 
 GROUPS = (0, 128, 64, 32)
 """Numbers of a row that share one scale, 0 for the whole row; 32 is Q8_0 of GGUF."""
 
 _UNIT = {"F64": 2.0**-20, "F32": 2.0**-20, "F16": 2.0**-11, "BF16": 2.0**-8}
-"""What a stored number may be off by, relatively."""
+"""The relative error of a stored number, by type."""
 
 SCALE = 2.0**-11
-"""The same for a scale, which may be stored as float16."""
+"""The relative error of a scale, which may be stored as float16."""
 
 FEW = 16
-"""Rows on which the size of the groups is found."""
+"""Rows that determine the size of the groups."""
 
 
 def code_group(embed: Table, head: Table, rows: int, kinds: tuple[str, str]) -> int | None:
-    """How many numbers share a scale where the head is the embedding in 8-bit codes and back; ``None`` where it is not.
+    """Return how many numbers share a scale if the head is the embedding after an int8 round trip, else ``None``.
 
-    Every number of the first ``rows`` rows is compared: it must lie where one of the two codes beside the embedding's
-    number puts it, as exactly as the types allow; a change that is merely small does not. ``kinds`` are the types that
-    the two were last rounded to.
+    Every number of the first ``rows`` rows is compared. It must equal one of the two codes around the embedding's
+    number, within the error of the types. A merely small change does not pass. ``kinds`` are the types
+    that the tables were last rounded to.
     """
     width, slack = embed.width, SCALE + sum(_UNIT[kind] for kind in kinds)
     sizes = (size or width for size in GROUPS if not size or (size < width and width % size == 0))

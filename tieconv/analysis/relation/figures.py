@@ -1,6 +1,6 @@
-"""What was measured of a class of relation: one record for each, with its JSON under a section's ``detail``.
+"""The figures of each class of relation: one record for each, with its JSON under a section's ``detail``.
 
-Of ``rows`` and ``rows_differing`` the former are the rows that both tables have.
+``rows`` are the rows that both tables have, and ``rows_differing`` those of them that differ.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class NoFigures(Detail):
-    """A class without figures of its own."""
+    """A class without figures."""
 
 
 @record
 class RowsEqual(Detail):
-    """No row differs: bit by bit, or once the wider type is rounded to ``cast``."""
+    """No row differs, bit by bit or after the wider type is rounded to ``cast``."""
 
     rows_differing: int
     rows: int
@@ -25,7 +25,7 @@ class RowsEqual(Detail):
 
 @record
 class OnceRounded(Detail):
-    """One of two tables of type ``stored`` was once rounded to ``cast``, and is the other one rounded to it."""
+    """Both tables have the type ``stored``, and one is the other rounded to ``cast``."""
 
     rows_differing: int
     rows: int
@@ -35,7 +35,7 @@ class OnceRounded(Detail):
 
 @record
 class RowsAppended(Detail):
-    """The tables are equal row by row, and the head has ``extra_rows`` more (fewer, where negative)."""
+    """The common rows are equal, and the head has ``extra_rows`` more rows (negative: fewer)."""
 
     rows_differing: int
     rows: int
@@ -46,7 +46,7 @@ class RowsAppended(Detail):
 
 @record
 class RowsMoved(Detail):
-    """``rows`` of the ``smaller`` table: how many are rows of the larger one, and how many have the same number."""
+    """``rows`` of the ``smaller`` table, how many are in the larger one, and how many under the same number."""
 
     rows: int
     rows_matched: int
@@ -76,7 +76,7 @@ class Shifted(Detail):
 
 @record
 class Scaled(Detail):
-    """The whole table times ``factor``, with one vector added to each row where ``shifted``."""
+    """The whole table is multiplied by ``factor``. If ``shifted``, one vector is added to each row."""
 
     shifted: bool
     shift_length: float
@@ -85,7 +85,7 @@ class Scaled(Detail):
 
 @record
 class ColumnsScaled(Detail):
-    """Each column has a factor, with one vector added to each row where ``shifted``."""
+    """Each column has a factor. If ``shifted``, one vector is added to each row."""
 
     shifted: bool
     shift_length: float
@@ -126,7 +126,7 @@ class LowRank(Detail):
 
 @record
 class IntegerCodes(Detail):
-    """The head is the embedding in codes of so many bits and back, one scale for each ``group`` of numbers."""
+    """The head is the embedding after a round trip through integer codes, one scale for each ``group`` of numbers."""
 
     bits: int
     group: int
@@ -134,7 +134,7 @@ class IntegerCodes(Detail):
 
 @record
 class NotClassified(Detail):
-    """No class can be told from another; ``reason`` is the end of a sentence."""
+    """The class is unknown. ``reason`` is a clause that says why."""
 
     reason: str
 

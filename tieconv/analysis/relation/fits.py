@@ -1,4 +1,4 @@
-"""Maps from E to U that act on each column alone: U_v ≈ g ⊙ E_v + c. Fitted from moments, then measured."""
+"""Fit maps from E to U that act on each column separately: U_v ≈ g ⊙ E_v + c."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record
 
 SURE = 16
-"""Rows for each free number of a column's fit: with fewer a fit says nothing."""
+"""The fewest rows for a meaningful fit."""
 
 
 @record
@@ -26,14 +26,14 @@ class Fit:
 
     @property
     def exact(self) -> bool:
-        """Whether rounding explains all that is left."""
+        """Whether rounding explains the residual."""
         return self.residual <= self.tolerance
 
 
 def column_fits(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[Fit, ...]:
-    """The identity, the gauge, scalar and diagonal maps, the plainest first; residuals are measured in one pass.
+    """Fit the identity, gauge, scalar and diagonal maps, simplest first, and measure their residuals in one pass.
 
-    The same with a shift are among them, since a shift is free. None where there are too few rows.
+    Scalar and diagonal maps are fitted with and without a shift. Too few rows give no fits.
     """
     if moments.count < SURE:
         return ()
@@ -66,13 +66,13 @@ def _candidates(moments: Moments) -> list[tuple[Kinship, Array, Array]]:
 
 
 def _ratio(over: Array, under: Array) -> Array:
-    """``over / under``, 0 where a column is empty."""
+    """Return ``over / under``, with 0 for an empty column."""
     over, under = np.asarray(over, float), np.asarray(under, float)
     return np.divide(over, under, out=np.zeros_like(over), where=under > 0)
 
 
 def _residuals(embed: Table, head: Table, finite: Array, maps: list[tuple[Array, Array]]) -> list[float]:
-    """‖U − Û‖² of each map, by differences and so without cancellation."""
+    """Return ‖U − Û‖² of each map, from differences to avoid cancellation."""
     squares = [0.0] * len(maps)
     for start, stop in spans(len(finite), embed.width):
         used = finite[start:stop]

@@ -1,4 +1,4 @@
-"""One streaming pass for the d × d moments EᵀE, UᵀU and EᵀU: whatever V is, memory is three such matrices."""
+"""Compute the d × d moments EᵀE, UᵀU and EᵀU in one streaming pass. Memory: three such matrices for any V."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GEMM = 1 << 22
 
 
 WIDEST = 1 << 14
-"""The most columns of which moments are taken: a d × d matrix of so many takes 2 GiB."""
+"""The most columns for moments. A d × d matrix of this width takes 2 GiB."""
 
 
 @record
@@ -31,10 +31,10 @@ class Grams:
 
 
 def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -> Grams:
-    """Both tables' moments about the given means, over the rows that are ``finite``.
+    """Return both tables' moments about the given means, over the rows that are ``finite``.
 
-    Centring before multiplying keeps what a common vector would drown. Products of 16-bit values are summed in
-    float32 within a block and in float64 across blocks, others in float64 throughout.
+    Centring before multiplying keeps digits that a large common vector would lose. Products of 16-bit values are summed
+    in float32 inside a block and in float64 across blocks, others always in float64.
     """
     width, short = embed.width, max(embed.form.width, head.form.width) == 2
     totals = [np.zeros((width, width)) for _ in range(3)]
@@ -48,17 +48,18 @@ def gram(embed: Table, head: Table, finite: Array, means: tuple[Array, Array]) -
     return Grams(int(np.count_nonzero(finite)), totals[0], totals[1], totals[2], means)
 
 
-@np.errstate(all="ignore")  # an overflow is seen in what it leaves
+@np.errstate(all="ignore")  # the code below checks for an overflow
 def spectrum(table: Table, most: int = 1 << 14) -> tuple[Array, int]:
-    """The singular values of the centred table, largest first, from at most ``most`` rows spread over it evenly.
+    """Return the singular values of the centred table, largest first, and the number of rows behind them.
 
-    Returned with the number of rows; the values are scaled to all rows. None for a table wider than `WIDEST`.
+    At most ``most`` evenly spread rows are used, and the values are scaled to all rows. A table wider than `WIDEST` has
+    no values.
     """
     if table.width > WIDEST:
         return np.empty(0), 0
     step = max(-(-table.rows // most), 1)
     total, sums, count = np.zeros((table.width, table.width)), np.zeros(table.width), 0
-    about: Array | None = None  # a row near the mean: products about it keep what a vector common to all would drown
+    about: Array | None = None  # a row near the mean: centring keeps digits that a large common vector would lose
     for start, stop in spans(table.rows, table.width, GEMM):
         block = table.values(start, stop)[-start % step :: step]
         block = block[np.isfinite(block).all(axis=1)]

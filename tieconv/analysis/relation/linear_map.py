@@ -1,4 +1,4 @@
-"""The best linear map U ≈ E·M + 1cᵀ from the d × d moments, and whether M is orthogonal, SPD or neither."""
+"""Fit the linear map U ≈ E·M + 1cᵀ from the d × d moments. Test whether M is orthogonal or SPD."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from tieconv.checkpoint.results.analysis import Kinship
 from tieconv.checkpoint.value_type import record
 
 ENOUGH = 2
-"""Rows for each column below which any table is nearly a linear map of any other."""
+"""The fewest rows for each column. With fewer, any table is nearly a linear map of any other."""
 
 
 @record
 class Linear:
-    """U_v ≈ E_v·map + shift. ``r2`` is the share of the centred energy of U that it explains, ``adjusted`` the same
-    without what chance explains: 0 for unrelated tables whatever V and d are.
+    """The map U_v ≈ E_v·map + shift.
+
+    ``r2`` is the share of the centred energy of U that it explains. ``adjusted`` is corrected for chance: about 0 for
+    unrelated tables of any V and d.
     """
 
     map: Array
@@ -26,13 +28,13 @@ class Linear:
     adjusted: float
 
     def apply(self, e: Array) -> Array:
-        """Û for rows of E."""
+        """Return Û for rows of E."""
         mapped: Array = e @ self.map + self.shift
         return mapped
 
 
 def fit_linear(grams: Grams) -> Linear | None:
-    """The least-squares map; ``None`` where there are too few rows to judge one."""
+    """Return the least-squares map, or ``None`` if there are too few rows."""
     rows, width = grams.rows, grams.width
     if rows < ENOUGH * width + 2:
         return None
@@ -45,9 +47,9 @@ def fit_linear(grams: Grams) -> Linear | None:
 
 
 def solve(gram: Array, cross: Array, least: float = 1e-12) -> Array:
-    """gram⁻¹·cross, (d, d'), by the eigenvectors of ``gram`` (d, d).
+    """Return gram⁻¹·cross, (d, d'), by the eigenvectors of ``gram`` (d, d).
 
-    Directions with less than ``least`` of the largest eigenvalue are only rounding, and left out.
+    Directions with less than ``least`` of the largest eigenvalue are rounding, and are ignored.
     """
     values, vectors = np.linalg.eigh(gram)
     significant = (values > values[-1] * least) & (values > 0)
@@ -57,17 +59,17 @@ def solve(gram: Array, cross: Array, least: float = 1e-12) -> Array:
 
 
 def fit_without(grams: Grams, e: Array, u: Array) -> Linear | None:
-    """The map that these rows, (n, d) of each table, had no part in: to be judged on them."""
+    """Fit the map without these rows, (n, d) of each table, so that a test on them is fair."""
     e, u = e - grams.means[0], u - grams.means[1]
     rest = Grams(grams.rows - len(e), grams.ee - e.T @ e, grams.uu - u.T @ u, grams.eu - e.T @ u, grams.means)
     return fit_linear(rest)
 
 
 def shape(linear: Linear, grams: Grams, residual: float, most: float) -> tuple[Kinship, float]:
-    """Which kind of map M is: orthogonal (up to one factor), symmetric positive definite, or general.
+    """Return the kind of the map M: orthogonal (up to one factor), symmetric positive definite, or general.
 
-    M is of a kind where replacing it by the nearest map of that kind moves the rows of Û by no more than twice what
-    rounding and the residual leave open. The second value is the factor (orthogonal) or the condition number.
+    The nearest map of the kind replaces M. The kind fits if this moves Û by at most 2·``most`` + 0.1·``residual``,
+    relative to ‖U‖. The second value is the factor (orthogonal) or the condition number.
     """
     matrix, whole = linear.map, float(np.trace(grams.uu))
     open_ = 2 * most + 0.1 * residual
@@ -83,19 +85,19 @@ def shape(linear: Linear, grams: Grams, residual: float, most: float) -> tuple[K
 
 
 def _moved(change: Array, ee: Array, whole: float) -> float:
-    """‖E·change‖ / ‖U‖, centred."""
+    """Return ‖E·change‖ / ‖U‖, centred."""
     return float(np.sqrt(max(np.einsum("ij,ij->", change, ee @ change), 0.0) / whole)) if whole else 0.0
 
 
 def residual_on(embed: Table, head: Table, linear: Linear, rows: Array) -> float:
-    """‖U − Û‖ / ‖U‖ on the rows, by differences: the moments alone lose half the digits."""
+    """Return ‖U − Û‖ / ‖U‖ on the rows, from differences, because the moments lose half the digits."""
     u = head.pick(rows)
     left, whole = float(np.linalg.norm(u - linear.apply(embed.pick(rows)))), float(np.linalg.norm(u))
-    return left / whole if whole else float("inf")  # of rows of zeros nothing can be said
+    return left / whole if whole else float("inf")  # rows of zeros have no residual
 
 
 def linear_tolerance(linear: Linear, grams: Grams, energies: tuple[Array, float], kinds: tuple[str, str]) -> float:
-    """The residual that rounding explains after the map."""
+    """Return the residual that rounding explains after the map."""
     gains = np.einsum("ij,ij->i", linear.map, linear.map)
-    # Summing products in float32 leaves an error of its own in the map.
+    # Sums of products in float32 add an error to the map.
     return max(tolerance(kinds, energies, gains, grams.rows, grams.width), 1e-5)

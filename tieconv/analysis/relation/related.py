@@ -1,4 +1,4 @@
-"""What the head is to the embedding, and the evidence for it."""
+"""How the head relates to the embedding, and the evidence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tieconv.checkpoint.value_type import record
 
 @record
 class Related:
-    """The class and the evidence for it. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
+    """The class of the head and the evidence. ``residual`` is ‖U − Û‖ / ‖U‖ of the map that the class names.
 
     ``within_rounding`` says whether rounding explains that residual; ``retrieval`` is P@1 by map, over ``asked`` rows.
     """

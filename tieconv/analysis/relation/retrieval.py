@@ -1,4 +1,4 @@
-"""Does each row know its own? P@1: the share of rows of E whose nearest row of U, by cosine, is that of their token."""
+"""Measure P@1: the share of rows of E whose nearest row of U, by cosine, is that of their token."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.analysis.relation.grams import GEMM
 
 QUERIES = 256
-"""Rows that are asked for; the standard error of the share is at most 3 points."""
+"""Sampled rows. The standard error of the share is at most 3 points."""
 
 Map = Callable[[Array], Array]
 
 
 def sample(moments: Moments, most: int = QUERIES, seed: int = 0) -> Array:
-    """Rows to ask for, ascending: finite, not zero, drawn without replacement."""
+    """Draw the rows to sample, ascending: finite, not zero, without replacement."""
     usable = np.flatnonzero(moments.finite & (moments.norms[0][: moments.rows] > SQUARED[0]))
-    most = min(most, max(len(usable) // 4, 1))  # the others are what maps are fitted on
+    most = min(most, max(len(usable) // 4, 1))  # the maps are fitted on the others
     return np.sort(np.random.default_rng(seed).choice(usable, most, replace=False))
 
 
 def precision_at_1(embed: Table, head: Table, moments: Moments, asked: Array, maps: dict[str, Map]) -> dict[str, float]:
-    """P@1 after each map of E, all of them in one pass over U. Rows are centred: a common vector tells nothing.
+    """Return P@1 after each map of E, in one pass over U. Rows are centred to remove a common vector.
 
-    Chance gives 1 / rows. Of equal rows of U the first is the answer, so duplicates count against P@1.
+    Chance gives 1 / rows. The first of equal rows of U is the answer, so duplicates lower P@1.
     """
     mean_u = moments.means[1]
     rows = embed.pick(asked)
@@ -45,7 +45,7 @@ def precision_at_1(embed: Table, head: Table, moments: Moments, asked: Array, ma
 
 
 def _unit(rows: Array) -> Array:
-    """Rows of length 1 as float32; zero rows stay zero."""
+    """Scale rows to length 1, as float32. Zero rows stay zero."""
     with np.errstate(all="ignore"):
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)
         unit: Array = np.where(lengths > 0, rows / lengths, 0).astype("f4")

@@ -1,4 +1,4 @@
-"""How far rounding alone can carry two tables apart: the tolerance of every class that is not exact."""
+"""The largest difference of two tables that rounding explains: the tolerance of every class that is not exact."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import numpy as np
 from tieconv.analysis.model.tables import Array, Table, spans
 
 SLACK = 1.5
-"""Residuals up to this many times what rounding gives are put down to it."""
+"""The factor by which a residual may exceed the expected rounding."""
 
 _RELATIVE = {"BF16": 1.66e-3, "F16": 2.07e-4, "F32": 2.53e-8, "F64": 4.7e-17}
-"""Root mean square of the relative error of one rounding to nearest; measured on normal numbers."""
+"""Root mean square of the relative error of one rounding to nearest, measured on normal numbers."""
 
 _SUBNORMAL = {"F16": 2.0**-24 / sqrt(12), "BF16": 2.0**-133 / sqrt(12), "F32": 2.0**-149 / sqrt(12)}
-"""Root mean square of the absolute error near zero, where a type has few small numbers."""
+"""Root mean square of the absolute error among subnormal numbers."""
 
 FLOOR = 1e-6
-"""No residual is held against a tolerance below: arithmetic in float32 leaves as much."""
+"""The smallest tolerance: the error of float32 arithmetic."""
 
 
 def precision(table: Table, probes: int = 16) -> str:
-    """The type that the values were last rounded to: a float32 table may hold values that were once bfloat16.
+    """Return the type that the values were last rounded to. A float32 table may hold bfloat16 values.
 
-    Judged on ``probes`` blocks spread over the table, which holds for any table that was cast as a whole.
+    The answer follows from ``probes`` blocks spread over the table. It is right for any table that was cast as a whole.
     """
     if table.record.dtype != "F32":
         return table.record.dtype
@@ -38,10 +38,10 @@ def precision(table: Table, probes: int = 16) -> str:
 
 
 def tolerance(kinds: tuple[str, str], energies: tuple[Array, float], gains: Array, rows: int, columns: int) -> float:
-    """The largest ‖U − Û‖ / ‖U‖ that rounding explains.
+    """Return the largest ‖U − Û‖ / ‖U‖ that rounding explains.
 
-    ``kinds`` are the types of E and U, ``energies`` the column energies of E (d,) and the whole energy of U,
-    ``gains`` the squared length of each row of the map (d,): the noise of E passes through it.
+    ``kinds`` are the types of E and U. ``energies`` are the column energies of E (d,) and the whole energy of U.
+    ``gains`` is the squared length of each row of the map (d,), through which the noise of E passes.
     """
     of_e, of_u = (_RELATIVE[kind] for kind in kinds)
     columns_e, whole_u = energies

@@ -1,4 +1,4 @@
-"""The section *Relation*: which class, by what evidence, against what chance gives."""
+"""The section *Relation*: the class of the head, and its figures with their chance values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLE = "Relation"
 
 @record
 class OneTable(Detail):
-    """The name of the table that is there."""
+    """The name of the stored table."""
 
     embedding: str
 
@@ -50,22 +50,22 @@ class TwoTables(Detail):
 
 
 def one_table(subject: Subject) -> Section:
-    """For a model whose head is its embedding, or which has none."""
+    """Return the section of a model with one stored table."""
     table = subject.embed
     output = subject.evidence.head.output_head
     if output is None:
-        sentence = "This class has an input table and no output head: there is nothing to tie."
+        sentence = "This class has an input embedding and no output head. Nothing to tie."
     elif output.tied_to or output.stored:
-        sentence = "One table serves both ends: input and output are the same tensor."
+        sentence = "The input embedding and the output head are one tensor."
     else:
-        sentence = f"{output.name} is not stored and nothing is declared tied: loaders will start it at random."
+        sentence = f"{output.name} is not stored and not tied to another tensor. Loaders fill it with random numbers."
     series = {"embed_norm": points(lengths(table)), "spectrum": points(spectrum(table)[0])}
     measures = (Measure("rows", float(table.rows)), Measure("columns", float(table.width)))
     return Section(TITLE, sentence, measures, series, OneTable(table.record.name))
 
 
 def two_tables(subject: Subject, related: Related) -> Section:
-    """For a model that stores both."""
+    """Return the section of a model that stores both tables."""
     head = subject.output
     moments = related.moments
     series = {
@@ -95,12 +95,12 @@ def two_tables(subject: Subject, related: Related) -> Section:
 def _measures(related: Related) -> tuple[Measure, ...]:
     moments = related.moments
     rows, width = moments.rows, moments.width
-    says = f"once the wider type is rounded to {moments.cast}" if moments.cast else ""
+    says = f"after the wider type is rounded to {moments.cast}" if moments.cast else ""
     measures = [Measure("rows that differ", float(np.count_nonzero(moments.unequal)), n=rows, unit="rows", says=says)]
     lost = rows - moments.count
     if lost:
         measures.append(
-            Measure("rows with NaN or infinity", float(lost), n=rows, unit="rows", says="left out of the fits")
+            Measure("rows with NaN or infinity", float(lost), n=rows, unit="rows", says="the fits skip them")
         )
     for name, residual, most in _residuals(related):
         measures.append(
@@ -109,21 +109,28 @@ def _measures(related: Related) -> tuple[Measure, ...]:
             )
         )
     if related.linear:
-        says = "the share of the head's energy that a linear map of the embedding explains, chance taken off"
+        says = "the share of the head's energy that a linear map of the embedding explains, corrected for chance"
         measures.append(
             Measure("adjusted R²", related.linear.adjusted, floor=0.0, ceiling=1.0, n=moments.count, says=says)
         )
         measures.append(
-            Measure("R²", related.linear.r2, floor=width / rows, ceiling=1.0, n=moments.count, says="not corrected")
+            Measure(
+                "R²",
+                related.linear.r2,
+                floor=width / rows,
+                ceiling=1.0,
+                n=moments.count,
+                says="not corrected for chance",
+            )
         )
     for name, value in related.retrieval.items():
-        says = "share of rows whose nearest row of the head, by centred cosine, is their own; fitted without them"
+        says = "share of unfitted rows whose nearest row of the head, by centred cosine, has the same number"
         measures.append(Measure(f"P@1, {name}", value, floor=1 / rows, ceiling=1.0, n=related.asked, says=says))
     return tuple(measures)
 
 
 def _residuals(related: Related) -> list[tuple[str, float, float]]:
-    """The best of each kind of column map, and of the linear one; (name, residual, what rounding explains)."""
+    """Return the best column map of each kind and the linear map: (name, residual, residual that rounding explains)."""
     names = {Kinship.DRIFT: "as stored", Kinship.GAUGE: "shift", Kinship.SCALAR: "scalar", Kinship.DIAGONAL: "diagonal"}
     best: dict[str, tuple[float, float]] = {}
     for fit in related.fits:
@@ -136,4 +143,4 @@ def _residuals(related: Related) -> list[tuple[str, float, float]]:
 
 
 def _reading(residual: float, most: float) -> str:
-    return "rounding explains it (the floor)" if residual <= most else "more than rounding (the floor) explains"
+    return "rounding (the floor) explains it" if residual <= most else "more than rounding (the floor) explains"

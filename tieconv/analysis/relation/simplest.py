@@ -1,4 +1,4 @@
-"""The plainest number of an interval: the one with the fewest binary digits."""
+"""Find the simplest number of an interval: the one with the fewest binary digits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ DIGITS = 24
 
 
 def simplest(low: Array, high: Array) -> Array:
-    """Of each interval [low, high] the number with the fewest significant binary digits, at most `DIGITS`.
+    """Return the number with the fewest significant binary digits, at most `DIGITS`, of each interval [low, high].
 
-    1 where the interval is unbounded, 0 where it holds 0, NaN where it holds no such number.
+    An unbounded interval gives 1, an interval with 0 gives 0, and one without such a number gives NaN.
     """
     negative = high < 0
     small, large = np.where(negative, -high, low), np.where(negative, -low, high)

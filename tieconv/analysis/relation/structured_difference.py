@@ -1,4 +1,4 @@
-"""Differences of two tables that have a structure: one factor for each row, a low rank, equal rows or columns."""
+"""Structured differences of two tables: one factor for each row, a low rank, equal rows or columns."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from tieconv.analysis.relation.rounding_tolerance import tolerance
 from tieconv.checkpoint.value_type import record
 
 HIGHEST_RANK = 128
-"""Larger ranks are not looked for: adapters merged into a head have 4 to 128."""
+"""The highest rank that is searched. Adapters merged into a head have 4 to 128."""
 
 _OVERSAMPLED = 16
 _NARROWEST = 8
-"""Columns below which a factor for each row says little."""
+"""The fewest columns for a test of row factors."""
 
 SHARE = 0.1
-"""Share of the rows or of the columns from which equal ones make tables partly equal."""
+"""Share of equal rows or columns above which tables are partly equal."""
 
 
 @record
 class EqualShare:
-    """How many ``rows`` and ``columns`` are equal bit by bit (of two types: once rounded), those of zeros left out of
-    all counts.
-    """
+    """The number of equal ``rows`` and ``columns``; two types are compared after rounding. Zeros do not count."""
 
     rows: int
     of_rows: int
@@ -38,7 +36,7 @@ class EqualShare:
 
 
 def equal_share(moments: Moments) -> EqualShare:
-    """The equal rows and columns of two tables."""
+    """Count the equal rows and columns of two tables."""
     zeros = (moments.norms[0][: moments.rows] == 0) & (moments.norms[1][: moments.rows] == 0)
     empty = (moments.squares[0] == 0) & (moments.squares[1] == 0)
     rows, columns = ~moments.unequal & ~zeros, ~moments.unequal_columns & ~empty
@@ -47,7 +45,7 @@ def equal_share(moments: Moments) -> EqualShare:
 
 
 def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[float, Array] | None:
-    """(residual, factors) where the head is the embedding with each row scaled, to within rounding, else ``None``."""
+    """Return (residual, factors) if the head is the embedding with each row scaled, within rounding, else ``None``."""
     if moments.width < _NARROWEST:
         return None
     factors, left, scaled = np.ones(moments.rows), 0.0, np.zeros(moments.width)
@@ -67,10 +65,10 @@ def row_factors(embed: Table, head: Table, moments: Moments, kinds: tuple[str, s
 
 
 def difference_rank(embed: Table, head: Table, moments: Moments, kinds: tuple[str, str]) -> tuple[int, float] | None:
-    """(rank, residual) of the smallest rank to which head − embedding is known to within rounding, else ``None``.
+    """Return (rank, residual) of the smallest rank that explains head − embedding within rounding, else ``None``.
 
-    At most a quarter of the columns and of the rows that differ: any difference has some rank. Two passes with a
-    random sketch, O(V·d·rank).
+    The rank is at most a quarter of the columns and of the differing rows. Two passes with a random sketch,
+    O(V·d·rank).
     """
     differing = int(np.count_nonzero(moments.unequal & moments.finite))
     highest = min(HIGHEST_RANK, moments.width // 4, differing // 4)
@@ -102,6 +100,6 @@ def _difference(embed: Table, head: Table, moments: Moments, start: int, stop: i
 
 
 def _relative(squares: float, moments: Moments) -> float:
-    """‖rest‖ / ‖U‖ from the square of the one."""
+    """Return ‖rest‖ / ‖U‖ from the square of ‖rest‖."""
     whole = moments.energies[1]
     return float(np.sqrt(squares / whole)) if whole else float("inf")

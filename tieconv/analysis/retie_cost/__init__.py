@@ -1,1 +1,1 @@
-"""What re-tying costs: bounds from the weights, measurements on a text."""
+"""The cost of re-tying: bounds from the weights, measurements on a text."""

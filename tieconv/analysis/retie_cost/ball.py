@@ -1,7 +1,7 @@
-"""A small ball around all rows of a table, found in a few passes: the certificate of the bounds.
+"""A small ball around all rows of a table, searched in a few passes, for the certified bounds.
 
-Any centre with the largest distance from it is a valid ball; the search (Bădoiu and Clarkson's, on a core set of far
-rows) only makes it smaller.
+Any centre and the largest distance from it give a valid ball. The search only makes it smaller. It is the one by Bădoiu
+and Clarkson on a core set of far rows.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ STEPS = 400
 """Steps of the search on the core set."""
 
 UP = 1 + 1e-9
-"""Rounds a radius up: the sums behind it are of float64."""
+"""Factor that rounds a radius up, to cover the rounding of its float64 sums."""
 
 Blocks = Callable[[], Iterator[Array]]
-"""Called once a pass: the rows, (n, d) float64 a block."""
+"""A function called once for each pass, which yields the rows in blocks (n, d) of float64."""
 
 
 def enclosing_ball(blocks: Blocks, width: int) -> tuple[Array, float]:
-    """(centre (d,), radius) of a ball that holds every row; no larger than the one around the mean row."""
+    """Return (centre (d,), radius) of a ball that holds every row, not larger than the ball around the mean row."""
     mean, count = np.zeros(width), 0
     for block in blocks():
         mean += block.sum(0)
@@ -48,19 +48,19 @@ def enclosing_ball(blocks: Blocks, width: int) -> tuple[Array, float]:
 
 
 def radius_about(blocks: Blocks, centre: Array) -> float:
-    """The largest distance of a row from ``centre``, rounded up."""
+    """Return the largest distance of a row from ``centre``, rounded up."""
     return _farthest(blocks, centre, np.empty((0, len(centre))))[0] * UP
 
 
 def _farthest(blocks: Blocks, centre: Array, core: Array) -> tuple[float, Array]:
-    """The largest distance from ``centre``, and the core set with the farthest rows added."""
+    """Return the largest distance from ``centre``, and the core set with the farthest rows added."""
     largest = 0.0
     for block in blocks():
         distances = np.linalg.norm(block - centre, axis=1)
         if not len(distances):
             continue
         farthest = float(distances.max())
-        largest = max(largest, farthest) if np.isfinite(farthest) else np.inf  # a NaN compares as nothing
+        largest = max(largest, farthest) if np.isfinite(farthest) else np.inf  # NaN compares as false
         core = _far(np.concatenate([core, block[np.argsort(distances)[-CORE:]]]), centre)
     return largest, core
 
@@ -72,7 +72,7 @@ def _far(rows: Array, centre: Array) -> Array:
 
 
 def _search(core: Array, centre: Array) -> Array:
-    """Steps towards the farthest row, each shorter than the one before."""
+    """Move the centre towards the farthest row in shorter and shorter steps."""
     for step in range(1, STEPS + 1):
         far = core[np.linalg.norm(core - centre, axis=1).argmax()]
         centre = centre + (far - centre) / (step + 1)

@@ -1,8 +1,8 @@
-"""What replacing the head U by U' may do to the probabilities: a certified bound, and an estimate from weights alone.
+"""Bound and estimate the change of the probabilities if U' replaces the head U, from the weights alone.
 
 Δ = U' − U and D = Δ·diag(γ). For every hidden state x̂ with ‖x̂‖ ≤ √d the logits change by δ_v = s·(D_v·x̂ + Δ_v·β).
-The softmax ignores what all δ_v share, so only their range counts; with r the radius of a ball around the rows of D,
-range ≤ 2·s·√d·r + s·range_v(Δ_v·β). Then max|Δ log p| ≤ range and, by Hoeffding's lemma, KL ≤ range² / 8.
+The softmax ignores a shift that all δ_v share, so only their range counts. A ball of radius r around the rows of D
+gives: range ≤ 2·s·√d·r + s·range_v(Δ_v·β). Then max|Δ log p| ≤ range and, by Hoeffding's lemma, KL ≤ range² / 8.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tieconv.checkpoint.value_type import record
 class Bound:
     """``kl`` (nats a token) and ``log_p`` (largest change of a log-probability) hold for every input.
 
-    ``estimate`` is the mean KL for hidden states without a preferred direction and equally likely tokens: right for
-    rounding noise, too low by up to ten times for a head that was trained on, whose drift follows the hidden states.
+    ``estimate`` is the mean KL for random hidden states and equally likely tokens. It is right for rounding noise. It
+    is up to 10 times too low for a head that was trained further.
     """
 
     kl: float
@@ -33,13 +33,13 @@ class Bound:
 
     @property
     def finite(self) -> bool:
-        """Whether anything is bounded: one NaN or infinity in a table or in the norm, and nothing is."""
+        """Whether the bound is finite. One NaN or infinity in a table or in the norm makes it infinite."""
         return bool(np.isfinite(self.kl))
 
 
 @record
 class Change:
-    """The rows of U' − U, ``share`` of the way from U to E, those of ``rows`` alone where they are given."""
+    """The rows of U' − U, with U' at ``share`` of the way from U to E."""
 
     embed: Table
     head: Table
@@ -51,19 +51,19 @@ class Change:
         return min(self.embed.rows, self.head.rows)
 
     def raw(self) -> Iterator[Array]:
-        """Δ, a block of rows at a time."""
+        """Yield Δ in blocks of rows."""
         for start, stop in spans(self.rows, self.embed.width):
             yield self.share * (self.embed.values(start, stop) - self.head.values(start, stop))
 
     def seen(self) -> Iterator[Array]:
-        """D, a block of rows at a time."""
+        """Yield D in blocks of rows."""
         for block in self.raw():
             yield block * self.final.gains
 
 
-@np.errstate(all="ignore")  # what is not finite shows in the bound
+@np.errstate(all="ignore")  # values that are not finite make the bound infinite
 def bound(change: Change, used: Array | None = None) -> Bound:
-    """The bound of a change of the head; ``used`` (V,) marks the tokens of the estimate. NaN rows bound nothing."""
+    """Return the bound of a change of the head. ``used`` (V,) marks the tokens of the estimate."""
     width, final = change.embed.width, change.final
     if final.capped:  # a cap does not commute with a common shift of the logits
         radius = radius_about(change.seen, np.zeros(width))
@@ -77,7 +77,7 @@ def bound(change: Change, used: Array | None = None) -> Bound:
 
 
 def _shift_range(change: Change) -> float:
-    """The range of Δ_v·β; twice the largest magnitude under a cap."""
+    """Return the range of Δ_v·β, or twice the largest magnitude under a cap."""
     shift = change.final.shift
     low, high = np.inf, -np.inf
     for block in change.raw():
@@ -87,7 +87,7 @@ def _shift_range(change: Change) -> float:
 
 
 def _variance(change: Change, used: Array | None) -> float:
-    """Mean ‖D_v − D̄‖² over the tokens (uniform)."""
+    """Return the mean of ‖D_v − D̄‖² over equally likely tokens."""
     sums, squares, count, start = np.zeros(change.embed.width), 0.0, 0, 0
     for block in change.seen():
         rows = block if used is None else block[used[start : start + len(block)]]

@@ -1,4 +1,4 @@
-"""What re-tying costs by survivor: certified where the weights alone can say, else left to a measurement."""
+"""The cost of re-tying for each survivor: a certified bound if the weights alone prove one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tieconv.checkpoint.value_type import record
 from tieconv.text import shown
 
 FREE = frozenset({Kinship.ALIAS, Kinship.BIT_EQUAL})
-"""Classes in which nothing changes, whoever survives."""
+"""Classes in which a re-tie changes nothing."""
 
 REFUSED = frozenset(
     {Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN, Kinship.ROW_SUBSET, Kinship.ROW_PERMUTATION}
 )
-"""Classes in which one table cannot stand for the other."""
+"""Classes in which one table cannot replace the other."""
 
 MAPPED = frozenset({Kinship.ORTHOGONAL, Kinship.SPD, Kinship.LINEAR})
-"""Classes in which a matrix that no norm can hold stands between the two."""
+"""Classes in which a matrix that no norm can hold maps one table to the other."""
 
 _NATS = "nats/token"
 
@@ -32,9 +32,11 @@ _LISTED = 8
 
 @record
 class Costs:
-    """``certified`` bounds on the KL by survivor, ``None`` where the weights cannot say; ``head`` is the change of the
-    head where the embedding survives. ``free`` where a re-tie changes nothing. ``uncovered`` are the ids, as text, that
-    the certificate of a surviving head says nothing about.
+    """The cost of each survivor.
+
+    ``certified`` holds the bound on the KL by survivor, ``None`` if the weights prove none. ``head`` is the change of
+    the head if the embedding survives. ``free`` says that a re-tie changes nothing. ``uncovered`` lists, as text, the
+    ids that the certificate of a surviving head does not cover.
     """
 
     certified: dict[str, float | None]
@@ -45,9 +47,9 @@ class Costs:
 
 
 def costs(subject: Subject, related: Related) -> Costs:
-    """The cost of each survivor. Reads both tables some six times where they differ and may be re-tied."""
+    """Return the cost of each survivor. Reads both tables about six times if they differ and may be re-tied."""
     if subject.flip.taken_up:
-        return _free("the tied class multiplies its logits by that factor itself")
+        return _free("the tied class multiplies its logits by the factor itself")
     if subject.flip.barred:
         return Costs({}, None, ())
     third = subject.flip.third
@@ -57,7 +59,7 @@ def costs(subject: Subject, related: Related) -> Costs:
         return Costs({}, None, ())
     if third:
         return _none(
-            f"none from the weights: {shown(third)} differs as well, and would be replaced; measure it with --text"
+            f"no bound from the weights: a re-tie would also replace {shown(third)}, which differs; measure with --text"
         )
     head_bound = _head_change(subject, related)
     rows, why = _unread(subject, related)
@@ -75,7 +77,7 @@ def costs(subject: Subject, related: Related) -> Costs:
 
 
 def one_shape(subject: Subject) -> bool:
-    """Whether both tables have as many rows, as a tied one must."""
+    """Return whether both tables have the same number of rows, as a tied table must."""
     return subject.output.rows == subject.embed.rows
 
 
@@ -94,47 +96,52 @@ def _head_change(subject: Subject, related: Related) -> Bound | None:
     if subject.final is None or subject.head is None:
         return None
     used = subject.used
-    if used is not None:  # a zero row has the logit 0, and so a probability that training never took from it
+    if used is not None:  # a zero row has the logit 0, so it has a probability even if no token uses it
         used = used | (related.moments.norms[1] == 0)
     return bound(Change(subject.embed, subject.head, subject.final), used)
 
 
 def _unread(subject: Subject, related: Related) -> tuple[Array, str]:
-    """(the rows that differ, why an input may read one): the second is empty where no text becomes one of their ids.
+    """Return the rows that differ, and why an input may read one of them; empty if no input does.
 
-    Of two types a row that is equal once it is rounded differs all the same.
+    Between two types a row also differs if it is equal only after rounding.
     """
     moments = related.moments
     rows = np.flatnonzero(moments.unequal | (moments.distances != 0) if moments.cast else moments.unequal)
     tokens = subject.tokens
     if tokens is None:
-        return rows, subject.unlisted or "which ids have a token is not known"
+        return rows, subject.unlisted or "tieconv does not know which ids have a token"
     if tokens.used(subject.output.rows)[rows].any():
-        return rows, "the input rows of tokens change"
+        return rows, "some of these rows have a token"
     if tokens.possible(subject.output.rows)[rows].any():
         return rows, "transformers may give these ids to tokens that the vocabulary lacks"
     fed = sorted(subject.fed & set(map(int, rows)))
     if fed:
-        return rows, f"the model reads the id {fed[0]} whatever the text"
+        return rows, f"the model reads the id {fed[0]} with every text"
     return rows, subject.unfed or tokens.undecided
 
 
 def _embed_measures(head_bound: Bound | None, withheld: str) -> tuple[Measure, ...]:
     if head_bound is None:
-        why = f"{withheld}: measure it with --text"
+        why = f"no bound: {withheld}; measure with --text"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
     if not head_bound.finite:
-        why = "none: a row of a table, or the last norm, holds NaN or infinity"
+        why = "no bound: a table or the last norm holds NaN or infinity"
         return (Measure("KL bound, embed survives", None, unit=_NATS, says=why),)
     return (
-        Measure("KL bound, embed survives", head_bound.kl, unit=_NATS, says="certified: holds for every input"),
-        Measure("log-probability bound, embed survives", head_bound.log_p, unit="nats", says="certified, any token"),
+        Measure("KL bound, embed survives", head_bound.kl, unit=_NATS, says="certified for every input"),
+        Measure(
+            "log-probability bound, embed survives",
+            head_bound.log_p,
+            unit="nats",
+            says="certified for every input and token",
+        ),
         Measure(
             "KL estimate, embed survives",
             head_bound.estimate,
             unit=_NATS,
-            says="for hidden states without a preferred direction and tokens alike: right for rounding, "
-            "up to 10 times too low for a head that was trained on",
+            says="for random hidden states and equally likely tokens. Right for rounding; up to 10 times too low if "
+            "the head was trained further",
         ),
     )
 
@@ -148,20 +155,20 @@ def _unread_measure(why: str, rows: Array) -> Measure:
 
 def _input(why: str) -> str:
     reason = f" ({why})" if why else ""
-    return f"none from the weights: input rows change, and with them every layer{reason}; measure it with --text"
+    return f"no bound from the weights: input rows change{reason}, and so does every layer; measure with --text"
 
 
 def scope(uncovered: str) -> str:
-    """The inputs for which a change of input rows alone, those of ``uncovered``, moves nothing."""
+    """Name the inputs that no change of the input rows ``uncovered`` affects."""
     releases = f"{', '.join(RELEASES[:-1])} and {RELEASES[-1]}"
     return (
-        f"every text that the tokenizer files here make into ids (transformers {releases}), not for these ids where "
-        f"they are given, generated or added later: {uncovered}"
+        f"every text that this model's tokenizer files encode (transformers {releases}). It does not cover ids that "
+        f"you pass, generate or add later: {uncovered}"
     )
 
 
 def shown_ranges(rows: Array) -> str:
-    """Row numbers as ranges, the first eight: 3, 148-159."""
+    """Return row numbers as text, at most eight ranges: ``3, 148-159``."""
     listed = ranges(rows, len(rows))
     texts = [f"{first}" if first + 1 == end else f"{first}-{end - 1}" for first, end in listed[:_LISTED]]
     return ", ".join(texts) + (f" and {len(listed) - _LISTED:,} more ranges" if len(listed) > _LISTED else "")

@@ -1,7 +1,7 @@
-"""A norm that was folded into the head, unfolded exactly: U = round(E·diag(g)) byte by byte, γ·g without rounding.
+"""Move the factors of a folded head back into the norm, exactly: U = round(E·diag(g)), and γ·g without rounding.
 
-Only what is proved is offered: factors g are searched in the intervals that the stored elements leave them, then every
-byte of the head is compared with the rounded product. The last norm must be able to hold its weight times g as it is.
+The stored elements give an interval for each factor g. The search picks factors inside the intervals. Then every byte
+of the head is compared with the rounded product. The last norm must hold its weight times g without rounding.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _PRODUCTS = ("F16", "BF16", "F32")
 
 
 class _NoFoldError(Exception):
-    """Why no norm can take up the factors: half a sentence."""
+    """No norm can hold the factors. The text is a clause that says why."""
 
 
 def unfold(subject: Subject) -> NormFold:
-    """Return what `fold_or_reason` finds. Raises `RefusedError` with the reason where there is no fold."""
+    """Return the fold of `fold_or_reason`. Raises `RefusedError` with the reason if there is no fold."""
     fold = fold_or_reason(subject)
     if isinstance(fold, NormFold):
         return fold
     source = shown(subject.evidence.checkpoint.source)
-    raise RefusedError(fold, "see what the tables are to each other: tieconv analyze", "retie.fold", source=source)
+    raise RefusedError(fold, "see how the tables relate: tieconv analyze", "retie.fold", source=source)
 
 
 def fold_or_reason(subject: Subject) -> NormFold | str:
-    """Return the last norm's new values, with which the embedding is the head; proved on every byte of both tables.
+    """Return the last norm's new values that let the embedding replace the head, proved on every byte of both tables.
 
-    Where there are no such values, return the reason. Reads both tables three or four times.
+    Returns the reason if there are no such values. Reads both tables three or four times.
     """
     try:
         return _fold(subject)
@@ -52,12 +52,12 @@ def _fold(subject: Subject) -> NormFold:
     crossed = low > high * (1 + np.copysign(2.0**-22, high))
     if crossed.any():
         column = int(np.argmax(crossed))
-        raise _NoFoldError(f"no factor gives column {column:,} of the head from that of the embedding")
+        raise _NoFoldError(f"no factor maps column {column:,} of the embedding to that of the head")
     gains, failed = _proved(pair, final, (low, high))
     if failed.any():
         raise _NoFoldError(
-            f"in {int(failed.sum()):,} of {len(failed):,} columns the head is not, byte for byte, the embedding times "
-            f"a factor that {shown(final.norm)} could take up exactly",
+            f"{int(failed.sum()):,} of {len(failed):,} columns of the head are not the embedding times a factor that "
+            f"{shown(final.norm)} can hold exactly",
         )
     values = {final.norm: _stored(subject, final.norm, weights(final, gains))}
     if final.shift is not None:
@@ -67,17 +67,19 @@ def _fold(subject: Subject) -> NormFold:
 
 def _guarded(subject: Subject) -> tuple[Pair, Final]:
     if subject.head is None:
-        raise _NoFoldError("there is one table, and no head that a norm could be folded into")
+        raise _NoFoldError("the model stores one table, so no norm is folded into a head")
     final, pair = subject.final, Pair(subject.embed, subject.head)
     kinds = {pair.embed.record.dtype, pair.head.record.dtype}
     if not one_shape(subject):
         raise _NoFoldError("the two tables have different numbers of rows")
     if len(kinds) > 1 or not kinds <= set(_PRODUCTS):
         these = " and ".join(sorted(kinds))
-        raise _NoFoldError(f"products are proved for tables of one type of {', '.join(_PRODUCTS)}; these are {these}")
+        raise _NoFoldError(
+            f"tieconv compares products only for two {', '.join(_PRODUCTS)} tables of one type; these are {these}"
+        )
     if final is None or not final.norm:
         why = subject.withheld or "the last norm has no weight"
-        raise _NoFoldError(f"no norm is known that could take up the factors: {why}")
+        raise _NoFoldError(f"tieconv knows no norm that can hold the factors: {why}")
     for name in filter(None, (final.norm, final.shift_name)):
         _guard_alone(subject, name)
     return pair, final
@@ -89,11 +91,11 @@ def _guard_alone(subject: Subject, name: str) -> None:
     for neighbour in tensors.values():
         overlaps = neighbour.range.start < span.end and span.start < neighbour.range.end
         if neighbour.name != name and neighbour.range.file == span.file and overlaps:
-            raise _NoFoldError(f"{shown(neighbour.name)} shares the bytes of {shown(name)}, and would change with it")
+            raise _NoFoldError(f"{shown(neighbour.name)} shares the bytes of {shown(name)} and would change with it")
 
 
 def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-    """(factors, which columns have none), both (d,)."""
+    """Return the factors, and which columns have none, both (d,)."""
     gains, failed = np.ones(pair.embed.width), np.ones(pair.embed.width, bool)
     for low, high in ends_of(*ends):
         for candidate in candidates(final, low, high):
@@ -107,8 +109,9 @@ def _proved(pair: Pair, final: Final, ends: tuple[Array, Array]) -> tuple[Array,
 
 
 def _differing(pair: Pair, gains: Array) -> Array:
-    """Which columns (d,) of the head are not the products, bit for bit: rounded once, or to float32 first, as whoever
-    multiplies in float32 rounds them.
+    """Return which columns (d,) of the head differ in a bit from the products.
+
+    The products are rounded once, or first to float32 as a float32 multiplication does.
     """
     once, twice = np.zeros(len(gains), bool), np.zeros(len(gains), bool)
     form = pair.head.form
@@ -123,7 +126,7 @@ def _differing(pair: Pair, gains: Array) -> Array:
 
 
 def _inexact(pair: Pair, gains: Array) -> int:
-    """Elements of the head that are a rounded product."""
+    """Count the elements of the head that are a rounded product."""
     return sum(int(np.count_nonzero(e * gains != u)) for e, u in pair.blocks())
 
 

@@ -1,4 +1,4 @@
-"""Factors between the columns of two tables: the intervals that stored elements leave them, what a norm can hold."""
+"""Find factors between the columns of two tables: intervals from stored elements, and factors that a norm can hold."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tieconv.analysis.relation.simplest import simplest
 from tieconv.checkpoint.value_type import record
 from tieconv.execute.contents.mean import floats, rounded
 
-_SLACK = 2.0**-50  # relative; of the quotients that bound a factor
+_SLACK = 2.0**-50  # relative error of the quotients that bound a factor
 
 
 @record
@@ -23,13 +23,13 @@ class Pair:
     head: Table
 
     def blocks(self) -> Iterator[tuple[Array, Array]]:
-        """Both tables as float64, some rows at a time."""
+        """Yield both tables as float64, in blocks of rows."""
         for start, stop in spans(self.embed.rows, self.embed.width):
             yield self.embed.values(start, stop), self.head.values(start, stop)
 
 
 def intervals(pair: Pair) -> tuple[Array, Array]:
-    """(low, high), each (d,): the factors that every element of a column allows, ends included."""
+    """Return (low, high), each (d,): the factors that every element of a column allows, ends included."""
     form = pair.head.form
     low, high = np.full(pair.embed.width, -np.inf), np.full(pair.embed.width, np.inf)
     unit = np.ldexp(1.0, {"F16": -24, "BF16": -133, "F32": -149}[form.name])
@@ -48,8 +48,9 @@ def intervals(pair: Pair) -> tuple[Array, Array]:
 
 
 def ends_of(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
-    """The intervals as they are taken: whole, without their ends, which may be ties that went the other way, and with
-    what a product that was rounded to float32 first adds.
+    """Yield the intervals to search: whole, without their ends, and widened.
+
+    An end may be a tie that was rounded the other way. The widened interval allows products first rounded to float32.
     """
     bounds = np.isfinite(low) & np.isfinite(high)
     size = np.where(bounds, np.maximum(np.abs(low), np.abs(high)), 0.0)
@@ -58,8 +59,9 @@ def ends_of(low: Array, high: Array) -> Iterator[tuple[Array, Array]]:
 
 
 def candidates(final: Final, low: Array, high: Array) -> Iterator[Array]:
-    """Factors within the intervals, (d,), NaN where the norm could not take one up: that of the plainest weight which
-    the norm would have, then the plainest factor.
+    """Yield factors in the intervals, (d,), with NaN if the norm cannot hold one.
+
+    The first gives the norm the weight with the fewest binary digits. The second has the fewest digits itself.
     """
     with np.errstate(all="ignore"):
         ends = np.stack([final.gains * low, final.gains * high]) - final.offset
@@ -69,7 +71,7 @@ def candidates(final: Final, low: Array, high: Array) -> Iterator[Array]:
 
 
 def _representable(final: Final, gains: Array) -> Array:
-    """The factors of 24 bits at most that norm and shift take up without rounding, NaN elsewhere."""
+    """Return the factors of at most 24 bits that norm and shift can hold without rounding, NaN for the others."""
     with np.errstate(all="ignore"):
         whole = final.gains * gains
         fine = gains.astype("f4") == gains
@@ -86,11 +88,11 @@ def _results(final: Final, gains: Array) -> Iterator[tuple[Array, str]]:
 
 
 def weights(final: Final, gains: Array) -> Array:
-    """What the norm stores once it has taken up the factors, (d,)."""
+    """Return the weights that the norm stores with the factors, (d,)."""
     return final.gains * gains - final.offset
 
 
 def _through(values: Array, dtype: str) -> Array:
-    """The values as they come back from ``dtype``."""
+    """Return the values after a round trip through ``dtype``."""
     finite = np.where(np.isfinite(values), values, 0.0)
     return floats(rounded(finite, dtype), dtype)

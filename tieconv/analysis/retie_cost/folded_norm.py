@@ -1,4 +1,4 @@
-"""How the last norm takes the factors of a scaled head: exactly, or fitted and to be written by hand."""
+"""The last norm with the factors of a scaled head: exact, or fitted for the user to write."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class ExactFold:
     bias_values: Numbers | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """The object under ``fold``."""
+        """Return the object under ``fold``."""
         return {"exact": True, **stated_fields(self)}
 
 
 @record
 class FittedFold:
-    """The last norm with fitted weights, which a person must write; ``reason`` says why no command does."""
+    """The last norm with fitted weights, which the user must write. ``reason`` says why no command does."""
 
     reason: str
     tensor: str
@@ -48,7 +48,7 @@ class FittedFold:
     bias_values: Numbers | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """The object under ``fold``."""
+        """Return the object under ``fold``."""
         return {"exact": False, **stated_fields(self)}
 
 
@@ -56,9 +56,10 @@ FoldedNorm = ExactFold | FittedFold
 
 
 def folded_norm(subject: Subject, related: Related) -> FoldedNorm | None:
-    """How the factors of the columns go into the last norm; ``None`` where they cannot.
+    """Return the last norm with the factors of the columns, or ``None`` if it cannot hold them.
 
-    A shift that all rows share is dropped, which the softmax does not see; under a soft cap it would.
+    A shift that all rows share is dropped, because the softmax does not see it. Under a soft cap the result is
+    ``None``.
     """
     fit, final = related.fit, subject.final
     if related.kind not in (Kinship.SCALAR, Kinship.DIAGONAL) or fit is None or not one_shape(subject):
@@ -84,7 +85,7 @@ def _exactly(final: Final, fold: NormFold) -> ExactFold:
 
 
 def _values(final: Final, values: Array, shift: Array | None) -> tuple[str, Numbers, str | None, Numbers | None]:
-    """The norm's weight and its values, and its bias with its values where it has one."""
+    """Return the norm's weight and its values, and its bias and its values or ``None``."""
     if shift is None:
         return final.norm, _numbers(values), None, None
     return final.norm, _numbers(values), final.shift_name, _numbers(shift)

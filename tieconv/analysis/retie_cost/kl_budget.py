@@ -1,4 +1,4 @@
-"""May a re-tie go ahead within a budget of change? By proof from the weights, or by a measurement on a text."""
+"""Check a re-tie against a budget of KL: by proof from the weights, or by a measurement on a text."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from tieconv.text import command, count, shown
 def check_kl_budget(
     evidence: Inspection, files: FileSet, forecast: RetieForecast, survivor: str, max_kl: float, text: str | None = None
 ) -> str:
-    """Why tying to ``survivor`` may be said to move the probabilities by at most ``max_kl`` nats a token: one sentence.
+    """Return one sentence that says why tying to ``survivor`` has a KL of at most ``max_kl`` nats a token.
 
-    Proved for every input, or, with ``text``, measured: the upper end of the mean's 95 % interval. An estimate never
-    counts. Raises `RefusedError` otherwise, whatever the budget for tables that are independent.
+    The bound is proved for every input or, with ``text``, measured: the upper end of the mean's 95 % interval. An
+    estimate never counts. Raises `RefusedError` otherwise, and for independent tables with any budget.
     """
     findings = find(evidence, files, text, forecast)
     related, costs = findings.related, findings.costs
     if related is None or costs is None or costs.free:
-        why = "the tied class applies the factor itself" if findings.subject.flip.taken_up else "there is one table"
-        return f"the probabilities do not move: {why}"
+        why = "the tables are equal" if related else "the model stores one table"
+        if findings.subject.flip.taken_up:
+            why = "the tied class applies the factor itself"
+        return f"the probabilities do not change: {why}"
     if findings.subject.flip.barred:
         _refuse(findings, findings.subject.flip.reason, _leave_untied(evidence))
     if not one_shape(findings.subject):
@@ -39,23 +41,25 @@ def check_kl_budget(
     certified = costs.certified.get(survivor)
     if certified is not None and certified <= max_kl:
         covered = scope(costs.uncovered) if costs.uncovered else "every input"
-        return f"the KL is at most {certified:.3g} nats a token, of {max_kl:g} allowed: certified for {covered}"
+        return f"the KL is at most {certified:.3g} nats a token (limit {max_kl:g}), certified for {covered}"
     if text is None:
-        unknown = f"cannot be bounded{_withheld(findings, survivor)}"
-        known = unknown if certified is None else f"is bounded by {certified:.3g}, not {max_kl:g},"
-        _refuse(findings, f"the KL where the {table} survives {known} from the weights alone", _measure(related.kind))
+        why = f"the weights give no KL bound{_withheld(findings, survivor)} if the {table} survives"
+        if certified is not None:
+            why = f"the KL bound is {certified:.3g}, above {max_kl:g}, if the {table} survives"
+        _refuse(findings, why, _measure(related.kind))
     effect = findings.measured.effects.get(f"{survivor} survives") if findings.measured else None
     worst = effect.worst if effect else None
-    if effect is None or worst is None or not worst <= max_kl:  # a NaN is within no budget
-        known = f"was measured as up to {worst:.3g}, more than {max_kl:g}"
-        result = "could not be measured" if worst is None or isnan(worst) else known
+    if effect is None or worst is None or not worst <= max_kl:  # no budget allows NaN
+        why = f"tieconv could not measure the KL if the {table} survives"
+        if worst is not None and not isnan(worst):
+            why = f"the measured KL is up to {worst:.3g}, above {max_kl:g}, if the {table} survives"
         _refuse(
             findings,
-            f"the KL where the {table} survives {result}",
+            why,
             f"compare the survivors: {command('analyze', evidence.checkpoint.source, '--text FILE')}",
         )
     return (
-        f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token, of {max_kl:g} allowed: measured over "
+        f"the KL is {effect.mean:.3g} ± {effect.error:.1g} nats a token (limit {max_kl:g}), measured over "
         f"{count(len(effect.kl), 'window')} of the text"
     )
 
@@ -67,14 +71,14 @@ def _withheld(findings: Findings, survivor: str) -> str:
 
 def _measure(kind: Kinship) -> str:
     if kind in (Kinship.SCALAR, Kinship.DIAGONAL):
-        return "put the factors into the norm: --fold-norm in place of --from and --max-kl"
-    return "measure it on a text: add --text FILE"
+        return "move the factors into the norm: use --fold-norm instead of --from and --max-kl"
+    return "measure the KL on a text: add --text FILE"
 
 
 def _leave_untied(evidence: Inspection) -> str:
     if not evidence.config.effective:
-        return "they are apart and may stay so"
-    return f"leave them apart with: {command('untie', evidence.checkpoint.source)}"
+        return "the model is untied; nothing to change"
+    return f"keep both tables with: {command('untie', evidence.checkpoint.source)}"
 
 
 def _refuse(findings: Findings, why: str, hint: str) -> NoReturn:

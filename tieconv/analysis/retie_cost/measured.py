@@ -1,4 +1,4 @@
-"""What the model does on a text: the cost of each survivor and of stripping the bias, and where the prior lives."""
+"""Measure on a text the cost of each survivor and of removing the bias, and the mean hidden state."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _STUDENT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
-"""The 97.5 % quantile of Student's t by degrees of freedom, from 1 on; the last stands for more."""
+"""The 97.5 % quantile of Student's t by degrees of freedom, from 1. The last one is used for more."""
 
 
 @dataclass(slots=True)
 class Effect:
-    """Window means of what a change does: KL(p ‖ p') in nats, top-1 agreement, change of the loss in nats."""
+    """Window means of the effect of a change: KL(p ‖ p') in nats, top-1 agreement, change of the loss in nats."""
 
     kl: list[float] = field(default_factory=list)
     top1: list[float] = field(default_factory=list)
     loss: list[float] = field(default_factory=list)
 
     def add(self, before: Any, after: Any, target: Any) -> None:
-        finite = before.isfinite()  # what a bias masks with −∞ has no probability to lose
+        finite = before.isfinite()  # a token that a bias masks with −∞ has no probability to lose
         terms = (before.exp() * (before - after)).where(finite, before.new_zeros(()))
         self.kl.append(float(terms.sum(-1).mean().clamp(min=0)))  # below 0 is rounding
         self.top1.append(float((before.argmax(-1) == after.argmax(-1)).float().mean()))
@@ -51,12 +51,12 @@ class Effect:
 
     @property
     def error(self) -> float:
-        """Standard error of the mean KL: windows are drawn, tokens within one hang together."""
+        """Standard error of the mean KL over windows, because tokens inside a window are not independent."""
         return float(np.std(self.kl, ddof=1) / sqrt(len(self.kl))) if len(self.kl) > 1 else float("inf")
 
     @property
     def worst(self) -> float:
-        """The upper end of the mean KL's 95 % interval: few windows say little, whatever their spread."""
+        """The upper end of the mean KL's 95 % interval, which is wide for few windows."""
         freedom = min(max(len(self.kl) - 1, 1), len(_STUDENT))
         return self.mean + _STUDENT[freedom - 1] * self.error
 
@@ -64,13 +64,13 @@ class Effect:
         change: float | None = float(np.mean(self.loss))
         says = ""
         if not np.isfinite(self.loss).all():
-            change, says = None, "a token of the text has no probability, as where a bias of −∞ masks it"
+            change, says = None, "a token of the text has no probability, for example because a bias of −∞ masks it"
         return Measure(f"change of the loss, {name}", change, n=predicted, unit="nats/token", says=says)
 
     def measures(self, name: str, predicted: int) -> tuple[Measure, ...]:
-        """Means over the windows; the standard error is that of the window means."""
+        """Return the means over the windows. The standard error is that of the window means."""
         if isnan(self.mean):
-            says = "the model then gives logits that are NaN or infinite"
+            says = "the model then returns logits that are NaN or infinite"
             return (Measure(f"KL measured, {name}", None, n=predicted, unit="nats/token", says=says),)
         says = f"± {self.error:.1g} over {count(len(self.kl), 'window')}"
         return (
@@ -82,8 +82,9 @@ class Effect:
 
 @record
 class OnText:
-    """``effects`` of each change by name; ``zero_mass`` is the probability of the zero rows, ``hidden`` the mean of
-    what the head is applied to (d,), ``counts`` how often each token stands in the text (V,).
+    """The results on a text: ``effects`` of each change by name, and ``zero_mass``, the probability of the zero rows.
+
+    ``hidden`` is the mean input of the head (d,), and ``counts`` the frequency of each token in the text (V,).
     """
 
     effects: dict[str, Effect]
@@ -100,7 +101,7 @@ class OnText:
 
     @property
     def bias(self) -> tuple[Measure, ...]:
-        """The figures of a model without its bias; none where it has none."""
+        """The figures of a model without its bias, or none if it has no bias."""
         return self._measures("bias stripped") if "bias stripped" in self.effects else ()
 
     def _measures(self, name: str) -> tuple[Measure, ...]:
@@ -108,7 +109,7 @@ class OnText:
 
 
 def load_model(subject: Subject, text: str) -> Apart:
-    """The model with the two tables that are stored, and the text. Raises what `load_apart` raises."""
+    """Return the model with its two stored tables, and the text. Raises the errors of `load_apart`."""
     tables = tuple(table.values(0, table.rows) for table in (subject.embed, subject.output))
     evidence = subject.evidence
     tie = evidence.word_tie
@@ -117,7 +118,7 @@ def load_model(subject: Subject, text: str) -> Apart:
 
 
 def survivors(subject: Subject) -> dict[str, Array | None]:
-    """The tables that may stand for both, as `on_text` takes them; none where the shapes differ, no mean of three."""
+    """Return the tables that may replace both, for `on_text`: none if the shapes differ, and no mean of three."""
     embed, head = subject.embed, subject.head
     if head is None or (head.rows, head.width) != (embed.rows, embed.width):
         return {}
@@ -126,7 +127,7 @@ def survivors(subject: Subject) -> dict[str, Array | None]:
 
 
 def _mean(embed: Table, head: Table) -> Array:
-    """The mean as `retie` writes it, (V, d) float32; of two types, of which it writes none, it is not rounded."""
+    """Return the mean as `retie` writes it, (V, d) float32. For tables of two types it is not rounded."""
     means = np.empty((embed.rows, embed.width), "f4")
     kind = embed.record.dtype if embed.record.dtype == head.record.dtype else None
     for start, stop in spans(embed.rows, embed.width):
@@ -136,10 +137,10 @@ def _mean(embed: Table, head: Table) -> Array:
 
 
 def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]) -> OnText:
-    """Run the text through the model as it is and as each change would leave it.
+    """Run the text through the model without changes and with each change.
 
-    ``zero`` marks the rows of zeros (V,). ``survivors`` are the tables that may take both places, ``None`` for one of
-    the two that are there; empty where none may.
+    ``zero`` marks the rows of zeros (V,). ``survivors`` are the tables that may replace both, with ``None`` for a
+    stored table; empty if none may.
     """
     torch = reference.torch
     changes = {f"{name} survives": _swap(reference, name, table) for name, table in survivors.items()}
@@ -163,10 +164,10 @@ def on_text(reference: Apart, zero: Array, survivors: Mapping[str, Array | None]
 
 
 def _numbers(log_p: Any) -> Any:
-    """The same log-probabilities; raises `RefusedError` where one is NaN."""
+    """Return the log-probabilities. Raises `RefusedError` if one is NaN."""
     if bool(log_p.isnan().any()):
         raise RefusedError(
-            "the model gives logits that are NaN or infinite on this text, so nothing can be measured on it",
+            "the model returns logits that are NaN or infinite on this text, so tieconv cannot measure it",
             "see which rows of the tables are not finite: tieconv analyze, without --text",
             "analyze.not-finite",
         )
@@ -179,7 +180,7 @@ def _swap(reference: Apart, name: str, values: Array | None) -> Callable[[], Any
 
 
 def _bias(reference: Apart) -> tuple[Any, str] | None:
-    """The module that holds the bias of the head, and its name there; ``None`` where there is none."""
+    """Return the module with the bias of the head, and its attribute, or ``None``."""
     places = ((reference.model.get_output_embeddings(), "bias"), (reference.model, "final_logits_bias"))
     return next(((module, name) for module, name in places if getattr(module, name, None) is not None), None)
 
@@ -196,7 +197,7 @@ def _without_bias(module: Any, name: str) -> Iterator[None]:
 
 @contextmanager
 def _listening(reference: Apart, heard: list[Any]) -> Iterator[None]:
-    """Whatever the head is applied to, (tokens, d), is appended to ``heard``."""
+    """Append each input of the head, (tokens, d), to ``heard``."""
     module = reference.model.get_output_embeddings()
     hook = module.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
     try:

@@ -1,4 +1,4 @@
-"""The section *Re-tying*: may one table stand for both, and at what cost."""
+"""The section *Re-tying*: whether one table can replace both, and at what cost."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from tieconv.text import count, shell_word, shown
 TITLE = "Re-tying"
 
 SMALL = 1e-3
-"""Nats a token below which a certified change is called harmless: a thousandth of what one more epoch may move."""
+"""Nats a token up to which the verdict calls a certified change harmless."""
 
 
 Answer = tuple[str, str]
 """A sentence, and how sure it is."""
-STORED = "certain, one table is stored"
-EVERY_BYTE = "proved, every byte was compared"
-EVERY_ROW = "measured, every row was compared"
-WITHIN_ROUNDING = "fitted, and what is left is within rounding"
-BY_SHAPE = "certain, the shapes differ"
-BY_CLASS = "certain, it follows from the class and the config"
-CERTIFIED = "proved, the bound holds for every input"
-ON_TEXT = "measured on the text given, and another text can differ"
-UNDECIDED = "open, the weights alone do not decide it"
+STORED = "certain, because the model stores one table"
+EVERY_BYTE = "proved by comparing every byte"
+EVERY_ROW = "measured on every row"
+WITHIN_ROUNDING = "fitted, with a residual within rounding"
+BY_SHAPE = "certain, because the shapes differ"
+BY_CLASS = "certain, because it follows from the class and the config"
+CERTIFIED = "proved for every input"
+ON_TEXT = "measured on the given text; another text can differ"
+UNDECIDED = "undecided, because the weights alone do not give the answer"
+
+
+_OPEN = "Undecided from the weights alone."
+_MEASURE = "Measure the cost with --text FILE."
 
 
 @record
 class RetieDetail(Detail):
-    """The certified KL bounds by the table that survives, and the last norm that would take a head's factors."""
+    """The certified KL bound of each surviving table, and the last norm with the factors of the head."""
 
     certified: dict[str, float | None]
     fold: FoldedNorm | None = None
@@ -44,23 +48,22 @@ class RetieDetail(Detail):
 
 
 def one_table(subject: Subject) -> Section:
-    """For a model that stores one table."""
+    """Return the section of a model that stores one table."""
     output = subject.evidence.head.output_head
     if output is None or not (output.tied_to or output.stored):
-        return Section(TITLE, "There is one table, so nothing to re-tie.", (), certainty=STORED)
+        return Section(TITLE, "The model stores one table. Nothing to re-tie.", (), certainty=STORED)
     if output.tied_to or not subject.forecast.sets_flag or output.name == subject.embed.record.name:
-        return Section(TITLE, "The model is tied: there is nothing to re-tie.", (), certainty=STORED)
+        return Section(TITLE, "The model is tied. Nothing to re-tie.", (), certainty=STORED)
     return Section(TITLE, _under_two_names(subject), (), certainty=STORED)
 
 
 def _under_two_names(subject: Subject) -> str:
-    """For one stored tensor that a flag of the config calls two."""
-    names = (
-        f"{shown(subject.embed.record.name)} and its other name are one tensor, and the config says that they are two"
-    )
+    """Return the sentence for one stored tensor that the config declares untied."""
+    names = f"{shown(subject.embed.record.name)} has two names, and the config declares them untied."
     if subject.flip.barred or subject.flip.third:
-        return f"No: {names}: {subject.flip.reason if subject.flip.barred else shown(subject.flip.third) + ' differs'}."
-    return f"Yes, nothing is lost: {names}: {_command(subject)}.{_before(subject)}"
+        why = subject.flip.reason if subject.flip.barred else f"{shown(subject.flip.third)} differs"
+        return f"No: {why}. {names}"
+    return f"Yes, nothing is lost. {names} Run: {_command(subject)}.{_before(subject)}"
 
 
 def _command(subject: Subject, options: str = "") -> str:
@@ -72,7 +75,7 @@ def _before(subject: Subject) -> str:
 
 
 def retie_section(subject: Subject, related: Related, costs: Costs, measured: tuple[Measure, ...] = ()) -> Section:
-    """May it, what does it cost, and what to run."""
+    """Return the section of two tables: whether a re-tie is possible, its cost, and the next command."""
     fold = folded_norm(subject, related)
     answer, certainty = verdict(subject, related, costs, measured, fold)
     detail = RetieDetail(dict(costs.certified), fold)
@@ -86,7 +89,7 @@ def verdict(
     measured: tuple[Measure, ...] = (),
     fold: FoldedNorm | None = None,
 ) -> Answer:
-    """One sentence (yes, at a cost, or no; the next command, with what must be done before it), and how sure it is."""
+    """Return the answer (yes, at a cost, or no) with the next command, and how sure it is."""
     answer, certainty = _verdict(subject, related, costs, measured, fold)
     return (answer + _before(subject) if "tieconv retie" in answer else answer), certainty
 
@@ -99,17 +102,18 @@ def _verdict(
     if subject.flip.barred and kind not in REFUSED:
         return f"No: {subject.flip.reason}.", BY_CLASS
     if subject.flip.taken_up:
-        return f"Yes, nothing is lost: the tied class applies that factor itself: {_command(subject)}.", BY_CLASS
+        text = f"Yes, nothing is lost. The tied class applies the factor itself. Run: {_command(subject)}."
+        return text, BY_CLASS
     if kind is Kinship.BIT_EQUAL and not subject.flip.third:
-        return f"Yes, nothing is lost: {_command(subject)}.", EVERY_BYTE
+        return f"Yes, nothing is lost. Run: {_command(subject)}.", EVERY_BYTE
     if kind in REFUSED:
         return f"No: {_refusal(kind)}.", UNDECIDED if kind is Kinship.UNKNOWN else EVERY_ROW
     if not one_shape(subject):
         return f"No: {_refusal(Kinship.ROW_SUBSET)}.", BY_SHAPE
     if kind in MAPPED:
         return (
-            "No: a whole matrix stands between the tables, and a norm can hold only one factor for each column; undo "
-            "the rotation of the body first.",
+            "No: a full matrix maps one table to the other, but a norm holds only one factor for each column. Undo the "
+            "rotation of the model first.",
             WITHIN_ROUNDING,
         )
     on_text = _on_text(source, measured)
@@ -125,30 +129,29 @@ def _verdict(
 
 def _third(subject: Subject) -> str:
     names = f"{shown(subject.flip.third)} differs from {shown(subject.embed.record.name)}"
-    return f"Not by the weights alone: {names}, and would be replaced as well; measure it with --text FILE."
+    return f"{_OPEN} {names}, and a re-tie would replace it too. {_MEASURE}"
 
 
 def _on_text(source: str, measured: tuple[Measure, ...]) -> str:
-    """By the survivor that costs the least on the text; empty where nothing was measured."""
+    """Return the answer for the survivor that costs the least on the text, or an empty text without a measurement."""
     best = [measure for measure in measured if measure.name.startswith("KL measured") and measure.value is not None]
     if not best:
         return ""
     least = min(best, key=lambda measure: measure.value or 0.0)
     survivor = least.name.split(", ")[1].split()[0]
     return (
-        f"At a cost: where the {survivor} survives, the probabilities move by {least.value:.2g} nats a token on "
-        f"the text; tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT writes it where X "
-        "allows that."
+        f"At a cost: if the {survivor} survives, the KL is {least.value:.2g} nats a token on the text. To write it, "
+        f"choose X and run: tieconv retie {source} --survivor {survivor} --max-kl X --text FILE -o OUT."
     )
 
 
 def _certainly(costs: Costs) -> str:
-    """Where the weights alone are proof enough; empty where they are not."""
+    """Return the answer that the weights alone prove, or an empty text."""
     if costs.certified.get("head") == 0.0:
-        return f"Yes, where the head survives: the KL is 0 for {scope(costs.uncovered)}."
+        return f"Yes, if the head survives: the KL is 0 for {scope(costs.uncovered)}."
     certified = costs.certified.get("embed")
     if certified is not None and certified <= SMALL:
-        return f"Yes, where the embedding survives: the KL is at most {certified:.2g} nats a token, whatever the input."
+        return f"Yes, if the embedding survives: the KL is at most {certified:.2g} nats a token for every input."
     return ""
 
 
@@ -158,35 +161,35 @@ def _not_yet(related: Related, costs: Costs, withheld: str) -> str:
         return f"No: {count(broken, 'row')} of the tables {'holds' if broken == 1 else 'hold'} NaN or infinity."
     certified = costs.certified.get("embed")
     if certified is None:
-        return f"Not by the weights alone{f' ({withheld})' if withheld else ''}: measure it with --text FILE."
+        return f"{_OPEN}{f' No bound is known: {withheld}.' if withheld else ''} {_MEASURE}"
     estimate = costs.head.estimate if costs.head else float("nan")
     return (
-        f"Not by the weights alone: the certified bound is {certified:.2g} nats a token, the estimate {estimate:.2g}; "
-        "measure it with --text FILE."
+        f"{_OPEN} If the embedding survives, the certified KL bound is {certified:.2g} nats a token, the estimate "
+        f"{estimate:.2g}. {_MEASURE}"
     )
 
 
 def _refusal(kind: Kinship) -> str:
     return {
-        Kinship.INDEPENDENT: "independent tables have no common one, and what either knows would be lost",
-        Kinship.PARTLY_EQUAL: "the rows or columns that differ have no common values, and what either knows would be "
-        "lost",
-        Kinship.ROW_SUBSET: "a tied matrix has one shape: pad or trim the vocabulary first",
-        Kinship.ROW_PERMUTATION: "the ids of the two ends are not in the same order: renumber one side first",
-        Kinship.UNKNOWN: "what the tables are to each other could not be told",
+        Kinship.INDEPENDENT: "the tables are independent, so the values of one would be lost",
+        Kinship.PARTLY_EQUAL: "some rows or columns are independent, so the values of one table would be lost",
+        Kinship.ROW_SUBSET: "a tied matrix has one shape. Pad or trim the vocabulary first",
+        Kinship.ROW_PERMUTATION: "the tables order the token ids differently. Renumber one of them first",
+        Kinship.UNKNOWN: "the relation of the tables is unknown",
     }[kind]
 
 
 def _folded(subject: Subject, related: Related, fold: FoldedNorm | None) -> str:
     if fold is None:
-        factors = "the head has one factor" if related.kind is Kinship.SCALAR else "each column has a factor of its own"
-        final, known = subject.final, "no norm before the head is known that could take it"
-        capped = final is not None and bool(final.norm)  # what is left to stand in the way
-        why = "the soft cap of the logits sees the vector that was added to every row" if capped else known
-        return f"Not as it is: {factors}, and {why}."
+        factors = "the head has a factor" if related.kind is Kinship.SCALAR else "each column of the head has a factor"
+        final, known = subject.final, "tieconv knows no norm before the head that can hold it"
+        capped = final is not None and bool(final.norm)  # then only the cap prevents the fold
+        why = "the soft cap of the logits sees the vector added to every row" if capped else known
+        return f"Not in this form: {factors}, and {why}."
     if isinstance(fold, ExactFold):
-        return f"Yes, exactly: the factors go back into the last norm: {_command(subject, ' --fold-norm')}."
+        return f"Yes, exactly: the last norm can hold the factors. Run: {_command(subject, ' --fold-norm')}."
     return (
-        f"Yes, after a fold by hand, to within rounding: give {shown(fold.tensor)} the values of detail.fold "
-        f"(--json), store the embedding as the head, then tieconv retie; no command does it, since {fold.reason}."
+        f"Yes, to within rounding, after you edit the model. Give {shown(fold.tensor)} the values of detail.fold "
+        "(--json). Store the embedding as the head. Then run tieconv retie. No command does this, because "
+        f"{fold.reason}."
     )

@@ -1,4 +1,4 @@
-"""The probability that rows of zeros take: a zero row has the logit 0, not −∞."""
+"""Estimate the probability of rows of zeros, whose logit is 0 and not −∞."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from tieconv.analysis.model.last_norm import Final
 from tieconv.analysis.model.tables import Array, Table, spans
 
 STATES = 128
-"""Random hidden states that the estimate is over."""
+"""Number of random hidden states in the estimate."""
 
 
 def zero_mass(table: Table, final: Final, bias: Array | None, zero: Array, seed: int = 0) -> tuple[float, float]:
-    """(mean, standard error) of the probability of the rows marked in ``zero``.
+    """Return (mean, standard error) of the probability of the rows marked in ``zero``.
 
-    Over hidden states of the norm's length without a preferred direction. Real ones have one, and it may raise or
-    lower every other logit together, so the true figure needs text.
+    The hidden states are random directions of the norm's length. Real hidden states may raise or lower all other logits
+    together, so the true figure needs a text.
     """
     states = np.random.default_rng(seed).standard_normal((table.width, STATES))
     states *= np.sqrt(table.width) / np.linalg.norm(states, axis=0)

@@ -1,1 +1,1 @@
-"""Rows of the tables: padding, copies, tokens that training hardly touched."""
+"""Rows of the tables: padding, copies, tokens that look untrained."""

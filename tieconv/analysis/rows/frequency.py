@@ -1,4 +1,4 @@
-"""How far numbers by token follow the frequency of the tokens in a text: a line on log p, and points of it to plot."""
+"""Fit a line through values by token and the log frequency of the tokens in a text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tieconv.checkpoint.results.analysis import Measure
 from tieconv.checkpoint.value_type import record
 
 DISTINCT = 100
-"""Different tokens below which no line is fitted through their frequencies."""
+"""The fewest different tokens for a line through their frequencies."""
 
 
 @record
 class Line:
-    """values ≈ slope·log p + start over the ``seen`` tokens of the text, in nats; ``None`` where there are too few."""
+    """values ≈ slope·log p + start over the ``seen`` tokens of the text, in nats; ``None`` for too few tokens."""
 
     name: str
     slope: float | None
@@ -29,9 +29,9 @@ class Line:
     def measures(self) -> tuple[Measure, ...]:
         """Slope, R² and its floor, 1/(n − 1)."""
         if self.slope is None:
-            says = f"the text has {self.seen} different tokens; a line needs {DISTINCT}, and not all equally frequent"
+            says = f"the text has {self.seen} different tokens; a line needs {DISTINCT} with different frequencies"
             return (Measure(f"R², {self.name} from log p", None, n=self.seen, says=says),)
-        says = "p is the frequency in the text: rare tokens are counted badly, which lowers R²"
+        says = "p is the frequency in the text; the counts of rare tokens are inexact, which lowers R²"
         floor = 1 / (self.seen - 1)
         return (
             Measure(f"slope, {self.name} on log p", self.slope, n=self.seen),
@@ -39,12 +39,12 @@ class Line:
         )
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-ready."""
+        """Return the line as JSON values."""
         return {"slope": self.slope, "start": self.start, "r2": self.r2, "tokens": self.seen}
 
 
 def line(name: str, values: Array, counts: Array) -> Line:
-    """The least-squares line of ``values`` (V,) on log p, by how often each token stands in the text (V,)."""
+    """Return the least-squares line of ``values`` (V,) on log p. ``counts`` (V,) are the tokens of the text."""
     seen = np.flatnonzero((counts > 0) & np.isfinite(values))
     if len(seen) < DISTINCT or not np.ptp(counts[seen]):
         return Line(name, None, None, None, len(seen))
@@ -55,9 +55,9 @@ def line(name: str, values: Array, counts: Array) -> Line:
 
 
 def by_frequency(rows: Mapping[str, Array], counts: Array) -> dict[str, tuple[float, ...]]:
-    """Series ``log_p`` and, at the same tokens, each of ``rows`` (V,): of all that the text has, or `POINTS` of them.
+    """Return the series ``log_p`` and each of ``rows`` (V,) for the tokens of the text, at most `POINTS` of them.
 
-    Tokens stand from the rarest to the most frequent; equal ones in the order of their ids.
+    Tokens are sorted from the rarest to the most frequent, then by id.
     """
     seen = np.flatnonzero(counts)
     seen = seen[np.argsort(counts[seen], kind="stable")]

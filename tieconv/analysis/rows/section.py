@@ -1,4 +1,4 @@
-"""The section *Rows*: padding, zeros, copies and tokens that were hardly trained."""
+"""The section *Rows*: padding, zeros, copies and tokens that look untrained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TITLE = "Rows"
 LISTED = 20
 _BROKEN = "rows of the head with NaN or infinity"
 _MASS = "probability of the rows of zeros"
-_NO_TOKENIZER = "no tokenizer.json, vocab.json or vocab.txt beside the weights says which rows have a token"
+_NO_TOKENIZER = "the model directory has no tokenizer.json, vocab.json or vocab.txt"
 
 
 Ranges = list[list[int]]
@@ -36,7 +36,7 @@ Ranges = list[list[int]]
 
 @record
 class UntrainedToken:
-    """A token that looks as untrained as the rows without one."""
+    """A token whose row looks like the rows without a token."""
 
     id: int
     token: str
@@ -45,7 +45,7 @@ class UntrainedToken:
 
 @record
 class RowsDetail(Detail):
-    """The rows behind the figures; ``None`` where a group cannot be told, as of a tokenizer that is not there."""
+    """The rows behind the figures. A group is ``None`` if it is unknown, for example without a tokenizer."""
 
     zero_rows: Ranges
     duplicate_rows: list[list[int]]
@@ -63,7 +63,7 @@ class RowsDetail(Detail):
 
 
 def rows_section(subject: Subject, related: Related | None, measured: OnText | None = None) -> Section:
-    """``related`` is ``None`` for a tied model, ``measured`` where no text was given."""
+    """Return the section. ``related`` is ``None`` for a tied model, ``measured`` is ``None`` without a text."""
     table, used = subject.output, subject.used
     norms = related.moments.norms[1] if related else lengths(table)
     zero = norms == 0
@@ -99,7 +99,7 @@ def rows_section(subject: Subject, related: Related | None, measured: OnText | N
 
 
 def is_output_shaped(related: Related | None) -> bool:
-    """Whether the table that tokens are judged by is shaped by the output side: always, unless it stands alone."""
+    """Return whether training of the output shaped the table: always, unless the input table is independent."""
     return related is None or related.kind not in (Kinship.INDEPENDENT, Kinship.PARTLY_EQUAL, Kinship.UNKNOWN)
 
 
@@ -118,7 +118,7 @@ def _beyond(subject: Subject) -> Measure:
         return Measure("rows without a token", None, unit="rows", says=_no_tokenizer(subject))
     rows = float(np.count_nonzero(~used))
     later = int(np.count_nonzero(tokens.possible(len(used)) & ~used))
-    says = f"by {tokens.file}"
+    says = f"read from {tokens.file}"
     if later:
         says += f"; transformers may give {later:,} of them to tokens that the vocabulary lacks"
     if tokens.undecided:
@@ -133,12 +133,12 @@ def _zeros(subject: Subject, zero: Array) -> Iterator[Measure]:
         return
     name, floor = _MASS, rows / len(zero)
     if subject.final is None:
-        yield Measure(name, None, floor=floor, says="the norm before the head is not known: measure it with --text")
+        yield Measure(name, None, floor=floor, says="the norm before the head is unknown; measure with --text")
         return
     mass, error = zero_mass(subject.output, subject.final, subject.bias, zero)
     says = (
-        f"± {error:.1g}; for hidden states without a preferred direction: real ones may lift or lower all other "
-        "logits together, so measure it with --text. The floor is their share of the rows"
+        f"± {error:.1g}, for random hidden states. Real hidden states may change all other logits together, so measure "
+        "with --text. The floor is the share of the rows"
     )
     yield Measure(name, mass, floor=floor, n=rows, says=says)
 
@@ -156,19 +156,19 @@ def _broken(norms: Array) -> Iterator[Measure]:
 
 
 def _no_tokenizer(subject: Subject) -> str:
-    """Why it is not known which rows have a token."""
+    """Return why tieconv does not know which rows have a token."""
     return subject.unlisted or _NO_TOKENIZER
 
 
 def _undertrained(flagged: Flagged | None, used: Array | None, subject: Subject) -> Measure:
     name = "tokens that look untrained"
     if flagged is None:
-        few = f"fewer than {REFERENCE} rows without a token to compare with"
+        few = f"a comparison needs {REFERENCE} rows without a token"
         return Measure(name, None, unit="tokens", says=_no_tokenizer(subject) if used is None else few)
     if not flagged.distinct:
-        says = f"the rows without a token do not stand apart by the {flagged.indicator}, so nothing can be told by them"
+        says = f"the {flagged.indicator} does not separate the rows without a token from the others"
         return Measure(name, None, n=flagged.reference, unit="tokens", says=says)
-    says = f"by the {flagged.indicator}, at most {flagged.threshold:.3g}, as 95 % of the rows without a token have"
+    says = f"{flagged.indicator} at most {flagged.threshold:.3g}, as for 95 % of the rows without a token"
     return Measure(name, float(len(flagged.rows)), n=flagged.reference, unit="tokens", says=says)
 
 
@@ -183,7 +183,7 @@ def _differing(related: Related | None, used: Array | None, subject: Subject) ->
 
 
 def _which_differ(related: Related | None, used: Array | None) -> tuple[Ranges | None, Ranges | None]:
-    """The differing rows as ranges, those that a token has and those that none has."""
+    """Return the differing rows as ranges: those with a token, and those without one."""
     if related is None or used is None or not related.moments.unequal.any():
         return None, None
     rows = np.flatnonzero(related.moments.unequal)
@@ -191,12 +191,12 @@ def _which_differ(related: Related | None, used: Array | None) -> tuple[Ranges |
 
 
 def _share(measures: list[Measure]) -> str:
-    """How much probability the rows of zeros take, measured where it was; empty where it is not known."""
+    """Return the probability of the rows of zeros as text, measured or estimated; empty if it is unknown."""
     values = {measure.name: measure.value for measure in measures}
-    for name, source in ((f"measured {_MASS}", "of it on the text"), (_MASS, "of it by estimate")):
+    for name, source in ((f"measured {_MASS}", "measured on the text"), (_MASS, "estimated")):
         value = values.get(name)
         if value is not None:
-            return f"{value:.2g} {source}"
+            return f"{value:.2g}, {source}"
     return ""
 
 
@@ -210,7 +210,7 @@ def _listed(subject: Subject, flagged: Flagged) -> Iterator[UntrainedToken]:
 def _sentence(
     subject: Subject, marks: tuple[Array, Array], groups: list[list[int]], flagged: Flagged | None, share: str
 ) -> str:
-    """``marks`` marks the rows of zeros and those that are not finite."""
+    """Return the sentence. ``marks`` are the rows of zeros, and the rows that are not finite."""
     parts, (zero, broken), used = [], marks, subject.used
     if broken.any():
         parts.append(f"{count(int(np.count_nonzero(broken)), 'row')} of the head with NaN or infinity")
@@ -226,6 +226,7 @@ def _sentence(
         parts.append(f"{count(sum(map(len, groups)), 'row')} in {count(len(groups), 'group')} of equal rows")
     if flagged and flagged.distinct and len(flagged.rows):
         parts.append(f"{count(len(flagged.rows), 'token')} that look as untrained as the rows without a token")
-    sentence = "; ".join(parts) if parts else "nothing out of the ordinary"
-    unknown = f" ({_no_tokenizer(subject)})" if used is None else ""
-    return f"{sentence[0].upper()}{sentence[1:]}{unknown}."
+    sentence = "; ".join(parts) if parts else "no special rows"
+    reason = _no_tokenizer(subject)
+    unknown = f" Tokens were not compared: {reason}." if used is None else ""
+    return f"{sentence[0].upper()}{sentence[1:]}.{unknown}"

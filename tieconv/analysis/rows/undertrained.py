@@ -1,9 +1,9 @@
-"""Tokens that training hardly touched, by the indicator that fits the table: input- and output-shaped tables differ.
+"""Find tokens that look untrained. The indicator depends on whether the table is input- or output-shaped.
 
-In an output table every row is pushed by every token, so rows that never were the answer end up alike: the indicator is
-the cosine distance to the mean of rows known to be unused. In an input table of its own a row moves only when its token
-is read, so the indicator is the length of the row. (Land and Bartolo 2024, arXiv 2405.05417.) What decides is whether
-the stored tables are related, never the flag of the config: an untied copy of a tied table is still output-shaped.
+In an output table every token changes every row, so rows that were never the answer become similar. The indicator is
+the cosine distance to the mean of the unused rows. In an independent input table a row changes only when the model
+reads its token. The indicator is the length of the row (Land and Bartolo 2024, arXiv 2405.05417). The relation of the
+stored tables decides, not the config: an untied copy of a tied table is still output-shaped.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tieconv.analysis.model.tables import Array, Table, spans
 from tieconv.checkpoint.value_type import record
 
 REFERENCE = 8
-"""Unused rows that a judgement needs."""
+"""The fewest unused rows for a comparison."""
 
 HALF = 0.5
-"""Share of the tokens beyond which the indicator tells nothing about this table."""
+"""Share of flagged tokens above which the indicator says nothing about this table."""
 
 QUANTILE = 0.95
 """Share of the unused rows that the threshold keeps."""
@@ -26,7 +26,7 @@ QUANTILE = 0.95
 
 @record
 class Flagged:
-    """``score`` of each row (V,), small where a row looks untrained, and the tokens at or below ``threshold``."""
+    """``score`` of each row (V,), small for rows that look untrained, and the tokens at or below ``threshold``."""
 
     indicator: str
     score: Array
@@ -37,12 +37,12 @@ class Flagged:
 
     @property
     def distinct(self) -> bool:
-        """Whether the unused rows stand apart: by chance `QUANTILE` of all tokens would be flagged."""
+        """Whether the indicator separates the unused rows. Otherwise it flags about `QUANTILE` of all tokens."""
         return len(self.rows) <= HALF * self.tokens
 
 
 def find(table: Table, norms: Array, used: Array, *, output: bool) -> Flagged | None:
-    """The tokens whose row looks like those that no token has; ``None`` where there are too few of those."""
+    """Return the tokens whose rows look like unused rows, or ``None`` if there are too few unused rows."""
     unused = np.flatnonzero(~used & (norms < SQUARED[1]))
     if len(unused) < REFERENCE:
         return None
@@ -54,9 +54,9 @@ def find(table: Table, norms: Array, used: Array, *, output: bool) -> Flagged | 
 
 
 def _output_score(table: Table, norms: Array, unused: Array) -> tuple[Array, Array]:
-    """Distance of each row to the mean unused row, and of each unused row to the mean of the others.
+    """Return the distance of each row to the mean unused row, and of each unused row to the others' mean.
 
-    By cosine; by length where the unused rows are zero and have no direction.
+    The distance is the cosine distance, or the Euclidean one if the unused rows are zero and have no direction.
     """
     alive = unused[norms[unused] > SQUARED[0]]
     by_cosine = len(alive) >= REFERENCE

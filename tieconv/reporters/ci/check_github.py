@@ -1,7 +1,7 @@
-"""The gate's answer as workflow commands: GitHub shows them as annotations on the files.
+"""The report of `tieconv check` as workflow commands, which GitHub shows as annotations on the files.
 
-GitHub keeps ten annotations of each kind for a step and drops the rest without a word, so the tenth says how many more
-there are; those are plain lines of the log.
+GitHub keeps ten annotations of each kind for a step and drops the others without a message. So the tenth annotation
+gives the number of the others, and the log lists them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Entry = tuple[Level, str, str, str | None]
 
 
 def render(report: CheckReport) -> str:
-    """Annotations, the worst first, the findings that they leave out, and a line over all models."""
+    """Return the annotations, the worst first, then the other findings and a line about all models."""
     entries = [*_failures(report), *(_entry(model, entry) for model, entry in view.open_findings(report))]
     lines: list[str] = []
     left: list[_Entry] = []
@@ -34,7 +34,7 @@ def render(report: CheckReport) -> str:
         lines += map(_annotation, annotated)
         left += same[len(annotated) :]
         if len(annotated) < len(same):
-            more = f"{len(same) - len(annotated)} more of level {level} are in the log of this step"
+            more = f"the log of this step lists {count(len(same) - len(annotated), f'more {level}')}"
             lines.append(_annotation((level, "tieconv check", more, None)))
     lines += (f"  {level} {title}: {message}" for level, title, message, _ in left[:_LOGGED])
     if len(left) > _LOGGED:
@@ -61,7 +61,7 @@ def _entry(model: CheckedModel, entry: CheckedFinding) -> _Entry:
 def _annotation(entry: _Entry) -> str:
     level, title, message, path = entry
     properties = {"title": title[:_TITLE]}
-    # A file that cannot be named as it is would be another file.
+    # An escaped name would be the name of another file.
     if path is not None and view.line(path, len(path)) == path:
         properties = {"file": path, **properties}
     listed = ",".join(f"{key}={_property(value)}" for key, value in properties.items())

@@ -1,4 +1,4 @@
-"""The gate's answer for programs: schema `tieconv.check/1`, and back."""
+"""Write and read the report of `tieconv check` as JSON, schema `tieconv.check/1`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tieconv.checkpoint.results.checked import (
 
 
 def render(report: CheckReport) -> str:
-    """One JSON document in ASCII; names are those of the files, character for character."""
+    """Return one JSON document in ASCII. Names are exact, without the escapes of text output."""
     # A CI runner obeys `##[` anywhere in a line; only strings hold a `#`.
     return str(report).replace("##", "#\\u0023")
 
 
 def read(text: str | bytes) -> CheckReport:
-    """The report that `render` wrote; ``ValueError`` for anything else."""
+    """Return the report that `render` wrote. Raises ``ValueError`` for any other text."""
     try:
         document = json.loads(text)
         if document["schema"] != CHECK_SCHEMA:
@@ -32,7 +32,7 @@ def read(text: str | bytes) -> CheckReport:
         models = tuple(_model_of(model) for model in document["models"])
         return CheckReport(models, Level(document["fail_on"]), _texts(document["notes"]), _texts(document["rules"]))
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"a key is missing or is no {CHECK_SCHEMA}: {error}") from error
+        raise ValueError(f"a key is missing or does not fit {CHECK_SCHEMA}: {error}") from error
 
 
 def _model_of(document: dict[str, Any]) -> CheckedModel:

@@ -1,8 +1,8 @@
-"""The gate's answer as JUnit XML: a test suite a model, a test case for each rule that found something.
+"""The report of `tieconv check` as JUnit XML.
 
-Failures come first, and a clean model has one case that passes. A finding that reaches the level that fails is a
-failure, a milder one is output of a case that passes, a waived one skips its case. A model that could not be read is an
-error.
+Each model is a test suite, and each of its rules with findings is a test case.
+Failures are listed first, and a model without findings has one passing case. A finding at or above `--fail-on` is a
+failure. A lower one is output of a passing case, and a waived one skips its case. An unreadable model is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PARTS = ("failure", "error", "skipped")
 
 
 def render(report: CheckReport) -> str:
-    """One XML 1.0 document in UTF-8; nothing in it depends on the clock."""
+    """Return one XML 1.0 document in UTF-8, without times, so that equal reports give equal documents."""
     root = ET.Element("testsuites", name="tieconv check")
     for model in report.models:
         suite = ET.SubElement(root, "testsuite", name=view.line(model.source))
@@ -58,12 +58,12 @@ def _cases(model: CheckedModel, report: CheckReport) -> Iterator[ET.Element]:
 
 
 def _case(model: CheckedModel, name: str) -> ET.Element:
-    # Jenkins takes what stands before the last dot for a package.
+    # Jenkins reads the text before the last dot as a package.
     return ET.Element("testcase", classname=f"tieconv.{view.line(model.source).replace('.', '_')}", name=name, time="0")
 
 
 def _judge(case: ET.Element, entries: list[CheckedFinding], report: CheckReport) -> None:
-    """At most one verdict a case, as Ant's schema wants it."""
+    """Add at most one verdict to a case, because Ant's schema allows one."""
     counting = [entry for entry in entries if entry.waiver is None]
     failing = [entry for entry in counting if report.counts(entry)]
     if failing:

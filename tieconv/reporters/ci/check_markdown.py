@@ -1,7 +1,7 @@
-"""The gate's answer as GitHub-flavoured Markdown, for job summaries, comments and model cards.
+"""The report of `tieconv check` as GitHub-flavoured Markdown, for job summaries, comments and model cards.
 
-Text from a model is made of plain words, of code spans, and of entities where neither is safe: nothing in it becomes a
-tag, a link, a mention or a table cell.
+Words of letters are written unchanged. Other text from a model becomes a code span, or entities if a code span is
+unsafe. No such text can become a tag, a link, a mention or a table cell.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TRIMMED = re.compile(r"([(\"']*)(.*?)([)\"',;:.]*)", re.DOTALL)
 
 
 def render(report: CheckReport) -> str:
-    """A table of the models, then the findings of each that has some, the worst first."""
+    """Return a table of the models, then the findings of each model, the worst first."""
     blocks = [f"### {'❌' if report.failed else '✅'} tieconv check: {_prose(view.summary(report))}"]
     models = view.worst_first(report.models)
     if models:
@@ -39,7 +39,10 @@ def render(report: CheckReport) -> str:
 
 
 def _bounded(parts: Iterable[Callable[[], str]], room: int, noun: str, more: int = 0) -> Iterator[str]:
-    """As many parts as there is room for, and how many are not there, ``more`` included; those are not made."""
+    """Yield the parts that fit into ``room`` bytes, then the number of the others, including ``more``.
+
+    The parts that do not fit are not rendered.
+    """
     left, full = more, False
     for part in parts:
         text = "" if full else part()
@@ -67,7 +70,7 @@ def _section(model: CheckedModel, report: CheckReport) -> str:
     if view.waived(model):
         title += f", {len(view.waived(model))} waived"
     opened = " open" if report.fails(model) else ""
-    # Inside an HTML block nothing is Markdown, and what is escaped is text.
+    # Inside an HTML block GitHub reads no Markdown, and escaped text stays text.
     summary = f"<details{opened}><summary><code>{html.escape(view.line(model.source))}</code>: {title}</summary>"
     return "\n".join(["", summary, "", *_details(model), "", "</details>"])
 
@@ -109,7 +112,7 @@ def _cells(*cells: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A sentence with the names in it as code."""
+    """Return a sentence with its names as code."""
     return " ".join(_word(word) for word in text.split(" "))
 
 
@@ -122,7 +125,10 @@ def _word(word: str) -> str:
 
 
 def _name(text: str) -> str:
-    """A code span, which nothing inside can end; entities for the few characters that it cannot hold in a table."""
+    """Return a code span that its content cannot end.
+
+    Text with characters that a code span in a table cannot hold becomes entities.
+    """
     if not text:
         return ""
     if re.search(r"[`|\\]", text) or text != text.strip():
@@ -131,9 +137,9 @@ def _name(text: str) -> str:
 
 
 def _entities(text: str) -> str:
-    """Every character that Markdown, HTML or GitHub may read as more than itself, as an entity.
+    """Replace each character that Markdown, HTML or GitHub may interpret with an entity.
 
-    A mention is found after entities are: its sign is written as `shown` writes what cannot be shown.
+    GitHub decodes entities before it looks for mentions, so ``@`` becomes ``\\x40``, as in `shown`.
     """
     return re.sub(r"[^A-Za-z0-9 ,;()\"'…-]", _entity, text)
 

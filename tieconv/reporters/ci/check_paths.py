@@ -1,4 +1,4 @@
-"""Where a finding is, for tools that look for the file in a repository."""
+"""The path and the URI of the file of a finding, for tools that look for it in a repository."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REMOTE = "hf://"
 
 
 def path_of(source: str, file: str) -> str:
-    """The path of ``file`` of the model ``source``, which is a directory, one file of it, or on the Hub."""
+    """Return the path of ``file`` in the model ``source``: a directory, one of its files, or a Hub model."""
     folder, base = posixpath.split(source)
     if not file or base == file:
         return source
@@ -21,7 +21,10 @@ def path_of(source: str, file: str) -> str:
 
 
 def relative(path: str) -> str | None:
-    """``path`` from the repository's root, which is $GITHUB_WORKSPACE or here; ``None`` for one outside of it."""
+    """Return ``path`` relative to the repository's root, or ``None`` for a path outside of it.
+
+    The root is $GITHUB_WORKSPACE, or the working directory if that is not set.
+    """
     if path.startswith(_REMOTE):
         return None
     root = os.environ.get("GITHUB_WORKSPACE", "")
@@ -32,7 +35,7 @@ def relative(path: str) -> str | None:
 
 
 def uri(path: str) -> str:
-    """``path`` as a URI reference: relative within the repository, else `file:` or `hf:`."""
+    """Return ``path`` as a URI reference: relative inside the repository, else `file:` or `hf:`."""
     if path.startswith(_REMOTE):
         return _REMOTE + quote(_bytes(path.removeprefix(_REMOTE)), safe="/@")
     inside = relative(path)

@@ -1,7 +1,7 @@
-"""The gate's answer as SARIF 2.1.0, as GitHub's code scanning and Jenkins' warnings plugin read it.
+"""The report of `tieconv check` as SARIF 2.1.0, for GitHub's code scanning and Jenkins' warnings plugin.
 
-Names are written as people may see them, escaped where they hold what cannot be shown; exact names are in the JSON
-format. Of the rules only those that ran are listed, each with the address of its documentation.
+Names are escaped as in text output; the JSON format has the exact names. The log lists only the rules that ran, each
+with the address of its documentation.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from tieconv.checks.interface import Rule
 from tieconv.checks.registry import RULES
 from tieconv.reporters.ci import check_view as view
 from tieconv.reporters.ci.check_paths import path_of, relative, uri
+from tieconv.text import count
 from tieconv.version import REPOSITORY, VERSION
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_RESULTS = 25_000  # GitHub refuses a run with more, and shows the 5,000 worst
-_TENSORS = 100  # named in one result; of as many locations GitHub keeps no more
+_RESULTS = 25_000  # GitHub refuses a run with more, and shows the 5,000 worst.
+_TENSORS = 100  # GitHub keeps no more locations of one result
 _UNREADABLE = "unreadable-model"
 _LEFT_OUT = "results-left-out"
 _Pair = tuple[CheckedModel, CheckedFinding]
 
 
 def render(report: CheckReport) -> str:
-    """One log with one run, in ASCII."""
+    """Return one log with one run, in ASCII."""
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [_run(report)]}
     return json.dumps(log, indent=2, ensure_ascii=True)
 
@@ -54,8 +55,8 @@ def _driver(ran: list[Rule]) -> dict[str, object]:
         "semanticVersion": VERSION,
         "rules": [_rule(rule) for rule in ran],
         "notifications": [
-            _notification(_UNREADABLE, "A model could not be read, so nothing is known about it."),
-            _notification(_LEFT_OUT, "There are more findings than GitHub takes, and the mildest are left out."),
+            _notification(_UNREADABLE, "tieconv could not read a model, so it did not check it."),
+            _notification(_LEFT_OUT, "GitHub accepts fewer findings. The log omits those with the lowest level."),
         ],
     }
 
@@ -100,7 +101,7 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
         "level": str(finding.level),
         "message": {"text": _message(text)},
         "locations": [_location(model, entry)],
-        # GitHub reads only the first of the two; it adds rule and path itself.
+        # GitHub reads only the first of the two, and adds rule and path itself.
         "partialFingerprints": {
             "primaryLocationLineHash": f"{entry.fingerprint}:{occurrence}",
             "tieconv/v1": f"{entry.fingerprint}:{occurrence}",
@@ -111,14 +112,14 @@ def _result(pair: _Pair, seen: Counter[tuple[str, str]], index: dict[str, int]) 
 
 
 def _message(text: str) -> str:
-    """Without the form `[text](target)`, which would be a link."""
+    """Break up ``[text](target)``, which would be a link."""
     return text.replace("](", "] (")
 
 
 def _location(model: CheckedModel, entry: CheckedFinding) -> dict[str, object]:
-    names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema wants each once
+    names = dict.fromkeys(view.line(name) for name in entry.finding.tensors if name)  # the schema allows each once
     named = [{"fullyQualifiedName": name, "kind": "tensor"} for name in list(names)[:_TENSORS]]
-    # GitHub wants a line, also of a file that has none.
+    # GitHub requires a line, also for a file without lines.
     physical = {"artifactLocation": _artifact(path_of(model.source, entry.file)), "region": {"startLine": 1}}
     return {"physicalLocation": physical, **({"logicalLocations": named} if named else {})}
 
@@ -140,7 +141,7 @@ def _suppressions(entry: CheckedFinding) -> Iterator[dict[str, object]]:
 def _invocation(report: CheckReport, left: int) -> dict[str, object]:
     notices = [_unreadable(model) for model in report.models if model.failure]
     if left > 0:
-        text = f"{left} findings are left out: GitHub takes no more than {_RESULTS} in a run."
+        text = f"This log omits {count(left, 'finding')}. GitHub accepts at most {_RESULTS:,} in a run."
         notices.append({"level": "warning", "descriptor": {"id": _LEFT_OUT, "index": 1}, "message": {"text": text}})
     return {
         "executionSuccessful": all(model.failure is None for model in report.models),

@@ -1,10 +1,11 @@
-"""What `tieconv check` says on stderr: what became of each remedy, and the closing line."""
+"""The lines that `tieconv check` prints on stderr: the result of each remedy, and the closing line."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 
+from tieconv.checkpoint.finding import Level
 from tieconv.checkpoint.results.checked import CheckReport
 from tieconv.checkpoint.value_type import record
 from tieconv.text import count, shown
@@ -12,7 +13,10 @@ from tieconv.text import count, shown
 
 @record
 class Writing:
-    """What the user asked for: ``fix`` remedies at all, ``out`` to a new directory, ``writes`` there or in place."""
+    """The options of the user.
+
+    ``fix`` is set with --fix, ``out`` with -o, and ``writes`` with -o or --in-place.
+    """
 
     fix: bool
     out: bool
@@ -20,34 +24,46 @@ class Writing:
 
 
 def fix_lines(report: CheckReport, asked: Writing) -> Iterator[str]:
-    """Yield what became of each remedy; that nothing was written, where nothing was."""
+    """Yield the result of each remedy, and a line if nothing was written."""
     for model in report.models:
         for fix in model.fixes:
             rules = ", ".join(fix.rules)
             if fix.refusal:
-                yield f"left: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
+                yield f"not fixed: {rules}: {fix.command} ({shown(fix.refusal, 400)})"
             else:
                 yield f"fixed: {rules}: {fix.command.rpartition(' -o ')[0]}"
         if asked.writes and model.output is not None:
-            yield f"wrote {shown(model.output)}: verified, and checked again"
+            yield f"wrote {shown(model.output)}: verified and checked again"
         elif asked.fix and model.failure is None and not any(map(report.counts, model.findings)):
-            yield f"{shown(model.source)}: clean, nothing to fix"
+            yield f"{shown(model.source)}: nothing to fix"
         elif asked.out and model.failure is None:
-            yield f"{shown(model.source)}: no safe remedy to apply for what counts, so nothing was written for it"
+            yield f"{shown(model.source)}: not written: its findings have no safe remedy"
     if asked.fix and not asked.writes:
-        yield "nothing was written: give -o OUT or --in-place; after each remedy the model is looked at again"
+        yield "nothing was written: give -o OUT or --in-place (tieconv checks the model again after each remedy)"
 
 
 def summary(report: CheckReport, settings_path: str | None, *, fixing: bool) -> str:
-    """Return the closing line: how many models, what the rules report, and whether that fails."""
+    """Return the closing line: the number of models and of findings, and whether the check fails."""
+    facts = f"{count(len(report.models), 'model')}: {', '.join(filter(None, _parts(report)))}."
+    where = f" Settings: {shown(os.path.relpath(settings_path))}" if settings_path else ""
+    return f"{facts} {_verdict(report)}{_fixable(report, fixing)}{where}"
+
+
+def _verdict(report: CheckReport) -> str:
     counting = sum(1 for model in report.models for _ in filter(report.counts, model.findings))
-    verdict = f"failed: {count(counting, 'finding')} at or above {report.fail_on}" if counting else "passed"
-    if report.fixable and not fixing:
-        verdict += f", {report.fixable} with a safe remedy (--fix)"
-    if any(model.failure for model in report.models) and not counting:
-        verdict = "not decided"
-    where = f" (settings: {shown(os.path.relpath(settings_path))})" if settings_path else ""
-    return f"{count(len(report.models), 'model')}: {', '.join(filter(None, _parts(report)))}; {verdict}{where}"
+    if counting:
+        have = "has" if counting == 1 else "have"
+        higher = "" if report.fail_on is Level.ERROR else " or higher"
+        return f"The check failed: {count(counting, 'finding')} {have} level {report.fail_on}{higher}."
+    if any(model.failure for model in report.models):
+        return "The check is incomplete."
+    return "The check passed."
+
+
+def _fixable(report: CheckReport, fixing: bool) -> str:
+    if fixing or not report.fixable:
+        return ""
+    return f" --fix can repair {count(report.fixable, 'finding')}."
 
 
 def _parts(report: CheckReport) -> Iterator[str]:

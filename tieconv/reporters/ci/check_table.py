@@ -1,4 +1,4 @@
-"""Many models in one table: a row each, whatever became of it."""
+"""The report of `tieconv check` as a table with one row for each model, also for unread models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REASON = 100
 
 
 def table(report: CheckReport) -> str:
-    """Model, verdict, findings by level and the rules, or why it was not checked."""
+    """Return a row for each model: verdict, findings by level and rules, or why it was not checked."""
     rows: list[tuple[str, ...]] = [("model", "verdict", "errors", "warnings", "notes", "rules")]
     rows += [_row(report, model) for model in report.models]
     return "\n".join(columns(rows))

@@ -1,4 +1,4 @@
-"""The gate's answer for people."""
+"""The report of `tieconv check` as text for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
 def render(report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
-    """The models, the worst first; a model without findings is one line. Notes and the summary go to stderr."""
+    """Return the models, the worst first, without a newline at the end.
+
+    A model without findings takes one line. The notes and the summary are printed on stderr.
+    """
     blocks = [list(_model(model, report, paint, width)) for model in view.worst_first(report.models)]
     filled = [block for block in blocks if len(block) > 1]
     silent = [line for block in blocks if len(block) == 1 for line in block]  # one list without blank lines
@@ -32,7 +35,7 @@ def _model(model: CheckedModel, report: CheckReport, paint: Paint, width: int | 
         return
     verdict = paint("failed", "error") if report.fails(model) else paint("ok", "good")
     if model.unread and not report.fails(model):
-        verdict = paint("unread", "warning")  # nothing was found in what was read
+        verdict = paint("unread", "warning")  # the rules saw only a part of the model
     dropped = len(view.waived(model))
     yield f"{name}: {verdict}" + (f", {count(dropped, 'finding')} waived" if dropped else "")
     findings = [*model.open]

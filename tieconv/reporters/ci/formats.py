@@ -1,7 +1,7 @@
-"""The gate's answer in every format that `tieconv check --format` offers.
+"""The report of `tieconv check` in every format that `--format` offers.
 
-`python -m tieconv.reporters.ci.formats FORMAT < report.json` turns a stored JSON report into another format: a CI job
-reads the weights once and still gets annotations, a summary and SARIF.
+`python -m tieconv.reporters.ci.formats FORMAT < report.json` converts a stored JSON report to another format. So a CI
+job reads the weights once and still gets annotations, a summary and SARIF.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from tieconv.checkpoint.results.checked import CheckReport
 from tieconv.reporters.text.columns import Paint, plain
 
 FORMATS = ("text", "json", "jsonl", "sarif", "github", "junit", "markdown")
-"""Each format, in the module `check_` and its name: naming them imports none."""
+"""The formats. Each has a module named `check_` and the format; this list imports none of them."""
 
 
 def render(format_: str, report: CheckReport, paint: Paint = plain, width: int | None = None) -> str:
-    """``report`` in ``format_``, without a newline at the end; only text is coloured and wrapped.
+    """Return ``report`` in ``format_``, without a newline at the end. Only text is coloured and wrapped.
 
-    ``ValueError`` for a format that is not in `FORMATS`.
+    Raises ``ValueError`` for a format that is not in `FORMATS`.
     """
     if format_ not in FORMATS:
-        raise ValueError(f"no such format: {format_}")
+        raise ValueError(f"unknown format: {format_}")
     if format_ == "text":
         from tieconv.reporters.ci.check_text import render as text
 
@@ -34,7 +34,7 @@ def render(format_: str, report: CheckReport, paint: Paint = plain, width: int |
 
 
 def main(arguments: list[str]) -> int:
-    """Stdin, a `tieconv.check/1` document, to stdout in the format that is named."""
+    """Convert stdin, a `tieconv.check/1` document, to the named format on stdout. Returns the exit code."""
     from tieconv.reporters.ci.check_json import read
 
     if len(arguments) != 1 or arguments[0] not in FORMATS:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         report = read(sys.stdin.buffer.read())
     except ValueError as error:
-        sys.stderr.write(f"error: stdin is no report of tieconv check: {error}\n")
+        sys.stderr.write(f"error: stdin is not a report of tieconv check: {error}\n")
         sys.stderr.write("hint: store one with: tieconv check MODEL --format json > report.json\n")
         return 2
     sys.stdout.write(render(arguments[0], report) + "\n")

@@ -1,4 +1,4 @@
-"""`tieconv analyze --html`: one page that needs nothing else: no script, no network, no font."""
+"""`tieconv analyze --html`: one page that needs no script, no network and no font."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from tieconv.text import count
 from tieconv.version import VERSION
 
 _OPEN = 8
-"""Figures that are shown at once; longer tables wait to be opened."""
+"""The most figures of a table that is open at the start. Longer tables are closed."""
 
 _LEGEND = (
-    "Floor: what chance gives, or, for a residual, rounding. Ceiling: the most that can be expected. "
-    "n: the rows or tokens that a figure rests on."
+    "Floor: the value of chance, or, for a residual, of rounding. Ceiling: the highest value to expect. "
+    "n: the number of rows or tokens behind a figure."
 )
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _LIMIT = 2000  # characters of a sentence
 
 
 def render(analysis: Analysis) -> str:
-    """The page; every text of the analysis is escaped, and the page forbids the browser to load or run anything."""
+    """Return the page. Every text is escaped, and the page forbids the browser to load or run anything."""
     return "\n".join((*_head(analysis), *_body(analysis), "</main>", "</body>", "</html>", ""))
 
 
@@ -86,7 +86,7 @@ def _figure(plot: Plot, key: str) -> Iterator[str]:
 
 
 def _switch(shades: Sequence[Shade], key: str) -> Iterator[str]:
-    """Radio buttons that show one drawing each, by the style sheet alone; the first is shown at the start."""
+    """Yield a radio button for each drawing. The style sheet alone switches; the first is shown at the start."""
     yield '<div class="switch" role="group" aria-label="coloured by">'
     for index, shade in enumerate(shades):
         checked = " checked" if index == 0 else ""

@@ -1,4 +1,4 @@
-"""Bars of the alignment: the tied table against either role, each with its chance mark and its ceiling mark."""
+"""Bars of the alignment: the tied table against either role, with marks for chance and for the ceiling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BAR, _LABEL, _GAP, _VALUE = 13, 18, 10, 58
 
 
 def bars(measures: Sequence[Measure]) -> str:
-    """The drawing as SVG; empty where no measure compares E→T or U→T."""
+    """Return the drawing as SVG, or an empty text if no measure compares E→T or U→T."""
     measures_by_name = {
         measure.name: measure for measure in measures if measure.value is not None and isfinite(measure.value)
     }

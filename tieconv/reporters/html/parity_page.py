@@ -1,4 +1,4 @@
-"""A parity report as one page that needs nothing else: tables, and the error distributions as inline SVG."""
+"""A parity report as one page without other files: tables, and the error distributions as inline SVG."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ figcaption { font-size: .9rem; } svg { display: block; width: 100%; height: auto
 
 
 def render(report: Parity) -> str:
-    """The page."""
+    """Return the page."""
     body = "\n".join((*_head(report), *_plots(report), *_gates(report), *_cases(report), *_weights(report)))
     title = f"{_text(report.verdict)}: parity of {_text(report.graph)}"
     return (
@@ -62,8 +62,8 @@ def _text(value: object) -> str:
 def _head(report: Parity) -> Iterator[str]:
     yield f'<h1>{_text(report.graph)}</h1>\n<p class="soft">measured against {_text(report.model)}</p>'
     sentences = {
-        Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are of the size of torch's own.",
-        Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} did not hold."
+        Verdict.PASSED: "The graph holds the checkpoint's weights, and its errors are as small as those of torch.",
+        Verdict.FAILED: f"{count(sum(not gate.passed for gate in report.gates), 'gate')} failed."
         + (f" Likely: {report.reason}." if report.reason else ""),
         Verdict.NOT_RUN: f"{report.reason}. Next: {report.hint}",
     }[report.verdict]
@@ -77,10 +77,10 @@ def _plots(report: Parity) -> Iterator[str]:
     if not report.histograms:
         return
     yield (
-        "<h2>Errors</h2>\n<p>How the errors of all logits are spread, against a float64 reference and relative to "
-        'the spread of the logits: <span class="key" style="background:var(--graph)"></span> the graph, '
+        "<h2>Errors</h2>\n<p>The distribution of the errors of all logits, measured against a float64 reference and "
+        'divided by the RMS of the logits: <span class="key" style="background:var(--graph)"></span> the graph, '
         '<span class="key" style="background:var(--floor)"></span> torch in the same precision. '
-        "A healthy graph lies on torch; a fault moves it to the right.</p>"
+        "A correct graph matches torch. A fault moves it to the right.</p>"
     )
     figures = []
     for histogram in report.histograms:
@@ -98,7 +98,7 @@ def _sentence(cases: list[Case]) -> str:
 
 def _gates(report: Parity) -> Iterator[str]:
     if report.gates:
-        yield "<h2>Gates</h2>\n<p>Each must hold; the mark on a bar is its limit.</p>"
+        yield "<h2>Gates</h2>\n<p>Every gate must pass. The mark on a bar is its limit.</p>"
         yield "".join(map(_gate, report.gates))
 
 
@@ -121,7 +121,7 @@ def _cases(report: Parity) -> Iterator[str]:
     if not report.cases:
         return
     head = "".join(f'<th class="r">{name}</th>' for name in _COLUMNS)
-    yield "<h2>Cases</h2>\n<p>n counts positions that are no padding; KL is in nats, its mean over them.</p>"
+    yield "<h2>Cases</h2>\n<p>n is the number of positions without padding. KL is their mean in nats.</p>"
     rows = "".join(map(_case, report.cases))
     yield f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
@@ -147,7 +147,7 @@ def _weights(report: Parity) -> Iterator[str]:
         return
     yield "<h2>Weights</h2>"
     if not identity.lost and not identity.unexplained:
-        yield "<p>Every tensor was found, and no matrix of the graph is without one.</p>"
+        yield "<p>Every tensor is in the graph, and every matrix of the graph is in the checkpoint.</p>"
         return
     rows = "".join((*_lost("not in the graph", identity.lost), *_lost("in the graph only", identity.unexplained)))
     yield f'<div class="scroll"><table><tbody>{rows}</tbody></table></div>'
@@ -163,4 +163,4 @@ def _lost(kind: str, entries: Iterable[Lost]) -> Iterator[str]:
 
 def _unused(identity: Identity) -> Iterator[str]:
     if identity.unused:
-        yield f"<p>Not read by the model's class: {_text(', '.join(identity.unused))}</p>"
+        yield f"<p>The model's class does not read: {_text(', '.join(identity.unused))}</p>"

@@ -14,7 +14,7 @@ _RMS_GATE = 2.0
 
 
 def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
-    """Both distributions on one logarithmic axis, with torch's RMS error and the gate at twice of it."""
+    """Draw both distributions on one logarithmic axis, with the graph's RMS error and the gate, 2 × torch's."""
     first, end = _range(histogram)
     scale = _Scale(histogram, first, end)
     rms = _rms([case.floor for case in cases if case.floor])
@@ -30,7 +30,7 @@ def plot(histogram: Histogram, cases: Sequence[Case]) -> str:
 
 
 def gate_bar(gate: Gate) -> str:
-    """How much of the limit is used: the bar ends at the value, the mark is the limit. Empty where it is no ratio."""
+    """Draw the value as a bar and the limit as a mark. Returns an empty text for a gate without a value or limit."""
     if gate.value is None or not gate.limit:
         return ""
     share = min(gate.value / gate.limit, 1.5) if math.isfinite(gate.value) else 1.5
@@ -44,15 +44,15 @@ def gate_bar(gate: Gate) -> str:
 
 
 def _range(histogram: Histogram) -> tuple[int, int]:
-    """The bins that hold something, with one more on each side."""
+    """Return the range of bins with values, with one more bin on each side."""
     held = [i for i, pair in enumerate(zip(histogram.graph, histogram.floor, strict=True)) if any(pair)]
-    # Bin 0 is where exact zeros are; a lone one must not stretch the axis.
+    # Bin 0 holds exact zeros, and must not stretch the axis.
     inner = [i for i in held if i] or [0]
     return max(min(inner) - 1, 0), min(max(inner) + 2, len(histogram.graph))
 
 
 class _Scale:
-    """From bins and shares to the picture's coordinates."""
+    """The map from bins and shares to the picture's coordinates."""
 
     def __init__(self, histogram: Histogram, first: int, end: int) -> None:
         self.histogram, self.first, self.end = histogram, first, end
@@ -61,11 +61,11 @@ class _Scale:
         self.most = max(max(counts[first:end], default=0) / total for counts, total in pairs) or 1.0
 
     def x(self, position: float) -> float:
-        """Of a bin's left edge."""
+        """Return the coordinate of a bin's left edge."""
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (position - self.first) / max(self.end - self.first, 1)
 
     def at(self, value: float) -> float:
-        """Of a relative error, kept within the picture."""
+        """Return the coordinate of a relative error, inside the picture."""
         position = (math.log10(value) - self.histogram.start) / self.histogram.width
         return self.x(min(max(position, self.first), self.end))
 
@@ -115,7 +115,7 @@ def _mark(scale: _Scale, value: float, label: str, colour: str, y: int) -> Itera
 
 
 def _rms(figures: Sequence[Figures]) -> float:
-    """The relative RMS error of several cases together, each weighted by its positions."""
+    """Return the relative RMS error of several cases together, each weighted by its positions."""
     positions = sum(figure.positions for figure in figures)
     squares = sum(figure.positions * figure.relative_rms**2 for figure in figures)
     return math.sqrt(squares / positions) if positions else 0.0

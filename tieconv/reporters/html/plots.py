@@ -1,4 +1,4 @@
-"""The plots of a section, chosen by the names of its series; each with a sentence on how to read it and what to do."""
+"""The plots of a section, chosen by the names of its series. Each has a text that explains it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STYLES = {"input embedding": "c0", "output head": "c1", "tied table": "c2"}
 
 
 def plots(section: Section) -> list[Plot]:
-    """Everything of a section that can be drawn; series of an unknown name are drawn as lines."""
+    """Return the plots of a section. A series with an unknown name becomes a line."""
     left = {name: _finite(points) for name, points in section.series.items()}
     drawings = list(bars_plot(section))
     for recognise in (plane, frequency, _bias, _difference, _norms, _spectra, _scores, _losses):
@@ -28,14 +28,14 @@ def plots(section: Section) -> list[Plot]:
 
 
 def bars_plot(section: Section) -> Iterator[Plot]:
-    """Values against floor and ceiling, where a section compares pairs of tables."""
+    """Yield the bars of a section that compares pairs of tables, with floor and ceiling."""
     drawing = bars(section.measures)
     if drawing:
         yield Plot(
-            "Agreement, against chance and against what is possible",
+            "Agreement, compared with chance and with two untied seeds",
             drawing,
-            "Only what reaches beyond the chance mark is evidence, and none can be expected to pass the ceiling mark. "
-            "Trust neighbours, pairs and norms: fitted maps favour whichever table is more regular.",
+            "Only a bar beyond the chance mark is evidence. Expect no bar to pass the ceiling mark. "
+            "Trust neighbours, pairs and norms, because fitted maps favour the more regular table.",
             (("c0", "tied table and untied input"), ("c1", "tied table and untied output")),
             marks=(("floor", "chance"), ("ceiling", "ceiling: two untied seeds")),
         )
@@ -48,8 +48,8 @@ def _bias(series: Series) -> Recognised:
     frame = Frame("bias by row", (0, 1), span(bias), "rows in their order", "bias", _ROWS)
     frame.dots(_by_row(bias), "c0")
     says = (
-        "The bias of each row. A level line costs nothing to strip; spread is what the model says of tokens before it "
-        "has read any, so strip it only where the bound above is small."
+        "The bias of each row. Removing a constant bias costs nothing. A varying bias changes the logits of every "
+        "position, so remove it only if the bound above is small."
     )
     return [Plot("Bias by row", frame.svg(), says)], {"bias"}
 
@@ -60,19 +60,19 @@ def _difference(series: Series) -> Recognised:
         return [], set()
     equal = sum(1 for value in values if value == 0)
     if equal == len(values):
-        says = "Every row shown is equal in both tables: the copy is redundant, and tieconv retie drops it."
+        says = "Every row shown is equal in both tables. The copy is redundant, and tieconv retie drops it."
     else:
         says = (
-            f"{equal:,} of {len(values):,} rows shown are equal; the others are coloured from the least difference to "
-            "the largest. Colour at the end alone is mostly padding; colour all over may be rounding, a map or "
-            "training: the first sentence of this part says which, and the verdict whether one table can serve."
+            f"{equal:,} of {len(values):,} rows shown are equal. The colour of the others shows the size of the "
+            "difference. Colour only at the end is mostly padding. Colour in all rows may be rounding, a map or "
+            "training; the first sentence of this section says which."
         )
     drawing, ramp = _cells(values)
     return [Plot("Where the two tables differ", drawing, says, ramp=ramp)], {"row_difference"}
 
 
 def _cells(values: Sequence[float]) -> tuple[str, tuple[str, str] | None]:
-    """A map of rows, 64 to a line, from the first at the top left; grey where nothing differs."""
+    """Draw a map of the rows, 64 on a line, the first at the top left. Equal rows are grey."""
     across = min(64, len(values))
     size = WIDTH / across
     positive = [log10(value) for value in values if value > 0]
@@ -99,8 +99,8 @@ def _norms(series: Series) -> Recognised:
         frame.band(low, high, style)
         frame.line(middle, style)
     says = (
-        "How long rows are (line: median, band: four in five rows). Tables of one role rise and fall together; where "
-        "a line goes flat at the end, rows are padding. Look up what stands out in the row report."
+        "The length of rows. The line is the median, and the band holds four of five rows. Tables of one role rise and "
+        "fall together. A flat line at the end is padding. The section Rows lists special rows."
     )
     return [Plot("Norm profile", frame.svg(), says, legend)], set(names)
 
@@ -124,8 +124,8 @@ def _spectra(series: Series) -> Recognised:
     for name, (style, _) in zip(names, legend, strict=True):
         frame.line([(x, value) for x, value in _by_row(series[name]) if value >= bottom], style)
     says = (
-        "How much of the table lies in each direction. A steep start is one direction that all tokens share, as output "
-        "tables have; a fall to nothing at the end is room that the model does not use."
+        "The size of the table in each direction. A steep start is one direction that all tokens share, which is "
+        "common in output tables. A fall to zero at the end shows directions that the model does not use."
     )
     return [Plot("Spectrum", frame.svg(), says, legend)], set(names)
 
@@ -145,7 +145,7 @@ def _losses(series: Series) -> Recognised:
     legend = tuple((f"c{index % 5}", name.removeprefix("loss ")) for index, name in enumerate(names))
     for name, (style, _) in zip(names, legend, strict=True):
         frame.line(_by_row(series[name]), style)
-    says = "Training loss, step by step. Where a line still falls at the end, train longer before you believe the rest."
+    says = "The training loss of each step. If a line still falls at the end, train longer before you use the results."
     return [Plot("Training", frame.svg(), says, legend)], set(names)
 
 
@@ -163,8 +163,8 @@ def _scores(series: Series) -> Recognised:
     )
     frame.line(_by_row(values), "c0")
     says = (
-        "How far each token is from what never trains. A low shelf before the rise is a group of untrained tokens: "
-        "filter them from prompts, or train them, before you ship."
+        "How far each token is from the rows that were never trained. A flat part at the start is a group of untrained "
+        "tokens. Filter them from prompts, or train them, before a release."
     )
     return [Plot("Untrained tokens", frame.svg(), says)], {"under_trained_score"}
 
@@ -173,11 +173,11 @@ def _unknown(name: str, points: Sequence[float]) -> Plot:
     heading = name.replace("_", " ")
     frame = Frame(heading, (0, 1), span(points), "in the order of the report", "", ((0.0, "first"), (1.0, "last")))
     frame.line(_by_row(points), "c0")
-    return Plot(heading, frame.svg(), "The numbers in order; a step in them separates groups.")
+    return Plot(heading, frame.svg(), "The numbers in order. A step between them separates groups.")
 
 
 def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
-    """The colour and the name of each series: a role has the same colour in every plot."""
+    """Yield the colour and the name of each series. A role has the same colour in every plot."""
     for index, name in enumerate(names):
         stem = name.removesuffix(suffix).rstrip("_")
         shown_as = _NAMES.get(stem, stem)
@@ -185,7 +185,7 @@ def _styled(names: Sequence[str], suffix: str) -> Iterator[tuple[str, str]]:
 
 
 def _finite(points: Sequence[float]) -> list[float]:
-    """Numbers only, none so large that a plot's arithmetic overflows; what is not stands at 0, to keep its place."""
+    """Replace each value that is not a finite number, or would overflow a plot's arithmetic, with 0."""
     return [
         float(value) if isinstance(value, (int, float)) and isfinite(value) and abs(value) < 1e150 else 0.0
         for value in points
@@ -197,7 +197,7 @@ def _by_row(values: Sequence[float]) -> list[Point]:
 
 
 def _binned(values: Sequence[float], most: float) -> tuple[list[Point], list[Point], list[Point]]:
-    """The tenth, the half and nine tenths of the values in each of `_BINS` stretches, cut at ``most``."""
+    """Return the 10 %, 50 % and 90 % quantiles of the values in each of `_BINS` stretches, at most ``most``."""
     count = min(_BINS, len(values))
     lines: tuple[list[Point], list[Point], list[Point]] = ([], [], [])
     for number in range(count):

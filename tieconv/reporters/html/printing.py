@@ -1,4 +1,4 @@
-"""How both pages print: in light colours, with each heading on the page of what it is about."""
+"""The style of both pages in print: light colours, and each heading on the page of its section."""
 
 PRINT = """\
 @page{margin:14mm}

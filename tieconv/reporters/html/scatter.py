@@ -1,4 +1,4 @@
-"""Plots with one dot a token: the map of a table in every colour that it has, and numbers against word frequency."""
+"""Plots with one dot for each token: the map of a table, and numbers against word frequency."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Series = Mapping[str, Sequence[float]]
 _FEW = 800  # dots that may be large without hiding each other
 _MOST = 8  # colourings that the style sheet can switch between
 _AGAINST = "_at_log_p"
-_FOLLOWS = 0.1  # R² below which a best line is no reason to speak of word frequency
+_FOLLOWS = 0.1  # R² below which the text does not name word frequency
 _FREQUENCY = {
     "bias": (
         "Bias",
-        "The bias follows {slope} × log p: what lies on the line is word frequency, and stripping the bias gives it "
-        "up. Dots far off the line are tokens that the bias treats by themselves.",
+        "The bias follows {slope} × log p. The line is word frequency, and removing the bias loses it. Dots far from "
+        "the line are tokens that the bias treats separately.",
     ),
     "implicit bias": (
         "Implicit bias U·mean(h)",
-        "What the head makes of the mean hidden state follows {slope} × log p. Where dots keep to the line, word "
-        "frequency lives there, bias or none, and stripping a bias does not remove it.",
+        "The logits of the mean hidden state follow {slope} × log p. If the dots are close to the line, they hold the "
+        "word frequency. Then removing a bias does not remove it.",
     ),
 }
-_NO_LINE = "So little is not word frequency: look for what else tells high dots from low ones."
+_NO_LINE = "Word frequency does not explain the values. Look for another difference between high and low dots."
 
 
 @record
@@ -40,9 +40,9 @@ class Shade:
 
 @record
 class Plot:
-    """A drawing (SVG), its heading, what its colours and marks are, and the sentence below (plain text).
+    """A drawing (SVG), its heading, the names of its colours and marks, and the text below it (not HTML).
 
-    ``shades`` stand in place of ``drawing`` where there are several to choose from.
+    ``shades`` replace ``drawing`` if there are several.
     """
 
     heading: str
@@ -58,7 +58,7 @@ Recognised = tuple[list[Plot], set[str]]
 
 
 def plane(series: Series) -> Recognised:
-    """The map of tokens, once in each colour."""
+    """Return the map of tokens, once for each colour, and the names of the series that it uses."""
     names = {"plane_x", "plane_y"}
     if not names <= set(series) or not series["plane_x"] or len(series["plane_x"]) != len(series["plane_y"]):
         return [], set()
@@ -66,8 +66,8 @@ def plane(series: Series) -> Recognised:
     colours = [name for name in series if name.startswith("plane_colour") and len(series[name]) == len(points)]
     shades = tuple(_shade(name.partition(" ")[2] or "value", points, series[name]) for name in colours[:_MOST])
     says = (
-        "Each dot is a token. An even change of colour along one direction means that the table carries it there; a "
-        "clump of dots apart is worth a look in the row report: padding and untrained tokens gather in one."
+        "Each dot is a token. If the colour changes evenly along a direction, the table stores its value in that "
+        "direction. A separate cluster may be padding or untrained tokens. The section Rows lists them."
     )
     drawing = shades[0].drawing if shades else _shade("", points, [0.0] * len(points)).drawing
     ramp = (f"{shades[0].name}: {shades[0].ramp[0]}", shades[0].ramp[1]) if shades else None
@@ -92,7 +92,7 @@ def _shade(name: str, points: Sequence[Point], values: Sequence[float]) -> Shade
 
 
 def frequency(series: Series) -> Recognised:
-    """Whatever stands beside ``log_p``, each with its line."""
+    """Return a plot with a best line for each series that has values at ``log_p``."""
     log_p, used = series.get("log_p", ()), set[str]()
     plots = []
     for name in series:
@@ -111,12 +111,12 @@ def _against(name: str, log_p: Sequence[float], values: Sequence[float]) -> Plot
     frame.dots(points, "c0", few=len(points) <= _FEW)
     frame.line(_cut([(x, start + slope * x) for x in frame.x], frame.y), "c1")
     says = meaning.replace("{slope}", figure(slope)) if r2 >= _FOLLOWS else _NO_LINE
-    says = f"The line explains {r2:.0%} of what is drawn. {says}"
+    says = f"The line explains {r2:.0%} of the variance. {says}"
     return Plot(f"{title} against word frequency", frame.svg(), says, (("c0", "token"), ("c1", "best line")))
 
 
 def _cut(ends: Sequence[Point], most: Point) -> Iterator[Point]:
-    """The part of a line between the heights of ``most``."""
+    """Yield the ends of the part of a line between the heights of ``most``."""
     (x0, y0), (x1, y1) = ends
     for x, y in ends:
         level = min(max(y, most[0]), most[1])
@@ -124,18 +124,18 @@ def _cut(ends: Sequence[Point], most: Point) -> Iterator[Point]:
 
 
 def span(values: Iterable[float]) -> Point:
-    """The least and the largest."""
+    """Return the smallest and the largest value."""
     listed = list(values)
     return min(listed), max(listed)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the others lie below."""
+    """Return the value at quantile ``share``, from 0 to 1."""
     return sorted(values)[round(share * (len(values) - 1))]
 
 
 def _fit(points: Sequence[Point]) -> tuple[float, float, float]:
-    """Slope, start and R² of the least-squares line."""
+    """Return slope, start and R² of the least-squares line."""
     mean_x, mean_y = fmean(x for x, _ in points), fmean(y for _, y in points)
     spread, height = sum((x - mean_x) ** 2 for x, _ in points), sum((y - mean_y) ** 2 for _, y in points)
     joint = sum((x - mean_x) * (y - mean_y) for x, y in points)

@@ -1,4 +1,4 @@
-"""The style sheet of the page: one column on a phone, two on a desk, light or dark as the reader's system is."""
+"""The style sheet of the page: one column on a phone, two on a desktop. Light or dark follows the system."""
 
 STYLE = """\
 :root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#17191c;--soft:#5a6068;--rule:#dfe1e0;--accent:#1f6fd1;

@@ -1,6 +1,6 @@
-"""Small helpers that draw: a frame with axes, lines, bands, dots and cells, as SVG without any script.
+"""Draw plots as SVG without scripts: axes, lines, bands, dots and cells.
 
-A frame is `WIDTH` units wide, about a phone's screen, so that its text stays readable where the page is narrow.
+A plot is `WIDTH` units wide, about a phone's screen, so that its text stays readable on a narrow page.
 Colours are classes of the page's style sheet: `c0`… for series, `q0`…`q6` for steps from low to high.
 """
 
@@ -21,12 +21,12 @@ Point = tuple[float, float]
 
 
 def escape(value: object, limit: int = 200) -> str:
-    """Any text as harmless HTML, in an element or in a quoted attribute."""
+    """Escape any text for an HTML element or a quoted attribute, at most ``limit`` characters."""
     return html.escape(shown(value, limit), quote=True)
 
 
 def figure(value: float | None) -> str:
-    """A number for people, three digits; a dash where there is none."""
+    """Return a number with three digits, or a dash for ``None``."""
     if value is None:
         return "–"
     if not isfinite(value):
@@ -36,14 +36,14 @@ def figure(value: float | None) -> str:
 
 
 _BEYOND = 100.0
-"""Widths of the plot from which a point off it stays where it is: farther away no coordinate need be finite."""
+"""The farthest that a point is drawn outside the plot, in widths of the plot, so that coordinates stay finite."""
 
 
 @dataclass
 class Frame:
-    """A plot with its scales: ``x`` and ``y`` are (low, high) of the data, ``log`` a logarithmic y axis.
+    """A plot with its scales. ``x`` and ``y`` are (low, high) of the data, and ``log`` is a logarithmic y axis.
 
-    Points must be finite, and positive where ``log``.
+    Points must be finite, and with ``log`` positive.
     """
 
     label: str
@@ -62,31 +62,31 @@ class Frame:
         self.y = _open(self.y)
 
     def pixel(self, point: Point) -> Point:
-        """Where a point of the data is drawn."""
+        """Return the coordinates of a point of the data."""
         across = (point[0] - self.x[0]) / (self.x[1] - self.x[0])
         up = ((log10(point[1]) if self.log else point[1]) - self.y[0]) / (self.y[1] - self.y[0])
         across, up = (max(-_BEYOND, min(_BEYOND, share)) for share in (across, up))
         return _LEFT + across * (WIDTH - _LEFT - _RIGHT), self.height - _BOTTOM - up * (self.height - _TOP - _BOTTOM)
 
     def line(self, points: Iterable[Point], style: str) -> None:
-        """A line through points."""
+        """Draw a line through points."""
         path = _path(self.pixel(point) for point in points)
         self.parts.append(f'<path class="line {style}" d="{path}"/>')
 
     def band(self, low: Sequence[Point], high: Sequence[Point], style: str) -> None:
-        """The area between two lines."""
+        """Draw the area between two lines."""
         path = _path(self.pixel(point) for point in (*low, *reversed(high)))
         self.parts.append(f'<path class="band {style}" d="{path}Z"/>')
 
     def dots(self, points: Iterable[Point], style: str, *, few: bool = False) -> None:
-        """One dot a point, all in one path; larger where they are ``few``."""
+        """Draw a dot for each point, all in one path. The dots are larger if they are ``few``."""
         size = " few" if few else ""
         marks = "".join(f"M{_at(self.pixel(point))}h0" for point in points)
         if marks:
             self.parts.append(f'<path class="dots {style}{size}" d="{marks}"/>')
 
     def svg(self) -> str:
-        """The drawing, with axes behind it."""
+        """Return the drawing with its axes behind it."""
         return svg(self.label, self.height, [*self._axes(), *self.parts])
 
     def _axes(self) -> Iterable[str]:
@@ -110,14 +110,14 @@ class Frame:
 
 
 def svg(label: str, height: float, parts: Iterable[str]) -> str:
-    """A drawing that a screen reader calls ``label``."""
+    """Return a drawing that a screen reader calls ``label``."""
     return (
         f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{escape(label)}">' + "".join(parts) + "</svg>"
     )
 
 
 def ticks(span: Point, most: int = 5) -> list[tuple[float, str]]:
-    """Round numbers within a span and how they are written."""
+    """Return round numbers inside a span, each with its text."""
     raw = (span[1] - span[0]) / most
     power: float = 10.0 ** floor(log10(raw))
     step = next((factor * power for factor in (1, 2, 5) if factor * power >= raw), 10 * power)
@@ -126,7 +126,7 @@ def ticks(span: Point, most: int = 5) -> list[tuple[float, str]]:
 
 
 def step_of(value: float, low: float, high: float) -> int:
-    """Which of the `STEPS` colours from ``low`` to ``high``."""
+    """Return the number of the colour, of `STEPS`, for a value between ``low`` and ``high``."""
     if high <= low:
         return 0
     return max(0, min(STEPS - 1, int((value - low) / (high - low) * STEPS)))
@@ -141,7 +141,7 @@ def _decades(span: Point) -> list[tuple[float, str]]:
 
 
 def _open(span: Point) -> Point:
-    """A span that is wider than nothing, whatever the magnitude."""
+    """Return the span, widened if its ends are equal or almost equal."""
     low, high = span
     if high - low > 1e-9 * max(abs(low), abs(high)) and high - low > 1e-300:
         return span

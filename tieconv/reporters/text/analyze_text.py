@@ -1,4 +1,4 @@
-"""An analysis for people: a sentence for each question, and the figures that it rests on."""
+"""Render an analysis as text: a sentence for each question, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tieconv.text import shown
 
 
 def render(analysis: Analysis, paint: Paint = plain, width: int | None = None) -> str:
-    """The whole report, without a newline at the end."""
+    """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     source = shown(analysis.source)
     first, *rest = wrapped(f"{source}: {shown(analysis.headline, 2000)}", "", width)
     relation = f"Relation of the two tables: {shown(analysis.relation)}"
@@ -41,7 +41,7 @@ def _row(measure: Measure, ceilings: bool) -> tuple[str, ...]:
 
 
 def figure(value: float) -> str:
-    """Three digits; whole numbers whole."""
+    """Return ``value`` with three digits, or in full if it is a whole number."""
     if value == int(value) if abs(value) < 1e15 else False:
         return f"{int(value):,}"
     return f"{value:.3g}"

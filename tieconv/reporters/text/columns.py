@@ -1,4 +1,4 @@
-"""Lines and columns for a terminal that may be a pipe."""
+"""Wrap lines and align columns for a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -6,21 +6,24 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 Paint = Callable[[str, str], str]
-"""``paint(text, style)``: the text in a style (``heading``, ``good``, ``warning``, ``error``, ``quiet``)."""
+"""``paint(text, style)`` returns the text in a style: ``heading``, ``good``, ``warning``, ``error`` or ``quiet``."""
 
 
 _ROOM = 24
-"""The fewest columns that a text is broken into beside what leads it; with fewer it goes below."""
+"""The fewest columns for text beside its lead. With fewer the text starts on the next line."""
 _STYLE = r"\x1b\[[0-9;]*m"
 
 
 def plain(text: str, style: str) -> str:
-    """No colour: for pipes, files and NO_COLOR."""
+    """Return the text without colour, for pipes, files and NO_COLOR."""
     return text
 
 
 def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", width: int | None = None) -> list[str]:
-    """Left-aligned columns; the last is not padded, and broken at ``width``. Rows may have fewer cells than others."""
+    """Return ``rows`` as lines with left-aligned columns. Rows may have different numbers of cells.
+
+    The last column is not padded, and is wrapped at ``width`` columns if it is given.
+    """
     table = [list(row) for row in rows]
     widths = [0] * max((len(row) for row in table), default=0)
     for row in table:
@@ -36,10 +39,11 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "  ", gap: str = "  ", 
 
 
 def wrapped(text: str, lead: str, width: int | None) -> list[str]:
-    """``lead`` and ``text``, broken at ``width`` columns under the text's start; one line where it is ``None``.
+    """Return ``lead`` and ``text`` as lines of at most ``width`` columns, aligned at the start of the text.
 
-    A pipe gets one line an item, so that it can be searched; names and commands are never broken. Where the lead
-    leaves less than 24 columns, or is that wide and leaves too few for the longest word, the text goes below it.
+    With ``width`` ``None``, as for a pipe, the item is one line, which can be searched. Names and commands are never
+    broken. The text starts below the lead if fewer than 24 columns are left. Beside a lead of more than 24 columns it
+    also starts below if its longest word does not fit.
     """
     if width is None or _seen(lead) + _seen(text) <= width:
         return [lead + text]
@@ -49,12 +53,12 @@ def wrapped(text: str, lead: str, width: int | None) -> list[str]:
         shown = lead.rstrip()
         below = " " * (len(lead) - len(lead.lstrip()) + 4 if shown else 6)
         return [*filter(None, [shown]), *(below + line for line in _filled(text, width - len(below)))]
-    first, *rest = _filled(text, room) or [""]  # no text behind a lead that is wider than the terminal
+    first, *rest = _filled(text, room) or [""]  # the lead is wider than the terminal, and the text is empty
     return [lead + first, *(" " * _seen(lead) + line for line in rest)]
 
 
 def _filled(text: str, room: int) -> list[str]:
-    """As `textwrap`, which counts colours as columns and would break words and hyphens."""
+    """Fill lines with words. `textwrap` would count colours as columns and break words at hyphens."""
     lines: list[str] = []
     for word in text.split():
         if lines and _seen(lines[-1]) + 1 + _seen(word) <= max(room, _ROOM):
@@ -65,5 +69,5 @@ def _filled(text: str, room: int) -> list[str]:
 
 
 def _seen(text: str) -> int:
-    """The columns that a text takes, its colours not counted."""
+    """Return the number of columns of a text without its colours."""
     return len(re.sub(_STYLE, "", text) if "\x1b" in text else text)

@@ -1,4 +1,4 @@
-"""A comparison for people."""
+"""Render a comparison of two models as text."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from tieconv.text import count, shown, size
 _SHOWN = 20
 _WEIGHTS = {
     Weight.COSMETIC: "cosmetic",
-    Weight.TENSORS: "judged by the tensors",
-    Weight.FUNCTION: "may change what is computed",
+    Weight.TENSORS: "decided by the tensors",
+    Weight.FUNCTION: "may change the outputs",
 }
 
 
 def render(comparison: Comparison, paint: Paint = plain, width: int | None = None) -> str:
-    """The whole report, without a newline at the end."""
+    """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     blocks = ["\n".join(_title(comparison, paint, width))]
     if comparison.tensors:
         blocks.append("\n".join([paint("tensors", "heading"), *_limited(map(_tensor, comparison.tensors), width)]))
@@ -52,7 +52,7 @@ def render(comparison: Comparison, paint: Paint = plain, width: int | None = Non
         blocks.append("\n".join([paint("config", "heading"), *_limited(map(_config, comparison.config), width)]))
     if comparison.files:
         rows = ((shown(file.name), str(file.contrast).replace("_", " ")) for file in comparison.files)
-        blocks.append("\n".join([paint("other files (not judged)", "heading"), *_limited(rows, width)]))
+        blocks.append("\n".join([paint("other files (not part of the answer)", "heading"), *_limited(rows, width)]))
     blocks.append("\n".join(_verdict(comparison, paint, width)))
     return "\n\n".join(blocks)
 
@@ -96,7 +96,7 @@ def _relation(contrast: Contrast, relation: Relation) -> str:
         case Transposed():
             return "transposed"
         case Cast(exact=exact):
-            return f"equal after a cast, {exact} holds the full precision"
+            return f"equal after a cast; {exact} has the full precision"
         case Scaled(factor=factor):
             return f"B is {factor} times A"
         case Near() | Different() | Empty() | OtherShape() | OtherBytes() | OtherSample() | Unread():
@@ -119,10 +119,11 @@ def _value(value: object, present: bool) -> str:
 
 
 def _verdict(comparison: Comparison, paint: Paint, width: int | None) -> Iterator[str]:
-    yield f"{count(comparison.equal, 'parameter')} equal, {size(comparison.bytes_compared)} read to prove it"
+    verb = "is" if comparison.equal == 1 else "are"
+    yield f"{count(comparison.equal, 'parameter')} {verb} equal ({size(comparison.bytes_compared)} compared)."
     for note in comparison.notes:
         yield from wrapped(shown(note, 400), "note: ", width)
     if comparison.same_function:
-        yield paint("the same function by construction", "good")
+        yield paint("A and B compute the same function.", "good")
     for reason in comparison.reasons:
-        yield from wrapped(shown(reason, 400), f"{paint('not the same', 'error')}: ", width)
+        yield from wrapped(shown(reason, 400), f"{paint('A and B differ', 'error')}: ", width)

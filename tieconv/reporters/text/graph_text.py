@@ -10,7 +10,7 @@ from tieconv.text import count, shown, size
 
 
 def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
-    """Return the plan without a newline at the end; notes are wrapped to ``width`` columns where it is given."""
+    """Return the plan without a newline at the end. Notes are wrapped to ``width`` columns if it is given."""
     plan = outcome.plan
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.source)}: {plan.summary}", "", width)
     lines += columns(_rows(plan), width=width)
@@ -21,7 +21,7 @@ def render(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None
 
 
 def render_proofs(outcome: GraphOutcome, paint: Paint = plain, width: int | None = None) -> str:
-    """Return what sessions of the written graphs hold, a line each; empty where no session was made."""
+    """Return a line for each session of the written graphs with what it holds, or an empty text without sessions."""
     lines: list[str] = []
     for proof in outcome.proofs:
         if proof.proved:

@@ -1,4 +1,4 @@
-"""The first three lines of an inspection: is the head tied, is anything wrong, what to run."""
+"""The first three lines of an inspection: whether the head is tied, what is wrong, and what to run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {"error": "error", "warning": "warning", "note": "quiet"}
 
 
 def answer(inspection: Inspection, paint: Paint, width: int | None) -> Iterator[str]:
-    """Yield the three lines; a sentence that is longer than ``width`` is cut, since it is repeated below."""
+    """Yield the three lines. A finding longer than ``width`` is cut, because the report repeats it below."""
     sentence = inspection.config.effect or inspection.config.why
     yield from wrapped(sentence, "", width)
     worst = next((_of_level(inspection, level) for level in STYLES if _of_level(inspection, level)), ())
@@ -36,7 +36,7 @@ def _of_level(inspection: Inspection, level: str) -> tuple[Finding, ...]:
 
 
 def _next(worst: tuple[Finding, ...], inspection: Inspection) -> str:
-    """The remedy of the first of the worst findings that has one, else what explains the first."""
+    """Return the first remedy of the worst findings, else the command that explains the first finding."""
     remedy = next((finding.remedy for finding in worst if finding.remedy), None)
     if remedy is None:
         return f"tieconv explain {worst[0].rule}"

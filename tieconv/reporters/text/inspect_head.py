@@ -38,7 +38,7 @@ def output_row(inspection: Inspection) -> Row:
     if output.tied_to:
         return "output head", shown(output.name), f"not stored, tied to {shown(output.tied_to)}"
     tied = any(tie.declared and output.name in {member.name for member in tie.members} for tie in inspection.ties)
-    return "output head", shown(output.name), f"not stored{', and nothing that it is tied to is' if tied else ''}"
+    return "output head", shown(output.name), f"not stored{', nor any tensor tied to it' if tied else ''}"
 
 
 def bias_row(inspection: Inspection) -> Row:
@@ -56,7 +56,7 @@ def bias_row(inspection: Inspection) -> Row:
 
 
 def _no_embedding(inspection: Inspection) -> str:
-    """Why there is no embedding to show: a name that is known is not stored, any other was not found."""
+    """Return why there is no embedding to show: ``not stored`` if its name is known, else ``none found``."""
     if inspection.checkpoint.adapter is not None:
         return "none: an adapter has none"
     if not inspection.checkpoint.tensors:
@@ -71,7 +71,7 @@ def _operator(inspection: Inspection, role: str) -> str:
 
 
 def _quantised(inspection: Inspection, role: str) -> tuple[str, ...]:
-    """The matrix of a graph that plays the role and is quantised."""
+    """Return the cells for the quantised matrix of a graph in ``role``, or nothing."""
     heads = [read for graph in inspection.checkpoint.graphs for read in graph.quantised if read.role == role]
     return (shown(heads[0].name), f"quantised ({shown(heads[0].operator)}), not compared") if heads else ()
 

@@ -1,4 +1,4 @@
-"""An inspection for people."""
+"""Render an inspection as text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNRUN = "(from source, not run)"
 
 
 def render(inspection: Inspection, paint: Paint = plain, width: int | None = None) -> str:
-    """The whole report, without a newline at the end; sentences are wrapped to ``width`` columns where it is given."""
+    """Return the report without a newline at the end. Sentences are wrapped to ``width`` columns if it is given."""
     blocks = ["\n".join(answer(inspection, paint, width)), _title(inspection, paint, width)]
     blocks.append("\n".join(columns(_facts(inspection), width=width)))
     blocks.append("\n".join([paint("ties", "heading"), *_ties(inspection, width)]))
@@ -79,11 +79,11 @@ def _facts(inspection: Inspection) -> Iterator[tuple[str, ...]]:
 
 
 def _knowledge(family: Family) -> str:
-    """How much of what ties is a guess."""
+    """Return whether tieconv knows the ties of the architecture or guesses them."""
     if family.knowledge is Knowledge.NONE:
         return "none: no tensor has the name of an embedding or a head"
     project = f" (as in {family.convention})" if family.convention else ""
-    return f"pattern: what ties is guessed from names{project} and shapes"
+    return f"pattern: tieconv guesses the ties from names{project} and shapes"
 
 
 def _storage(inspection: Inspection) -> Iterator[tuple[str, ...]]:
@@ -166,7 +166,7 @@ def _duplicates(inspection: Inspection, width: int | None) -> list[str]:
 
 
 def _consumers(inspection: Inspection, width: int | None) -> Iterator[str]:
-    """One line a loader; the sentence comes last, and is broken under its start where a width is given."""
+    """Yield a line for each loader. Its sentence is wrapped under its start if ``width`` is given."""
     cells = [(f"{entry.name} {entry.version}", str(entry.outcome)) for entry in inspection.consumers]
     names, outcomes = (max(len(row[column]) for row in cells) for column in (0, 1))
     for (name, outcome), entry in zip(cells, inspection.consumers, strict=True):

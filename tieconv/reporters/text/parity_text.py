@@ -56,7 +56,7 @@ def facts(report: Parity) -> Iterator[tuple[str, str]]:
 
 
 def _not_judged(metrics: Metrics) -> Iterator[tuple[str, str]]:
-    """What was measured and decides nothing."""
+    """Yield the figures that no gate uses."""
     free = metrics.free_run
     if free is not None:
         runs = f"{free.identical:.1%} of {free.sequences} greedy runs of {free.steps} tokens"

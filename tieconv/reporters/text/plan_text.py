@@ -1,4 +1,4 @@
-"""A plan for people: what is kept, dropped, added; bytes read, written, linked."""
+"""Render a plan as text: the tensors and files that change, and the bytes read, written and linked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tieconv.checkpoint.write_plan.plan import Outcome, Plan
 from tieconv.reporters.text.columns import Paint, columns, plain, wrapped
 from tieconv.text import count, shown, size
 
-_REMOVED = {"convert": "its tensors are in the new files", "reindex": "outside the index"}
+_REMOVED = {"convert": "its tensors are in the new files", "reindex": "the new index does not list it"}
 
 
 def render(
@@ -41,8 +41,8 @@ def render(
 ) -> str:
     """Return the plan without a newline at the end.
 
-    Notes are wrapped to ``width`` columns where it is given. Files are said to be removed only ``in_place``: with an
-    output of its own the source keeps them.
+    Notes are wrapped to ``width`` columns if it is given. The plan removes files only ``in_place``. With another output
+    the source keeps them, so the plan skips them.
     """
     plan = outcome.plan
     lines = wrapped(f"{paint(plan.command, 'heading')} {shown(plan.checkpoint.source)}: {plan.summary}", "", width)
@@ -59,7 +59,7 @@ def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...
         yield (
             "rename",
             count(len(moved), "tensor"),
-            f"{shown(moved[0].to.removesuffix(moved[0].name))} before each name, byte for byte",
+            f"each name gets the prefix {shown(moved[0].to.removesuffix(moved[0].name))}, byte for byte",
         )
     for operation in plan.operations:
         if isinstance(operation, KeepTensor):
@@ -72,7 +72,7 @@ def _rows(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...
 
 
 def _moved(plan: Plan) -> list[RenameTensor]:
-    """The renamings that only put one prefix before names; nothing where they are few enough to be told one by one."""
+    """Return the renamings if all add the same prefix and there are more than two, else an empty list."""
     renamed = [operation for operation in plan.operations if isinstance(operation, RenameTensor)]
     starts = {
         operation.to.removesuffix(operation.name) for operation in renamed if operation.to.endswith(operation.name)
@@ -108,14 +108,14 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
                 f"{size(plan.checkpoint.tensors[name].nbytes)}, stored once with {shown(source)}",
             )
         case TrimStorage(name, freed):
-            return "trim", shown(name), f"{size(freed)} of its storage that no tensor uses"
+            return "trim", shown(name), f"{size(freed)} of its storage, which no tensor uses"
         case SetConfig(path, value, before, present):
             old = _json(before) if present else "absent"
             return "config", shown(path), f"{old} becomes {_json(value)}"
         case SetMetadata(file, kept_copies.KEY, None):
-            return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is not stored any more"
+            return "metadata", shown(file), f"{kept_copies.KEY} removed: the copy is no longer stored"
         case SetMetadata(file, key, None):
-            return "metadata", shown(file), f"{shown(key)} removed: it would name a tensor that is not there"
+            return "metadata", shown(file), f"{shown(key)} removed: the tensor that it names is not stored"
         case SetMetadata(file, kept_copies.KEY, value):
             names = ", ".join(map(shown, sorted(kept_copies.names_in({kept_copies.KEY: value or ""}))))
             return "metadata", shown(file), f"{kept_copies.KEY} marks {names} as stored twice on purpose"
@@ -124,16 +124,16 @@ def _row(plan: Plan, operation: Operation) -> tuple[str, ...]:
         case KeepTensor(name):
             return "keep", shown(name), "byte for byte"
         case DropFile(name, bytes_):
-            return "drop", shown(name), f"{size(bytes_)}, a model in another format, which would stay behind as it was"
+            return "drop", shown(name), f"{size(bytes_)}, the old model in another format"
         case LinkFile(name, bytes_):
-            return "bring", shown(name), size(bytes_)
+            return "copy", shown(name), size(bytes_)
     assert_never(operation)
 
 
 def _resized(before: tuple[int, ...], after: tuple[int, ...]) -> str:
     old, new = next((old, new) for old, new in zip(before, after, strict=True) if old != new)
     rows = count(abs(new - old), "row" if len(before) == 2 and before[0] > 1 else "element")
-    return f"{rows} added at its end" if new > old else f"{rows} cut off its end"
+    return f"{rows} added at the end" if new > old else f"{rows} removed at the end"
 
 
 def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ...]]:
@@ -146,10 +146,10 @@ def _files(plan: Plan, hardlink: bool, in_place: bool) -> Iterator[tuple[str, ..
         yield verb, shown(text.name), size(len(text.text.encode()))
     dropped = {operation.name for operation in plan.operations if isinstance(operation, DropFile)}
     for name in (name for name in plan.removed if name not in dropped):
-        yield "remove" if in_place else "leave out", shown(name), _REMOVED.get(plan.command, "no tensor is left in it")
+        yield "remove" if in_place else "skip", shown(name), _REMOVED.get(plan.command, "it would hold no tensors")
     if plan.links:
-        how_linked = "hard-linked: both directories hold the same files" if hardlink else "brought along unchanged"
-        yield "bring", count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how_linked}"
+        verb, how = ("link", "hard links: both directories share the files") if hardlink else ("copy", "unchanged")
+        yield verb, count(len(plan.links), "file"), f"{size(plan.bytes_linked)}, {how}"
     figures = f"{size(plan.bytes_read)} read, {size(plan.bytes_written)} written, {size(plan.bytes_linked)} linked"
     yield "bytes", figures
 

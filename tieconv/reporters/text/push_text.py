@@ -1,4 +1,4 @@
-"""A push for people, and as the description of its pull request."""
+"""Render a push as text, and as the description of its pull request."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _VERBS = {"add": "added", "replace": "replaced", "delete": "deleted"}
 
 
 def render(push: Push, paint: Paint = plain) -> str:
-    """The plan: where to, the files and the words."""
+    """Return the plan: the target, the files, and the title and description of the commit."""
     kind = "a pull request" if push.pull_request else f"a commit on {shown(push.revision or 'main')}"
     head = f"{paint(f'push {shown(push.directory)}', 'heading')}: {kind} to hf://{push.repo} at {push.commit}"
     rows = [(change.kind, shown(change.name), size(change.bytes)) for change in push.changes]
-    lines = columns(rows) if rows else ["  nothing differs"]
+    lines = columns(rows) if rows else ["  no file differs"]
     if push.left_out:
         lines += [
             "",
-            "  left out (--include NAME pushes one):",
+            "  not pushed (--include NAME adds a file):",
             *(f"    {shown(name)}" for name in push.left_out[:_LISTED]),
         ]
         if len(push.left_out) > _LISTED:
@@ -38,21 +38,21 @@ def _indented(text: str) -> Iterator[str]:
 
 
 def title(changes: Iterable[FileChange]) -> str:
-    """The first line of the commit."""
+    """Return the first line of the commit message."""
     kinds = [change.kind for change in changes]
     parts = [f"{count(kinds.count(kind), 'file')} {verb}" for kind, verb in _VERBS.items() if kind in kinds]
     return f"tieconv: {', '.join(parts)}"
 
 
 def description(effects: Iterable[Effect], changes: Iterable[FileChange], before: Inspection, after: Inspection) -> str:
-    """The plan in Markdown: what becomes of tensors and config, the files, and what ties before and after."""
+    """Return the plan in Markdown: tensors and config values, files, and the ties before and after."""
     lines = ["| | tensor or value | |", "|---|---|---|"]
     lines += [f"| {effect.kind} | {_named(effect)} | {cell(effect.note)} |" for effect in effects]
     lines += ["", "| file | change | bytes |", "|---|---|---:|"]
     lines += [f"| {code(change.name)} | {_VERBS[change.kind]} | {change.bytes:,} |" for change in changes]
     lines += ["", "| | before | after |", "|---|---|---|"]
     lines += [f"| {fact} | {old} | {new} |" for fact, old, new in _facts(before, after)]
-    lines += ["", f"Found by comparing the files with commit {before.checkpoint.revision}, by tieconv {VERSION}."]
+    lines += ["", f"tieconv {VERSION} compared these files with commit {before.checkpoint.revision}."]
     return "\n".join(lines)
 
 
@@ -76,10 +76,10 @@ def _named(effect: Effect) -> str:
 
 
 def code(name: str) -> str:
-    """A name from a file as code that no Markdown reader takes for more."""
+    """Return a name from a file as a code span that Markdown cannot misread."""
     return f"`{shown(name).replace('`', 'ˋ').replace('|', '¦')}`"
 
 
 def cell(text: str) -> str:
-    """Words that hold names from files, as a cell that no Markdown reader takes for more."""
+    """Return text with names from files as a table cell that Markdown cannot misread."""
     return _MARKUP.sub(r"\\\1", shown(text, 400)).replace("|", "¦")
