@@ -10,7 +10,8 @@ Nothing is said, the text stays fluent, and what was trained is gone.
 ## Example
 `"tie_word_embeddings": true`, a head that differs in one row, asked for mlx-lm:
 
-    error CON002: mlx-lm 0.32: lm_head.weight is silently replaced by model.embed_tokens.weight
+    error CON002: mlx-lm 0.32: the loader replaces lm_head.weight by
+    model.embed_tokens.weight without an error
 
 ## How to fix
 `tieconv set-tie false` declares the model untied at every level, so that the stored head is used.

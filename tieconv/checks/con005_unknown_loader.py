@@ -10,8 +10,8 @@ Silence about a loader is not its approval.
 ## Example
 A tied BERT, asked for mlx-lm:
 
-    note CON005: mlx-lm 0.32: what mlx-lm does with models of type bert is not
-    known
+    note CON005: mlx-lm 0.32: tieconv has no measurement of mlx-lm 0.32 for
+    models of type bert
 
 ## How to fix
 Load the model with that loader and look.
