@@ -92,6 +92,6 @@ def require_posix() -> None:
     if sys.platform == "win32":
         raise UnsupportedSystemError(
             "tieconv does not run on Windows: it needs the file operations of Linux or macOS",
-            "run tieconv in WSL, the Windows Subsystem for Linux",
+            "run tieconv in WSL (Windows Subsystem for Linux)",
             "system.windows",
         )
